@@ -1,0 +1,255 @@
+//! The contract between the kernels and whoever launches them: entry points, their parameters, block sizes, tables.
+//!
+//! A name is `op_dtype`, `op_dtype_dtype` or `op_dtype_p<width>`. `cast`, `scale` and `combine` name the source first, as in
+//! "from f32 to bf16"; `accumulate` names the sum first, as in `f32 += bf16`. Pointers are device addresses in a `u64`; any
+//! address that the dtype's own alignment allows is right, a multiple of 16 bytes is fast. Every count is a `u64`.
+//! Nothing here touches a device: it is data that both sides read.
+
+use core::fmt;
+
+/// The element types of gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DType {
+    /// IEEE 754 binary64.
+    F64,
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16, the upper half of a binary32.
+    BF16,
+}
+
+impl DType {
+    /// All of them, widest first.
+    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
+
+    /// Bytes of one element.
+    #[inline(always)]
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// The name used on command lines, in reports and in the names of entry points.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is not one of `f64`, `f32`, `f16`, `bf16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownDType;
+
+impl fmt::Display for UnknownDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("unknown dtype: expected f64, f32, f16 or bf16")
+    }
+}
+
+impl core::error::Error for UnknownDType {}
+
+impl core::str::FromStr for DType {
+    type Err = UnknownDType;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(UnknownDType)
+    }
+}
+
+/// Threads of a block, in every kernel that does not say otherwise.
+pub const THREADS: u32 = 256;
+/// Threads of a warp on every architecture.
+pub const WARP: u32 = 32;
+/// Threads of a block of the per-layer kernels, where one thread handles one layer.
+pub const LAYER_THREADS: u32 = 64;
+/// Bytes that one thread moves at once, where addresses allow it.
+pub const VECTOR_BYTES: usize = 16;
+/// Vectors in flight for each operand of a streaming kernel.
+pub const STREAM_UNROLL: usize = 4;
+/// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
+pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
+/// Vectors on each side of a cross tile, which multiplies the members of two different tiles.
+pub const GRAM_CROSS_WIDTH: usize = 4;
+
+/// Elements of one vector of a kernel over two dtypes: the wider one fills [`VECTOR_BYTES`].
+#[inline(always)]
+pub const fn vector_len(a: DType, b: DType) -> usize {
+    VECTOR_BYTES / if a.size_bytes() > b.size_bytes() { a.size_bytes() } else { b.size_bytes() }
+}
+
+/// Elements that one block of a streaming kernel handles; the grid has one block for each started tile.
+#[inline(always)]
+pub const fn tile_len(a: DType, b: DType) -> usize {
+    THREADS as usize * vector_len(a, b) * STREAM_UNROLL
+}
+
+/// Bytes that one block of `zero` handles.
+pub const ZERO_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * STREAM_UNROLL;
+
+/// One tensor of a launch over many: where it is written, where it is read, and which blocks handle it.
+///
+/// `zero_segments` reads `len` as bytes and ignores `source`; all others read it as elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Piece {
+    /// Device address of the first element written.
+    pub destination: u64,
+    /// Device address of the first element read.
+    pub source: u64,
+    /// Elements (or bytes, see above).
+    pub len: u64,
+    /// Index of the first block for this tensor: the number of tiles of all tensors before it.
+    pub first_block: u64,
+}
+
+/// One segment ("layer") of an arena: a range of elements at the same place in every vector of the launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Span {
+    /// First element, counted from the start of the arena.
+    pub begin: u64,
+    /// Elements.
+    pub len: u64,
+    /// Index of the first block for this segment: the number of chunks of all segments before it.
+    pub first_block: u64,
+}
+
+/// The type of a kernel parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Param {
+    /// A device address.
+    Pointer,
+    /// A count or an index.
+    U64,
+    /// A scalar of a formula.
+    F64,
+}
+
+impl Param {
+    /// The type's name in PTX.
+    pub const fn ptx(self) -> &'static str {
+        match self {
+            Param::Pointer | Param::U64 => ".u64",
+            Param::F64 => ".f64",
+        }
+    }
+}
+
+/// An entry point of the PTX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
+    /// The operation: the part of the name before the dtypes; its PTX stands in the file of that name.
+    pub family: &'static str,
+    /// Its parameters, in order.
+    pub params: &'static [Param],
+}
+
+use Param::{F64, Pointer, U64};
+
+/// One entry for each dtype.
+macro_rules! dtypes_of {
+    ($family:literal, $suffix:literal, $params:expr) => {
+        dtypes_of!($family, $suffix, $params, "f64" "f32" "f16" "bf16")
+    };
+    ($family:literal, $suffix:literal, $params:expr, $($dtype:literal)*) => {
+        [$(Entry { name: concat!($family, "_", $dtype, $suffix), family: $family, params: $params }),*]
+    };
+}
+
+/// One entry for each ordered pair of dtypes.
+macro_rules! pairs_of {
+    ($family:literal, $params:expr) => {
+        pairs_of!($family, $params,
+            "f64_f64" "f64_f32" "f64_f16" "f64_bf16" "f32_f64" "f32_f32" "f32_f16" "f32_bf16"
+            "f16_f64" "f16_f32" "f16_f16" "f16_bf16" "bf16_f64" "bf16_f32" "bf16_f16" "bf16_bf16")
+    };
+    ($family:literal, $params:expr, $($dtypes:literal)*) => {
+        [$(Entry { name: concat!($family, "_", $dtypes), family: $family, params: $params }),*]
+    };
+}
+
+/// `(destination, source, len)`.
+const STREAM: &[Param] = &[Pointer, Pointer, U64];
+/// `(pieces, piece count)`.
+const PIECES: &[Param] = &[Pointer, U64];
+/// `(partials, inputs…, spans, span count, chunk count, chunk length)`, as the kernels that reduce end.
+const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64];
+const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64];
+
+/// Streaming kernels over two dtypes.
+pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
+    // (destination, source, len)
+    pairs_of!("cast", STREAM),
+    // (sum, value, len)
+    pairs_of!("accumulate", STREAM),
+    // (destination, source, len, factor)
+    pairs_of!("scale", &[Pointer, Pointer, U64, F64]),
+    pairs_of!("cast_segments", PIECES),
+    pairs_of!("accumulate_segments", PIECES),
+];
+
+/// `combine`: `(destination, table of vectors, vector count, weights, spans, span count, chunk length)`.
+pub const COMBINE_ENTRIES: [Entry; 16] =
+    pairs_of!("combine", &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
+
+/// Kernels over one dtype.
+pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
+    // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
+    dtypes_of!("all_finite", "", STREAM),
+    // one partial a chunk: |a|²
+    dtypes_of!("squared_norms", "", REDUCE_ONE),
+    // three partials a chunk: a·b, |a|², |b|²
+    dtypes_of!("dots", "", REDUCE_TWO),
+    // (partials, table of vectors, first vector, count in this tile, world size, spans, span count, chunk count, chunk length)
+    dtypes_of!("gram", "_p2", GRAM),
+    dtypes_of!("gram", "_p4", GRAM),
+    dtypes_of!("gram", "_p8", GRAM),
+    // (partials, table of vectors, first and count of the left, first and count of the right, world size, spans, …)
+    dtypes_of!("gram_cross", "", &[Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64]),
+    // (partials, table of vectors, weights, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
+    dtypes_of!("pair_dots", "", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]),
+];
+const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
+
+/// Kernels that know no dtype.
+pub const PLAIN_ENTRIES: [Entry; 6] = [
+    // (destination, bytes)
+    plain("zero", &[Pointer, U64]),
+    plain("zero_segments", PIECES),
+    // (totals, partials, spans, span count, products, chunk count): totals[span][product], partials[product][chunk]
+    plain("sum_partials", &[Pointer, Pointer, Pointer, U64, U64, U64]),
+    // (weights, cancelled, gram, layers, world size); cancelled is a u32 a layer
+    plain("coefficients", &[Pointer, Pointer, Pointer, U64, U64]),
+    // (weights, cancelled, layers, world size): weights of cancelled layers become 1
+    plain("reset_weights", &[Pointer, Pointer, U64, U64]),
+    // (weights, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²]
+    plain("combine_pair", &[Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
+];
+
+const fn plain(name: &'static str, params: &'static [Param]) -> Entry {
+    Entry { name, family: name, params }
+}
+
+/// Every entry point of the PTX.
+pub fn entries() -> impl Iterator<Item = &'static Entry> {
+    let pairs = STREAM_ENTRIES.iter().flatten().chain(&COMBINE_ENTRIES);
+    pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
+}

@@ -1,0 +1,25 @@
+//! The CPU's side of `arch`: the formulas themselves. Hardware conversions of a particular CPU are chosen at run time, by
+//! the backend that loops over them, never here.
+
+use crate::math::rounding;
+
+#[inline(always)]
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
+    rounding::f16_to_f32(bits)
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_f16(value: f32) -> u16 {
+    rounding::f32_to_f16(value)
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
+    rounding::f32_to_bf16(value)
+}
+
+/// `x × y + z`, two roundings: a fused one would be a library call on a CPU that is not known to have it.
+#[inline(always)]
+pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
+    x * y + z
+}

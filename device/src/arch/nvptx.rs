@@ -1,0 +1,200 @@
+//! The GPU's side of `arch`: inline PTX and `core::arch::nvptx`, one function an instruction.
+//!
+//! `cfg(gradsync_sm = "80")` is set by the PTX builder when the target has the conversions of compute capability 8.0.
+//! Nothing here decides anything; `thread`, `warp`, `shared` and `memory` give these instructions their names and rules.
+
+use core::arch::asm;
+use core::arch::nvptx;
+
+#[cfg(not(gradsync_sm = "80"))]
+use crate::math::rounding;
+
+#[inline(always)]
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
+    let value: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("cvt.f32.f16 {0}, {1};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack)) };
+    value
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_f16(value: f32) -> u16 {
+    let bits: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("cvt.rn.f16.f32 {0}, {1};", out(reg16) bits, in(reg32) value, options(pure, nomem, nostack)) };
+    bits
+}
+
+/// The instruction exists from compute capability 8.0; before that, the formula.
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
+    #[cfg(gradsync_sm = "80")]
+    {
+        let bits: u16;
+        // SAFETY: arithmetic on registers.
+        unsafe { asm!("cvt.rn.bf16.f32 {0}, {1};", out(reg16) bits, in(reg32) value, options(pure, nomem, nostack)) };
+        bits
+    }
+    #[cfg(not(gradsync_sm = "80"))]
+    rounding::f32_to_bf16(value)
+}
+
+/// `x × y + z`, rounded once.
+#[inline(always)]
+pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
+    let total: f64;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("fma.rn.f64 {0}, {1}, {2}, {3};", out(reg64) total, in(reg64) x, in(reg64) y, in(reg64) z,
+            options(pure, nomem, nostack))
+    };
+    total
+}
+
+#[inline(always)]
+pub(crate) fn thread_idx_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_thread_idx_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn block_idx_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_idx_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn block_dim_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_dim_x() as u32 }
+}
+
+/// `bar.sync 0`.
+///
+/// # Safety
+/// Every thread of the block must get here, or none.
+#[inline(always)]
+pub(crate) unsafe fn sync_threads() {
+    // SAFETY: the caller's promise.
+    unsafe { nvptx::_syncthreads() }
+}
+
+/// `shfl.sync.bfly` over the whole warp.
+///
+/// # Safety
+/// All 32 lanes must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
+    let other: u32;
+    // SAFETY: the caller promises a full warp, which the member mask names; no memory is touched.
+    unsafe {
+        asm!("shfl.sync.bfly.b32 {0}, {1}, {2}, 31, -1;", out(reg32) other, in(reg32) value, in(reg32) lane_mask,
+            options(nomem, nostack))
+    };
+    other
+}
+
+/// The block's static shared memory: 36 products for each of 8 warps, in `f64`.
+#[inline(always)]
+pub(crate) fn shared_base() -> u32 {
+    let base: u32;
+    // SAFETY: takes the address of a variable that lives as long as the block; declared in a scope of its own so that
+    // inlining the function twice declares two variables, not one name twice.
+    unsafe {
+        asm!("{{ .shared .align 8 .b8 gradsync_partials[2304]; mov.u32 {0}, gradsync_partials; }}", out(reg32) base,
+            options(pure, nomem, nostack))
+    };
+    base
+}
+
+/// # Safety
+/// `address` must lie in the block's shared memory, aligned to 8 bytes, with no unsynchronised access by another thread.
+#[inline(always)]
+pub(crate) unsafe fn shared_store(address: u32, value: f64) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("st.shared.f64 [{0}], {1};", in(reg32) address, in(reg64) value, options(nostack)) };
+}
+
+/// # Safety
+/// As [`shared_store`], and the value must have been written.
+#[inline(always)]
+pub(crate) unsafe fn shared_load(address: u32) -> f64 {
+    let value: f64;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.shared.f64 {0}, [{1}];", out(reg64) value, in(reg32) address, options(pure, nostack, readonly)) };
+    value
+}
+
+/// # Safety
+/// 16 readable bytes of global memory at a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn load_16(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(pure, nostack, readonly))
+    };
+    [a, b, c, d]
+}
+
+/// # Safety
+/// 8 readable bytes of global memory at a multiple of 8.
+#[inline(always)]
+pub(crate) unsafe fn load_8(address: u64) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.global.v2.b32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b, in(reg64) address,
+            options(pure, nostack, readonly))
+    };
+    [a, b]
+}
+
+/// # Safety
+/// 4 readable bytes of global memory at a multiple of 4.
+#[inline(always)]
+pub(crate) unsafe fn load_4(address: u64) -> [u32; 1] {
+    let a: u32;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.global.b32 {0}, [{1}];", out(reg32) a, in(reg64) address, options(pure, nostack, readonly)) };
+    [a]
+}
+
+/// # Safety
+/// 16 writable bytes of global memory at a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn store_16(address: u64, words: [u32; 4]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.global.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}};",
+            in(reg32) words[0], in(reg32) words[1], in(reg32) words[2], in(reg32) words[3], in(reg64) address,
+            options(nostack))
+    };
+}
+
+/// # Safety
+/// 8 writable bytes of global memory at a multiple of 8.
+#[inline(always)]
+pub(crate) unsafe fn store_8(address: u64, words: [u32; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.global.v2.b32 [{2}], {{{0}, {1}}};", in(reg32) words[0], in(reg32) words[1], in(reg64) address,
+            options(nostack))
+    };
+}
+
+/// # Safety
+/// 4 writable bytes of global memory at a multiple of 4.
+#[inline(always)]
+pub(crate) unsafe fn store_4(address: u64, words: [u32; 1]) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("st.global.b32 [{1}], {0};", in(reg32) words[0], in(reg64) address, options(nostack)) };
+}
+
+/// What a panic would become; no kernel contains one, which a test of the PTX asserts.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: ends the kernel with an error that the host sees.
+    unsafe { nvptx::trap() }
+}

@@ -1,0 +1,44 @@
+//! The two 16-bit floats as storage: which conversion runs where.
+//!
+//! Each conversion exists as a formula ([`crate::math::rounding`]) and, where the target has one, as an instruction
+//! (`arch`). Both give the same bits for every number; the payload of a NaN may differ. Never does arithmetic in 16 bits.
+
+use crate::arch;
+
+/// IEEE 754 binary16 by its bits: 1 sign, 5 exponent, 10 fraction bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// bfloat16 by its bits: the upper half of an IEEE 754 binary32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct BF16(pub u16);
+
+impl F16 {
+    /// The same number as `f32`; exact.
+    #[inline(always)]
+    pub fn to_f32(self) -> f32 {
+        arch::f16_to_f32(self.0)
+    }
+
+    /// Rounds once to the nearest binary16, ties to even; subnormals are kept, overflow gives an infinity.
+    #[inline(always)]
+    pub fn from_f32(value: f32) -> Self {
+        F16(arch::f32_to_f16(value))
+    }
+}
+
+impl BF16 {
+    /// The same number as `f32`; exact.
+    #[inline(always)]
+    pub fn to_f32(self) -> f32 {
+        f32::from_bits((self.0 as u32) << 16)
+    }
+
+    /// Rounds once to the nearest bfloat16, ties to even; subnormals are kept, overflow gives an infinity.
+    #[inline(always)]
+    pub fn from_f32(value: f32) -> Self {
+        BF16(arch::f32_to_bf16(value))
+    }
+}

@@ -1,0 +1,51 @@
+//! Entry points: one file an operation, each a thin wrapper of a formula of `math` around the threads' share of the data.
+//!
+//! An entry point takes pointers and scalars only. Its safety contract is the launch: parameters as [`crate::abi`] lists
+//! them, memory of the sizes that they imply, the block size of `abi`, and one block for each tile, chunk or row.
+
+mod adasum;
+mod combine;
+mod products;
+mod stream;
+mod zero;
+
+/// Stamps `$body!(name_a type_a name_b type_b)` for every ordered pair of dtypes.
+macro_rules! for_each_pair {
+    ($body:ident) => {
+        for_each_pair!($body, "f64" f64);
+        for_each_pair!($body, "f32" f32);
+        for_each_pair!($body, "f16" F16);
+        for_each_pair!($body, "bf16" BF16);
+    };
+    ($body:ident, $name:literal $first:ident) => {
+        $body!($name $first "f64" f64);
+        $body!($name $first "f32" f32);
+        $body!($name $first "f16" F16);
+        $body!($name $first "bf16" BF16);
+    };
+}
+
+/// Stamps `$body!(name type)` for every dtype.
+macro_rules! for_each_dtype {
+    ($body:ident) => {
+        $body!("f64" f64);
+        $body!("f32" f32);
+        $body!("f16" F16);
+        $body!("bf16" BF16);
+    };
+}
+
+/// An entry point, after rust-cuda's `#[kernel]`: unmangled under the given name, with the PTX kernel convention.
+macro_rules! kernel {
+    ($name:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
+        const _: () = {
+            #[unsafe(export_name = $name)]
+            unsafe extern "ptx-kernel" fn kernel($($parameter: $type),*) {
+                // SAFETY: the launch keeps the contract of this module's header.
+                unsafe { $body }
+            }
+        };
+    };
+}
+
+use {for_each_dtype, for_each_pair, kernel};

@@ -1,0 +1,216 @@
+//! Inner products per segment: `squared_norms`, `dots`, `gram` tiles, and the second stage of them all, `sum_partials`.
+//!
+//! Products and sums are `f64`. Each input is read once a launch; `gram` over more than eight vectors is launched tile by
+//! tile, where `gram_cross` multiplies the members of two different tiles.
+
+use super::{for_each_dtype, kernel};
+use crate::abi::{DType, GRAM_CROSS_WIDTH, Span, WARP, vector_len};
+use crate::half::{BF16, F16};
+use crate::math::adasum::{product_index, products};
+use crate::math::{Element, elementwise};
+use crate::{reduce, thread, warp};
+
+/// Where `sum_partials` finds the partial of this block for one product.
+#[inline(always)]
+fn partial_slot(product: usize, chunks: u64) -> usize {
+    product * chunks as usize + thread::block_idx_x() as usize
+}
+
+/// Vectors `first..first + W` of the table; those past `count` repeat the first, which costs no memory traffic.
+#[inline(always)]
+unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64) -> [*const T; W] {
+    // SAFETY: the launch provides `count ≥ 1` pointers from `first` on.
+    core::array::from_fn(|index| unsafe {
+        *table.add(first as usize + if (index as u64) < count { index } else { 0 })
+    })
+}
+
+/// Row and column of each of the `K` products of `W` vectors: one flat loop unrolls where two nested ones do not.
+const fn triangle<const W: usize, const K: usize>() -> [(usize, usize); K] {
+    let mut places = [(0, 0); K];
+    let mut i = 0;
+    while i < W {
+        let mut j = i;
+        while j < W {
+            places[product_index(i, j, W)] = (i, j);
+            j += 1;
+        }
+        i += 1;
+    }
+    places
+}
+
+/// Elements a thread loads at once from each of `width` vectors: 16 bytes, or 8 where eight vectors fill the registers.
+const fn gram_vector_len(dtype: DType, width: usize) -> usize {
+    let len = vector_len(dtype, DType::F16);
+    if width == 8 && len > 4 { 4 } else { len }
+}
+
+/// All products of the `W` values with each other.
+#[inline(always)]
+fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &mut [f64; K], values: [T; W]) {
+    let values: [f64; W] = values.map(Element::to_f64);
+    let places = const { triangle::<W, K>() };
+    let mut product = 0;
+    while product < K {
+        let (i, j) = places[product];
+        totals[product] = elementwise::add_product(totals[product], values[i], values[j]);
+        product += 1;
+    }
+}
+
+/// A tile of the Gram matrix: vectors `first..first + count` of `world_size` with each other, `K` being the products of `W`.
+#[inline(always)]
+unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
+    partials: *mut f64,
+    vectors: [*const T; W],
+    first: u64,
+    count: u64,
+    world_size: u64,
+    chunk: reduce::Chunk,
+    chunks: u64,
+) {
+    // SAFETY: the launch provides the vectors, and room for every product of every chunk.
+    unsafe {
+        let totals = reduce::accumulate::<T, W, N, K>(vectors, chunk, add_triangle::<T, W, K>);
+        reduce::block_sum(totals, |product, sum| {
+            let (row, column) = const { triangle::<W, K>() }[product];
+            if (column as u64) < count {
+                let index = product_index(first as usize + row, first as usize + column, world_size as usize);
+                partials.add(partial_slot(index, chunks)).write(sum);
+            }
+        });
+    }
+}
+
+macro_rules! gram_width {
+    ($name:literal $T:ident $width:literal $suffix:literal) => {
+        kernel!(concat!("gram_", $name, $suffix), fn (
+            partials: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
+            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            const N: usize = gram_vector_len(<$T>::DTYPE, $width);
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            let vectors = pick(table, first, count);
+            gram::<$T, $width, N, { products($width) }>(
+                partials, vectors, first, count, world_size, chunk, chunks)
+        });
+    };
+}
+
+macro_rules! of_dtype {
+    ($name:literal $T:ident) => {
+        kernel!(concat!("squared_norms_", $name), fn (
+            partials: *mut f64, source: *const $T, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            gram::<$T, 1, N, 1>(partials, [source], 0, 1, 1, chunk, chunks)
+        });
+        kernel!(concat!("dots_", $name), fn (
+            partials: *mut f64, a: *const $T, b: *const $T,
+            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            let totals = reduce::accumulate::<$T, 2, N, 3>([a, b], chunk, |totals, [x, y]| {
+                let (x, y) = (x.to_f64(), y.to_f64());
+                *totals = add_dots(*totals, x, y);
+            });
+            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+        });
+        gram_width!($name $T 2 "_p2");
+        gram_width!($name $T 4 "_p4");
+        gram_width!($name $T 8 "_p8");
+        kernel!(concat!("gram_cross_", $name), fn (
+            partials: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64, right_count: u64,
+            world_size: u64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            const W: usize = GRAM_CROSS_WIDTH;
+            const N: usize = gram_vector_len(<$T>::DTYPE, 2 * W);
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            let rows: [*const $T; W] = pick(table, left, left_count);
+            let columns: [*const $T; W] = pick(table, right, right_count);
+            let vectors: [*const $T; 2 * W] =
+                core::array::from_fn(|index| if index < W { rows[index] } else { columns[index - W] });
+            let add = |totals: &mut [f64; W * W], values: [$T; 2 * W]| {
+                let values = values.map(Element::to_f64);
+                let mut product = 0;
+                while product < W * W {
+                    let (row, column) = (product / W, W + product % W);
+                    totals[product] = elementwise::add_product(totals[product], values[row], values[column]);
+                    product += 1;
+                }
+            };
+            let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }>(vectors, chunk, add);
+            reduce::block_sum(totals, |product, sum| {
+                let (row, column) = ((product / W) as u64, (product % W) as u64);
+                if row < left_count && column < right_count {
+                    let (i, j) = ((left + row) as usize, (right + column) as usize);
+                    let index = product_index(i, j, world_size as usize);
+                    partials.add(partial_slot(index, chunks)).write(sum);
+                }
+            })
+        });
+        kernel!(concat!("pair_dots_", $name), fn (
+            partials: *mut f64, table: *const *const $T, weights: *const f64, cancelled: *const u32,
+            begin: u64, middle: u64, end: u64, world_size: u64,
+            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            // The same for the whole block, so that it reaches the barrier below together or not at all.
+            if *cancelled.add(chunk.span as usize) == 0 {
+                return;
+            }
+            let weights = weights.add((chunk.span * world_size) as usize);
+            let side = |element: u64, from: u64, to: u64| {
+                (from..to).fold(0.0, |total, rank| {
+                    let value = (*table.add(rank as usize)).add(element as usize).read().to_f64();
+                    elementwise::add_product(total, *weights.add(rank as usize), value)
+                })
+            };
+            let mut totals = [0.0; 3];
+            reduce::walk::<1>(chunk, |element, _| {
+                let (u, v) = (side(element, begin, middle), side(element, middle, end));
+                totals = add_dots(totals, u, v);
+            });
+            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+        });
+    };
+}
+for_each_dtype!(of_dtype);
+
+/// `x·y`, `|x|²`, `|y|²`.
+#[inline(always)]
+fn add_dots(totals: [f64; 3], x: f64, y: f64) -> [f64; 3] {
+    [
+        elementwise::add_product(totals[0], x, y),
+        elementwise::add_product(totals[1], x, x),
+        elementwise::add_product(totals[2], y, y),
+    ]
+}
+
+// One warp for each segment and product: lanes take turns over the segment's partials, then add in a butterfly.
+kernel!("sum_partials", fn (
+    totals: *mut f64, partials: *const f64, spans: *const Span, span_count: u64, products: u64, chunks: u64,
+) {
+    let warp = thread::index_1d() / WARP as u64;
+    // Whole warps leave: the butterfly below needs all lanes of those that stay.
+    if products == 0 || warp / products >= span_count {
+        return;
+    }
+    let (span, product) = (warp / products, warp % products);
+    let begin = (*spans.add(span as usize)).first_block;
+    let end = if span + 1 < span_count { (*spans.add(span as usize + 1)).first_block } else { chunks };
+    let row = partials.add((product * chunks) as usize);
+    let mut sum = 0.0;
+    let mut chunk = begin + warp::lane_id() as u64;
+    while chunk < end {
+        sum += *row.add(chunk as usize);
+        chunk += WARP as u64;
+    }
+    let sum = warp::sum(sum);
+    if warp::lane_id() == 0 {
+        totals.add((span * products + product) as usize).write(sum);
+    }
+});

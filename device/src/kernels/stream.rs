@@ -1,0 +1,132 @@
+//! Streaming kernels: `cast`, `accumulate`, `scale`, contiguous or over a table of pieces, and `all_finite`.
+//!
+//! One block handles one tile: every thread has four vectors of each operand in flight, then computes, then writes.
+//! Reads of a destination whose old value a formula ignores are removed by the compiler.
+
+use super::{for_each_dtype, for_each_pair, kernel};
+use crate::abi::{DType, Piece, STREAM_UNROLL, THREADS, tile_len, vector_len};
+use crate::half::{BF16, F16};
+use crate::math::{Element, elementwise};
+use crate::{memory, reduce, thread};
+
+/// Replaces `destination[i]` by `formula(destination[i], source[i])` over tile number `tile` of `len` elements.
+#[inline(always)]
+unsafe fn update<D: Element, S: Element, const N: usize>(
+    destination: *mut D,
+    source: *const S,
+    len: u64,
+    tile: u64,
+    formula: impl Fn(D, S) -> D,
+) {
+    let stride = THREADS as usize * N;
+    let begin = tile as usize * (stride * STREAM_UNROLL);
+    let first = begin + thread::thread_idx_x() as usize * N;
+    // SAFETY: the launch provides `len` elements on both sides; indices are checked against it.
+    unsafe {
+        let whole = (begin + stride * STREAM_UNROLL) as u64 <= len
+            && memory::is_aligned::<D, N>(destination)
+            && memory::is_aligned::<S, N>(source);
+        if whole {
+            let old: [[D; N]; STREAM_UNROLL] =
+                core::array::from_fn(|step| memory::load(destination.add(first + step * stride)));
+            let new: [[S; N]; STREAM_UNROLL] =
+                core::array::from_fn(|step| memory::load(source.add(first + step * stride)));
+            let mut step = 0;
+            while step < STREAM_UNROLL {
+                let values: [D; N] = core::array::from_fn(|lane| formula(old[step][lane], new[step][lane]));
+                memory::store(destination.add(first + step * stride), values);
+                step += 1;
+            }
+        } else {
+            let end = (begin + stride * STREAM_UNROLL).min(len as usize);
+            let mut index = begin + thread::thread_idx_x() as usize;
+            while index < end {
+                let element = destination.add(index);
+                element.write(formula(element.read(), source.add(index).read()));
+                index += THREADS as usize;
+            }
+        }
+    }
+}
+
+/// [`update`] over the tensor and tile that this block has in a table of pieces.
+#[inline(always)]
+unsafe fn update_piece<D: Element, S: Element, const N: usize>(
+    pieces: *const Piece,
+    count: u64,
+    formula: impl Fn(D, S) -> D,
+) {
+    let block = thread::block_idx_x() as u64;
+    // SAFETY: the launch provides `count` rows, laid out for this grid.
+    unsafe {
+        let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
+        let piece = *pieces.add(row as usize);
+        let tile = block - piece.first_block;
+        update::<D, S, N>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, formula);
+    }
+}
+
+macro_rules! from_to {
+    ($from:literal $S:ident $to:literal $D:ident) => {
+        kernel!(concat!("cast_", $from, "_", $to), fn (destination: *mut $D, source: *const $S, len: u64) {
+            const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
+            update::<$D, $S, N>(destination, source, len, thread::block_idx_x() as u64, formula)
+        });
+        kernel!(concat!("scale_", $from, "_", $to),
+            fn (destination: *mut $D, source: *const $S, len: u64, factor: f64) {
+            const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            let formula = |_: $D, value: $S| elementwise::scale::<$S, $D>(value, factor);
+            update::<$D, $S, N>(destination, source, len, thread::block_idx_x() as u64, formula)
+        });
+        kernel!(concat!("cast_segments_", $from, "_", $to), fn (pieces: *const Piece, count: u64) {
+            const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
+            update_piece::<$D, $S, N>(pieces, count, formula)
+        });
+    };
+}
+for_each_pair!(from_to);
+
+macro_rules! sum_value {
+    ($sum:literal $T:ident $value:literal $G:ident) => {
+        kernel!(concat!("accumulate_", $sum, "_", $value), fn (sum: *mut $T, value: *const $G, len: u64) {
+            const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
+            update::<$T, $G, N>(sum, value, len, thread::block_idx_x() as u64, elementwise::accumulate::<$T, $G>)
+        });
+        kernel!(concat!("accumulate_segments_", $sum, "_", $value), fn (pieces: *const Piece, count: u64) {
+            const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
+            update_piece::<$T, $G, N>(pieces, count, elementwise::accumulate::<$T, $G>)
+        });
+    };
+}
+for_each_pair!(sum_value);
+
+/// Clears `flag` if an element of this block's tile is not finite. Every writer writes the same value.
+#[inline(always)]
+unsafe fn check_finite<T: Element, const N: usize>(flag: *mut u32, source: *const T, len: u64) {
+    let tile = tile_len(T::DTYPE, T::DTYPE) as u64;
+    let begin = thread::block_idx_x() as u64 * tile;
+    let chunk = reduce::Chunk { span: 0, begin, end: if len - begin < tile { len } else { begin + tile } };
+    // SAFETY: the chunk lies within the `len` elements of the launch.
+    unsafe {
+        let count = |bad: &mut [f64; 1], [value]: [T; 1]| {
+            if !elementwise::is_finite(value) {
+                bad[0] = 1.0;
+            }
+        };
+        if reduce::accumulate::<T, 1, N, 1>([source], chunk, count)[0] != 0.0 {
+            flag.write(0);
+        }
+    }
+}
+
+macro_rules! finite {
+    ($name:literal $T:ident) => {
+        kernel!(concat!("all_finite_", $name), fn (flag: *mut u32, source: *const $T, len: u64) {
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            check_finite::<$T, N>(flag, source, len)
+        });
+    };
+}
+for_each_dtype!(finite);

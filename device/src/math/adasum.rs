@@ -1,0 +1,151 @@
+//! Adasum of one layer, from inner products alone (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
+//! arXiv 2006.02924).
+//!
+//! A pair combines as `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`. Ranks combine as a tree of adjacent pairs, (0,1), (2,3), …,
+//! then pairs of those; an odd one out moves up unchanged. The result is a linear combination of the inputs, and its weights
+//! follow from the Gram matrix of the inputs: for `u = Σ wᵢ xᵢ` and `v = Σ wⱼ xⱼ`, `u·v = Σᵢⱼ wᵢ wⱼ Gᵢⱼ`. The members of a
+//! pair never share an input, so that combining them only scales the weights on both sides.
+//!
+//! Everything is `f64`. No vector is touched here and nothing is stored but the weights.
+
+/// Below this squared norm a side's coefficient is 1: the square root of the smallest normal `f64`, as upstream has it.
+pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
+
+/// A squared norm computed from a Gram matrix that is smaller than this part of its bound has lost digits to cancellation.
+///
+/// An entry of the matrix is wrong by at most `γ |xᵢ| |xⱼ|` (`γ` about 1e-14 for blocked sums of 2^30 terms), hence `u·u` by
+/// at most `γ (Σ |wᵢ| |xᵢ|)² ≤ γ n Σ wᵢ² |xᵢ|²`. Where `u·u` is at least `1e-4` of that last bound, its relative error is at
+/// most 1e-10, far under the unit roundoff of `f32`. Below it the caller computes norms and products from the vectors.
+pub const CANCELLATION: f64 = 1e-4;
+
+/// The coefficient of one side of a pair, from the dot product of both and the squared norm of that side.
+///
+/// A NaN norm gives 1, as upstream does; the NaN reaches the result through the other side's dot product.
+#[inline(always)]
+pub fn coefficient(dot: f64, squared_norm: f64) -> f64 {
+    if squared_norm >= SMALLEST_SQUARED_NORM { 1.0 - dot / (2.0 * squared_norm) } else { 1.0 }
+}
+
+/// Number of inner products of `n` vectors with each other, themselves included.
+#[inline(always)]
+pub const fn products(n: usize) -> usize {
+    n * (n + 1) / 2
+}
+
+/// Place of the product of vectors `i ≤ j` among [`products`]`(n)`: the upper triangle, row by row.
+#[inline(always)]
+pub const fn product_index(i: usize, j: usize, n: usize) -> usize {
+    i * n - i * (i + 1) / 2 + j
+}
+
+/// One pair of the combination tree: ranks `begin..middle` meet ranks `middle..end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// First rank of the left side.
+    pub begin: usize,
+    /// First rank of the right side.
+    pub middle: usize,
+    /// One past the last rank of the right side.
+    pub end: usize,
+}
+
+impl Pair {
+    /// The first pair to combine among `world_size` ranks, if there are two.
+    #[inline]
+    pub fn first(world_size: usize) -> Option<Self> {
+        Self::at_level(1, world_size)
+    }
+
+    /// The pair after this one: its right neighbour, or the first pair of the next level.
+    #[inline]
+    pub fn next(self, world_size: usize) -> Option<Self> {
+        let half = self.middle - self.begin;
+        let begin = self.begin + 2 * half;
+        if begin + half < world_size {
+            return Some(Self { begin, middle: begin + half, end: world_size.min(begin + 2 * half) });
+        }
+        Self::at_level(2 * half, world_size)
+    }
+
+    #[inline]
+    fn at_level(half: usize, world_size: usize) -> Option<Self> {
+        (half < world_size).then(|| Self { begin: 0, middle: half, end: world_size.min(2 * half) })
+    }
+}
+
+/// The pairs of the combination tree over `world_size` ranks, level by level, from neighbours to the root.
+#[inline]
+pub fn pairs(world_size: usize) -> impl Iterator<Item = Pair> {
+    core::iter::successors(Pair::first(world_size), move |pair| pair.next(world_size))
+}
+
+/// The weights of one layer while they are being computed: a slice on the CPU, device memory on a GPU.
+pub trait Weights {
+    /// The weight of `rank`.
+    fn get(&self, rank: usize) -> f64;
+    /// Replaces the weight of `rank`.
+    fn set(&mut self, rank: usize, weight: f64);
+}
+
+impl Weights for [f64] {
+    fn get(&self, rank: usize) -> f64 {
+        self[rank]
+    }
+    fn set(&mut self, rank: usize, weight: f64) {
+        self[rank] = weight;
+    }
+}
+
+/// Applies one pair's coefficients to the weights of its two sides.
+#[inline]
+pub fn combine_pair<W: Weights + ?Sized>(weights: &mut W, pair: Pair, dot: f64, left_norm: f64, right_norm: f64) {
+    let left = coefficient(dot, left_norm);
+    let right = coefficient(dot, right_norm);
+    for rank in pair.begin..pair.end {
+        let side = if rank < pair.middle { left } else { right };
+        weights.set(rank, weights.get(rank) * side);
+    }
+}
+
+/// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only.
+///
+/// Returns whether a norm lost digits to cancellation ([`CANCELLATION`]); the weights are then not to be used.
+#[inline]
+pub fn weights<W: Weights + ?Sized>(weights: &mut W, world_size: usize, gram: impl Fn(usize, usize) -> f64) -> bool {
+    for rank in 0..world_size {
+        weights.set(rank, 1.0);
+    }
+    let mut cancelled = false;
+    for pair in pairs(world_size) {
+        let (left, left_bound) = squared_norm(weights, pair.begin, pair.middle, &gram);
+        let (right, right_bound) = squared_norm(weights, pair.middle, pair.end, &gram);
+        cancelled |= left < CANCELLATION * left_bound || right < CANCELLATION * right_bound;
+        let mut dot = 0.0;
+        for i in pair.begin..pair.middle {
+            for j in pair.middle..pair.end {
+                dot += weights.get(i) * weights.get(j) * gram(i, j);
+            }
+        }
+        combine_pair(weights, pair, dot, left, right);
+    }
+    cancelled
+}
+
+/// `|Σ wᵢ xᵢ|²` over the ranks `begin..end`, and the bound `n Σ wᵢ² |xᵢ|²` that its rounding error is measured against.
+#[inline]
+fn squared_norm<W: Weights + ?Sized>(
+    weights: &W,
+    begin: usize,
+    end: usize,
+    gram: &impl Fn(usize, usize) -> f64,
+) -> (f64, f64) {
+    let mut diagonal = 0.0;
+    let mut rest = 0.0;
+    for i in begin..end {
+        diagonal += weights.get(i) * weights.get(i) * gram(i, i);
+        for j in i + 1..end {
+            rest += weights.get(i) * weights.get(j) * gram(i, j);
+        }
+    }
+    (diagonal + 2.0 * rest, (end - begin) as f64 * diagonal)
+}

@@ -1,0 +1,32 @@
+//! Where a thread stands, after `cuda_std::thread`. Launches here are one-dimensional; indices are 64-bit where a product of
+//! block and thread could pass 2^32.
+
+use crate::arch;
+
+/// Index of this thread in its block.
+#[inline(always)]
+pub(crate) fn thread_idx_x() -> u32 {
+    arch::thread_idx_x()
+}
+
+/// Index of this block in the grid.
+#[inline(always)]
+pub(crate) fn block_idx_x() -> u32 {
+    arch::block_idx_x()
+}
+
+/// Index of this thread in the whole grid.
+#[inline(always)]
+pub(crate) fn index_1d() -> u64 {
+    arch::block_idx_x() as u64 * arch::block_dim_x() as u64 + arch::thread_idx_x() as u64
+}
+
+/// Waits for every thread of the block, and makes their writes to shared memory visible.
+///
+/// # Safety
+/// Every thread of the block must get here, or none.
+#[inline(always)]
+pub(crate) unsafe fn sync_threads() {
+    // SAFETY: the caller's promise.
+    unsafe { arch::sync_threads() }
+}

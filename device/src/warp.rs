@@ -1,0 +1,39 @@
+//! Exchange inside a warp, after `cuda_std::warp`. Always the whole warp: no kernel here lets single lanes leave early.
+
+use crate::abi::WARP;
+use crate::{arch, thread};
+
+/// Index of this thread in its warp.
+#[inline(always)]
+pub(crate) fn lane_id() -> u32 {
+    thread::thread_idx_x() % WARP
+}
+
+/// The value of the lane whose index differs by `lane_mask`.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn warp_shuffle_xor(value: f64, lane_mask: u32) -> f64 {
+    let bits = value.to_bits();
+    // SAFETY: the caller's promise.
+    let (low, high) =
+        unsafe { (arch::shuffle_xor(bits as u32, lane_mask), arch::shuffle_xor((bits >> 32) as u32, lane_mask)) };
+    f64::from_bits((high as u64) << 32 | low as u64)
+}
+
+/// The sum over the warp, on every lane: a butterfly, so that all lanes add in the same tree and get the same bits.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn sum(value: f64) -> f64 {
+    let mut total = value;
+    let mut lane_mask = WARP / 2;
+    while lane_mask > 0 {
+        // SAFETY: the caller's promise.
+        total += unsafe { warp_shuffle_xor(total, lane_mask) };
+        lane_mask /= 2;
+    }
+    total
+}

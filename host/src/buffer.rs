@@ -1,0 +1,201 @@
+//! [`GradientBuffer`]: the gradients of many tensors in one arena, so that a collective runs over all of them at once.
+//!
+//! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::plan::layout::{Layout, TENSOR_ALIGNMENT};
+use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut, shape_len};
+
+/// The unit of allocation: what a tensor is aligned to.
+#[derive(Clone, Copy)]
+#[repr(C, align(256))]
+struct Block([u8; TENSOR_ALIGNMENT]);
+
+// SAFETY: plain bytes without padding; all zeros is a value.
+unsafe impl bytemuck::Zeroable for Block {}
+// SAFETY: as above, and every byte pattern is a value.
+unsafe impl bytemuck::Pod for Block {}
+
+/// Zeroed memory for elements of one dtype, aligned for every use.
+pub(crate) struct Arena {
+    dtype: DType,
+    len: usize,
+    blocks: Vec<Block>,
+}
+
+impl Arena {
+    pub(crate) fn zeroed(dtype: DType, len: usize) -> Self {
+        let blocks = (len * dtype.size_bytes()).div_ceil(TENSOR_ALIGNMENT);
+        Self { dtype, len, blocks: bytemuck::zeroed_vec(blocks) }
+    }
+
+    pub(crate) fn as_slice(&self) -> Slice<'_> {
+        fn typed<T: Element>(arena: &Arena) -> Slice<'_> {
+            T::slice(&bytemuck::cast_slice(&arena.blocks)[..arena.len])
+        }
+        match self.dtype {
+            DType::F64 => typed::<f64>(self),
+            DType::F32 => typed::<f32>(self),
+            DType::F16 => typed::<half::f16>(self),
+            DType::BF16 => typed::<half::bf16>(self),
+        }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        fn typed<T: Element>(arena: &mut Arena) -> SliceMut<'_> {
+            T::slice_mut(&mut bytemuck::cast_slice_mut(&mut arena.blocks)[..arena.len])
+        }
+        match self.dtype {
+            DType::F64 => typed::<f64>(self),
+            DType::F32 => typed::<f32>(self),
+            DType::F16 => typed::<half::f16>(self),
+            DType::BF16 => typed::<half::bf16>(self),
+        }
+    }
+}
+
+/// One contiguous arena of one dtype for many tensors.
+///
+/// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
+/// do so too ([`Layout`]). The gaps are zero when the buffer is made, every operation of this crate keeps them zero, and
+/// zeros change no sum, dot product or norm: collectives run over the whole arena without packing.
+///
+/// ```
+/// use gradsync::{DType, GradientBuffer};
+///
+/// let mut gradients = GradientBuffer::new(DType::F32, 2, [("weight", vec![3, 5]), ("bias", vec![5])])?;
+/// assert_eq!(gradients.segments(), [0..15, 64..69]);
+/// gradients.tensor_mut(1).into_data().typed::<f32>().unwrap().fill(1.0);
+/// assert_eq!(gradients.tensor(1).shape(), [5]);
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+pub struct GradientBuffer {
+    world_size: usize,
+    layout: Layout,
+    names: Vec<String>,
+    shapes: Vec<Vec<usize>>,
+    index: HashMap<String, usize>,
+    arena: Arena,
+}
+
+impl GradientBuffer {
+    /// Makes a buffer of zeros for tensors given by name and shape, to be shared out over `world_size` ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
+    pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
+        dtype: DType,
+        world_size: usize,
+        tensors: impl IntoIterator<Item = (N, S)>,
+    ) -> Result<Self> {
+        const OPERATION: &str = "gradient buffer";
+        let (mut names, mut shapes, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        let mut index = HashMap::new();
+        for (name, shape) in tensors {
+            let (name, shape) = (name.into(), shape.into());
+            lens.push(shape_len(OPERATION, &shape)?);
+            if let Some(first) = index.insert(name.clone(), names.len()) {
+                let reason = format!("tensors {first} and {} are both named {name:?}", names.len());
+                return Err(Error::InvalidArgument { operation: OPERATION, reason });
+            }
+            names.push(name);
+            shapes.push(shape);
+        }
+        let layout = Layout::new(dtype, world_size, &lens)?;
+        let arena = Arena::zeroed(dtype, layout.shard_len * world_size);
+        Ok(Self { world_size, layout, names, shapes, index, arena })
+    }
+
+    /// The dtype of every tensor.
+    pub fn dtype(&self) -> DType {
+        self.arena.dtype
+    }
+
+    /// The number of shards.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The number of tensors.
+    pub fn tensor_count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Elements of the arena, gaps included: `world_size × shard_len`.
+    pub fn len(&self) -> usize {
+        self.layout.shard_len * self.world_size
+    }
+
+    /// Whether the arena has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Elements of one rank's shard.
+    pub fn shard_len(&self) -> usize {
+        self.layout.shard_len
+    }
+
+    /// The name of tensor `index`; panics past the last, as all accessors by index do.
+    pub fn name(&self, index: usize) -> &str {
+        &self.names[index]
+    }
+
+    /// The shape of tensor `index`.
+    pub fn shape(&self, index: usize) -> &[usize] {
+        &self.shapes[index]
+    }
+
+    /// The index of the tensor of that name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.index.get(name).copied()
+    }
+
+    /// The element range of each tensor in the arena.
+    pub fn segments(&self) -> &[Range<usize>] {
+        &self.layout.segments
+    }
+
+    /// Tensor `index`.
+    pub fn tensor(&self, index: usize) -> TensorView<'_> {
+        let data = self.as_slice().range(self.layout.segments[index].clone());
+        TensorView::new(data, &self.shapes[index]).expect("the layout gave the tensor its shape's length")
+    }
+
+    /// Tensor `index`, to write.
+    pub fn tensor_mut(&mut self, index: usize) -> TensorViewMut<'_> {
+        let data = self.arena.as_mut_slice().range_mut(self.layout.segments[index].clone());
+        TensorViewMut::new(data, &self.shapes[index]).expect("the layout gave the tensor its shape's length")
+    }
+
+    /// The whole arena.
+    pub fn as_slice(&self) -> Slice<'_> {
+        self.arena.as_slice()
+    }
+
+    /// The whole arena, to write. Whoever writes to the gaps between [`segments`](Self::segments) must leave zeros there.
+    pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        self.arena.as_mut_slice()
+    }
+
+    /// The arena and the segments in it, both borrowed at once.
+    pub(crate) fn parts_mut(&mut self) -> (SliceMut<'_>, &[Range<usize>]) {
+        (self.arena.as_mut_slice(), &self.layout.segments)
+    }
+}
+
+impl std::fmt::Debug for GradientBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tensors: Vec<_> = self.names.iter().zip(&self.shapes).collect();
+        f.debug_struct("GradientBuffer")
+            .field("dtype", &self.dtype())
+            .field("world_size", &self.world_size)
+            .field("shard_len", &self.shard_len())
+            .field("tensors", &tensors)
+            .finish()
+    }
+}

@@ -1,0 +1,228 @@
+//! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
+//!
+//! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for, and only then move data
+//! (`transfer`): each rank computes its share of the result straight from the others' buffers. A rank that panics, leaves or is
+//! late turns every other rank's call into an error within the deadline; nothing hangs. Never spans processes.
+
+mod rendezvous;
+mod transfer;
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::rendezvous::{Memory, Post, Rendezvous};
+use super::{Communicator, ReduceOp};
+use crate::dtype::DType;
+use crate::error::{Call, CommError, Error, Operation, Result};
+use crate::kernels::same_len;
+use crate::slice::{Slice, SliceMut};
+
+/// How long a call waits for the other ranks unless the group was made with another deadline: 10 minutes.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Makes a group of `world_size` ranks; move each communicator into its own thread.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for 0 ranks.
+pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
+    group_with_deadline(world_size, DEFAULT_DEADLINE)
+}
+
+/// As [`group`], where every call waits for the others at most `deadline`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for 0 ranks.
+pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<LocalCommunicator>> {
+    if world_size == 0 {
+        return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
+    }
+    let shared = Arc::new(Rendezvous::new(world_size, deadline));
+    Ok((0..world_size).map(|rank| LocalCommunicator { rank, shared: shared.clone(), one_thread: PhantomData }).collect())
+}
+
+/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank
+/// order; a rank that panicked has its panic's payload there.
+///
+/// ```
+/// use gradsync::comm::{Communicator, ReduceOp, local};
+///
+/// let sums = local::run(3, |comm| {
+///     let mut data = [comm.rank() as f32 + 1.0; 4];
+///     comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).map(|()| data)
+/// })?;
+/// for sum in sums {
+///     assert_eq!(sum.expect("no rank panicked")?, [6.0; 4]);
+/// }
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for 0 ranks.
+pub fn run<T: Send>(
+    world_size: usize,
+    body: impl Fn(LocalCommunicator) -> T + Sync,
+) -> Result<Vec<std::thread::Result<T>>> {
+    let group = group(world_size)?;
+    let body = &body;
+    Ok(std::thread::scope(|scope| {
+        let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();
+        ranks.into_iter().map(|rank| rank.join()).collect()
+    }))
+}
+
+/// One rank of a local group. It may move to another thread, but only one thread at a time can use it.
+#[derive(Debug)]
+pub struct LocalCommunicator {
+    rank: usize,
+    shared: Arc<Rendezvous>,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl LocalCommunicator {
+    fn call(operation: Operation, len: usize, dtype: DType) -> Call {
+        Call { operation, len, dtype: Some(dtype) }
+    }
+
+    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    fn refuse(&self, operation: Operation, error: Error) -> Error {
+        self.shared.fail(CommError::InvalidCall { operation, rank: self.rank, reason: error.to_string() });
+        error
+    }
+
+    /// Checks that `whole` holds one shard of `shard` elements, of the same dtype, for every rank.
+    fn check_shards(
+        &self,
+        operation: Operation,
+        (whole_name, whole, whole_dtype): (&str, usize, DType),
+        (shard_name, shard, shard_dtype): (&str, usize, DType),
+    ) -> Result<()> {
+        let name = operation_name(operation);
+        let what = format!("{whole_name} and {shard_name}");
+        let check = if whole_dtype != shard_dtype {
+            Err(Error::DTypeMismatch { operation: name, what, left: whole_dtype, right: shard_dtype })
+        } else {
+            let expected = shard.saturating_mul(self.world_size());
+            same_len(name, (whole_name, whole), (&format!("{} ranks' {shard_name}", self.world_size()), expected))
+        };
+        check.map_err(|error| self.refuse(operation, error))
+    }
+
+    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
+        let (rank, world_size) = (self.rank, self.world_size());
+        if peer < world_size && peer != rank {
+            return Ok(());
+        }
+        Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
+    }
+}
+
+fn operation_name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::ReduceScatter(_) => "reduce_scatter",
+        Operation::AllGather => "all_gather",
+        Operation::AllToAll => "all_to_all",
+        _ => "collective",
+    }
+}
+
+impl Communicator for LocalCommunicator {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared.world_size()
+    }
+
+    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
+        let call = Self::call(Operation::AllReduce(op), data.len(), data.dtype());
+        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
+        self.shared.meet(self.rank, post, |posts| transfer::all_reduce(posts, self.rank, op))
+    }
+
+    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
+        let operation = Operation::ReduceScatter(op);
+        let shard = ("output", output.len(), output.dtype());
+        self.check_shards(operation, ("input", input.len(), input.dtype()), shard)?;
+        let call = Self::call(operation, output.len(), output.dtype());
+        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
+        self.shared.meet(self.rank, post, |posts| transfer::reduce_scatter(posts, self.rank, op))
+    }
+
+    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        let whole = ("output", output.len(), output.dtype());
+        self.check_shards(Operation::AllGather, whole, ("input", input.len(), input.dtype()))?;
+        let call = Self::call(Operation::AllGather, input.len(), input.dtype());
+        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
+        self.shared.meet(self.rank, post, |posts| transfer::all_gather(posts, self.rank))
+    }
+
+    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
+        let (shard, dtype) = (data.len() / self.world_size(), data.dtype());
+        self.check_shards(Operation::AllGather, ("data", data.len(), dtype), ("shards", shard, dtype))?;
+        let call = Self::call(Operation::AllGather, shard, dtype);
+        let output = Memory::of_mut(data);
+        // The shard is read where it lies; nobody writes there, this rank included.
+        let input = output.shard(self.rank, shard * dtype.size_bytes());
+        self.shared.meet(self.rank, Post { call, input, output }, |posts| transfer::all_gather(posts, self.rank))
+    }
+
+    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        let operation = Operation::AllToAll;
+        let shard = output.len() / self.world_size();
+        let shards = ("shards", shard, output.dtype());
+        self.check_shards(operation, ("output", output.len(), output.dtype()), shards)?;
+        self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
+        let call = Self::call(operation, input.len(), input.dtype());
+        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
+        self.shared.meet(self.rank, post, |posts| transfer::all_to_all(posts, self.rank))
+    }
+
+    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
+        let operation = Operation::Broadcast { root };
+        if root >= self.world_size() {
+            let (rank, world_size) = (self.rank, self.world_size());
+            return Err(CommError::InvalidPeer { operation, peer: root, rank, world_size }.into());
+        }
+        let call = Self::call(operation, data.len(), data.dtype());
+        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
+        self.shared.meet(self.rank, post, |posts| transfer::broadcast(posts, self.rank, root))
+    }
+
+    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
+        let operation = Operation::Send { peer };
+        self.check_peer(operation, peer)?;
+        let call = Self::call(operation, data.len(), data.dtype());
+        self.shared.exchange(self.rank, operation, Some((peer, call, Memory::of(data))), None)
+    }
+
+    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
+        let operation = Operation::Recv { peer };
+        self.check_peer(operation, peer)?;
+        let call = Self::call(operation, data.len(), data.dtype());
+        self.shared.exchange(self.rank, operation, None, Some((peer, call, Memory::of_mut(data))))
+    }
+
+    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
+        let operation = Operation::SendRecv { to, from };
+        self.check_peer(operation, to)?;
+        self.check_peer(operation, from)?;
+        let send_call = Self::call(operation, send.len(), send.dtype());
+        let recv_call = Self::call(operation, recv.len(), recv.dtype());
+        let outgoing = Some((to, send_call, Memory::of(send)));
+        self.shared.exchange(self.rank, operation, outgoing, Some((from, recv_call, Memory::of_mut(recv))))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let call = Call { operation: Operation::Barrier, len: 0, dtype: None };
+        self.shared.meet(self.rank, Post { call, input: Memory::NONE, output: Memory::NONE }, |_| ())
+    }
+}
+
+impl Drop for LocalCommunicator {
+    fn drop(&mut self) {
+        self.shared.depart(self.rank);
+    }
+}

@@ -1,0 +1,85 @@
+//! Ranks and what they do together: the [`Communicator`] trait and its transports.
+//!
+//! [`local`] runs ranks as threads of one process. Transports never meet: each implements the trait on its own.
+
+pub mod local;
+
+use std::fmt;
+
+use crate::error::Result;
+pub use crate::error::{Call, CommError, Departure, Operation};
+use crate::slice::{Slice, SliceMut};
+
+/// How a reduction joins the ranks' values of one element.
+///
+/// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
+/// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the variants are what their names say
+pub enum ReduceOp {
+    Sum,
+    Mean,
+    Max,
+    Min,
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Mean => "mean",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        })
+    }
+}
+
+/// The collectives of a group of ranks, after MPI-4.1 chapter 6 and NCCL's API of the same names.
+///
+/// Every rank must make the same calls in the same order with equal counts, dtypes, reductions and roots; a transport that can
+/// tell compares them and fails on every rank otherwise. Calls block until this rank's part is done and its buffers may be
+/// reused. Results of reductions are bitwise identical on all ranks.
+///
+/// Every call can fail with [`Error::Comm`](crate::Error::Comm) when ranks disagree, leave or are late, and with
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) or [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) when its
+/// own operands do not fit each other.
+pub trait Communicator {
+    /// The number of this rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn world_size(&self) -> usize;
+
+    /// Replaces every rank's data by their reduction (MPI_Allreduce in place, 6.9.6).
+    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()>;
+
+    /// Reduces the ranks' inputs and leaves shard `rank` of the result in `output`; `input` holds `world_size` shards of
+    /// `output`'s length (MPI_Reduce_scatter_block, 6.10.1).
+    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()>;
+
+    /// Concatenates the ranks' inputs, in rank order, on every rank (MPI_Allgather, 6.7).
+    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()>;
+
+    /// As [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
+    /// be a multiple of the world size.
+    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()>;
+
+    /// Sends shard `p` of `input` to rank `p`, and receives rank `p`'s shard for this rank into shard `p` of `output`
+    /// (MPI_Alltoall, 6.8).
+    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()>;
+
+    /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4).
+    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()>;
+
+    /// Sends to another rank, which must call [`recv`](Self::recv); returns when the data have been taken (MPI_Ssend, 3.4).
+    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()>;
+
+    /// Receives from another rank (MPI_Recv, 3.2.4); count and dtype must equal the sender's.
+    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()>;
+
+    /// Sends to one rank and receives from another, or the same, at once: two ranks may exchange with it (MPI_Sendrecv, 3.10).
+    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()>;
+
+    /// Returns once every rank has called it (MPI_Barrier, 6.3).
+    fn barrier(&self) -> Result<()>;
+}

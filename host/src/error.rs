@@ -1,0 +1,213 @@
+//! Everything that can go wrong, by kind; each message names the operation and the offending values.
+//!
+//! Nothing here decides what is an error: the operations do, before anything is written.
+
+use std::time::Duration;
+
+use crate::dtype::DType;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two operands that must have the same number of elements do not.
+    #[error("{operation}: {left_name} has {left} elements and {right_name} has {right}")]
+    LengthMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What the first operand is.
+        left_name: String,
+        /// Elements of the first operand.
+        left: usize,
+        /// What the second operand is.
+        right_name: String,
+        /// Elements of the second operand.
+        right: usize,
+    },
+    /// Two tensors that must have the same shape do not; nothing is ever broadcast.
+    #[error("{operation}: shapes {left:?} and {right:?} differ")]
+    ShapeMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// Shape of the first tensor.
+        left: Vec<usize>,
+        /// Shape of the second tensor.
+        right: Vec<usize>,
+    },
+    /// Two operands that must have the same dtype do not.
+    #[error("{operation}: dtypes {left} and {right} differ ({what})")]
+    DTypeMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// Which operands.
+        what: String,
+        /// The dtype expected.
+        left: DType,
+        /// The dtype found.
+        right: DType,
+    },
+    /// An argument that no call of this operation accepts.
+    #[error("{operation}: {reason}")]
+    InvalidArgument {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What is wrong, with the value.
+        reason: String,
+    },
+    /// The algorithm asked for cannot run on this many ranks.
+    #[error("{operation}: the {algorithm} algorithm needs {needs}, and the world size is {world_size}")]
+    UnsupportedWorldSize {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// The algorithm asked for.
+        algorithm: &'static str,
+        /// The condition on the world size.
+        needs: &'static str,
+        /// The world size found.
+        world_size: usize,
+    },
+    /// A collective or a transfer between ranks failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The CUDA driver is missing or refused a call.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::driver::CudaError),
+}
+
+/// What one rank asked of a communicator, as the other ranks' errors quote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Call {
+    /// The operation with its reduction, e.g. `all_reduce(sum)`.
+    pub operation: Operation,
+    /// Elements of the operand that all ranks must agree on.
+    pub len: usize,
+    /// Element type, where the operation has data.
+    pub dtype: Option<DType>,
+}
+
+/// An operation of a communicator with the arguments that must agree between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the names are the communicator's methods
+pub enum Operation {
+    AllReduce(crate::comm::ReduceOp),
+    ReduceScatter(crate::comm::ReduceOp),
+    AllGather,
+    AllToAll,
+    Broadcast { root: usize },
+    Send { peer: usize },
+    Recv { peer: usize },
+    SendRecv { to: usize, from: usize },
+    Barrier,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Operation::AllReduce(op) => write!(f, "all_reduce({op})"),
+            Operation::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
+            Operation::AllGather => write!(f, "all_gather"),
+            Operation::AllToAll => write!(f, "all_to_all"),
+            Operation::Broadcast { root } => write!(f, "broadcast(root {root})"),
+            Operation::Send { peer } => write!(f, "send(to rank {peer})"),
+            Operation::Recv { peer } => write!(f, "recv(from rank {peer})"),
+            Operation::SendRecv { to, from } => write!(f, "send_recv(to rank {to}, from rank {from})"),
+            Operation::Barrier => write!(f, "barrier"),
+        }
+    }
+}
+
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.dtype {
+            Some(dtype) => write!(f, "{} of {} × {dtype}", self.operation, self.len),
+            None => write!(f, "{}", self.operation),
+        }
+    }
+}
+
+/// How a rank came to be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// It dropped its communicator, by returning early for example.
+    Left,
+    /// Its thread panicked.
+    Panicked,
+}
+
+impl std::fmt::Display for Departure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Departure::Left => "left",
+            Departure::Panicked => "panicked",
+        })
+    }
+}
+
+/// Why ranks could not complete a call together.
+///
+/// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
+/// asked for. Drop the communicator and make a new group to go on. [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Two ranks made calls that do not belong together. Every rank gets the same pair.
+    #[error("ranks disagree: rank {left_rank} called {left}, rank {right_rank} called {right}")]
+    Mismatch {
+        /// The lower of the two ranks.
+        left_rank: usize,
+        /// What it called.
+        left: Call,
+        /// The higher of the two ranks.
+        right_rank: usize,
+        /// What it called.
+        right: Call,
+    },
+    /// A rank is gone, and the call cannot complete without it.
+    #[error("{operation}: rank {rank} {departure}")]
+    PeerGone {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank that is gone.
+        rank: usize,
+        /// How it went.
+        departure: Departure,
+    },
+    /// Some ranks did not make the call within the deadline.
+    #[error("{operation}: ranks {missing:?} did not arrive within {deadline:?}")]
+    Timeout {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The ranks that were waited for.
+        missing: Vec<usize>,
+        /// The communicator's deadline.
+        deadline: Duration,
+    },
+    /// A rank's own call was refused before it reached the others, which cannot complete theirs.
+    #[error("{operation}: rank {rank} made an invalid call: {reason}")]
+    InvalidCall {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank whose call was refused.
+        rank: usize,
+        /// Why, as that rank's own error says it.
+        reason: String,
+    },
+    /// A rank that this communicator does not have, or this rank itself where another is needed.
+    #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
+    InvalidPeer {
+        /// What was asked for.
+        operation: Operation,
+        /// The offending rank number.
+        peer: usize,
+        /// The rank that asked.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+}

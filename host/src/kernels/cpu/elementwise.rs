@@ -1,0 +1,104 @@
+//! Element by element: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`].
+//!
+//! Every pair of dtypes. The working precision is `f32`, or `f64` as soon as one of the two is `f64`; results are rounded
+//! once, to nearest with ties to even. NaN and infinities propagate as IEEE 754 says, subnormals are kept.
+
+use gradsync_device::math::{Element as Formula, elementwise};
+use rayon::prelude::*;
+
+use super::CHUNK_LEN;
+use super::isa::vectorized;
+use crate::dtype::{storage, storage_mut};
+use crate::error::Result;
+use crate::kernels::same_len;
+use crate::slice::{Slice, SliceMut, with_typed};
+
+/// Runs `work` on the chunks of both operands.
+fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&mut [D], &[S]) + Sync) {
+    if dst.len() <= CHUNK_LEN {
+        work(dst, src);
+    } else {
+        dst.par_chunks_mut(CHUNK_LEN).zip(src.par_chunks(CHUNK_LEN)).for_each(|(dst, src)| work(dst, src));
+    }
+}
+
+/// Sets every element to zero.
+pub fn zero(dst: SliceMut<'_>) {
+    let bytes = dst.as_bytes_mut();
+    if bytes.len() <= CHUNK_LEN {
+        bytes.fill(0);
+    } else {
+        // Large enough that each thread's part goes through the C library's fastest path.
+        bytes.par_chunks_mut(16 * CHUNK_LEN).for_each(|chunk| chunk.fill(0));
+    }
+}
+
+vectorized! {
+    fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
+        for (to, &from) in dst.iter_mut().zip(src) {
+            *to = elementwise::cast(from);
+        }
+    }
+
+    fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
+        for (to, &from) in sum.iter_mut().zip(value) {
+            *to = elementwise::accumulate(*to, from);
+        }
+    }
+
+    fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64) {
+        for (to, &from) in dst.iter_mut().zip(src) {
+            *to = elementwise::scale(from, factor);
+        }
+    }
+
+    fn all_finite_chunk<T: Formula>(src: &[T]) -> bool {
+        // No early exit inside a block: a loop without one is vectorised.
+        src.chunks(4096).all(|block| block.iter().fold(true, |finite, &value| finite & elementwise::is_finite(value)))
+    }
+}
+
+/// `dst[i] = D(src[i])`: exact where `D` holds the value, otherwise rounded once.
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
+    same_len("cast", ("destination", dst.len()), ("source", src.len()))?;
+    with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+        zip_chunks(storage_mut(dst), storage(src), cast_chunk);
+    }));
+    Ok(())
+}
+
+/// `sum[i] = T(sum[i] + value[i])`: both widened to the working precision, added, rounded once.
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
+    same_len("accumulate", ("sum", sum.len()), ("value", value.len()))?;
+    with_typed!(SliceMut, sum, sum => with_typed!(Slice, value, value => {
+        zip_chunks(storage_mut(sum), storage(value), accumulate_chunk);
+    }));
+    Ok(())
+}
+
+/// `dst[i] = D(src[i] × factor)`: both in the working precision, multiplied, rounded once. A factor is rounded to `f32` first
+/// where that is the working precision.
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
+pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
+    same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
+    with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
+        zip_chunks(storage_mut(dst), storage(src), |dst, src| scale_chunk(dst, src, factor));
+    }));
+    Ok(())
+}
+
+/// Whether no element is NaN or infinite.
+pub fn all_finite(src: Slice<'_>) -> bool {
+    with_typed!(Slice, src, src => {
+        let src = storage(src);
+        if src.len() <= CHUNK_LEN { all_finite_chunk(src) } else { src.par_chunks(CHUNK_LEN).all(all_finite_chunk) }
+    })
+}

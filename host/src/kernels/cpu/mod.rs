@@ -1,0 +1,36 @@
+//! The CPU backend: every kernel on slices, threaded with rayon and vectorised by the compiler.
+//!
+//! Work is cut into chunks of a fixed length and partial sums are added in chunk order, so that results depend neither on
+//! the number of threads nor on which instruction set runs. Each function checks its operands before it writes anything.
+//! Dtypes are told apart once a call; the loops inside are generic over the formulas' storage types.
+
+mod combine;
+mod elementwise;
+mod isa;
+mod pack;
+mod products;
+
+pub use combine::combine;
+pub use elementwise::{accumulate, all_finite, cast, scale, zero};
+pub use pack::{pack, unpack};
+pub use products::{
+    Coefficients, coefficients, combine_pair, dots, gram, pair_dots, reset_weights, squared_norms,
+};
+
+/// Elements of a chunk: what one thread takes at a time. A power of two, so that chunks of every dtype keep alignment.
+pub(crate) const CHUNK_LEN: usize = 1 << 16;
+/// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
+const BLOCK_LEN: usize = 512;
+
+/// Runs `work` for each item, on all threads if there is more than one.
+fn for_each<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync + Send) {
+    use rayon::prelude::*;
+    // A single chunk is done faster than a second thread wakes up.
+    if items.len() <= 1 { items.into_iter().for_each(work) } else { items.into_par_iter().for_each(work) }
+}
+
+/// Runs `work` for each item, on all threads if there is more than one; results are in the items' order.
+fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
+    use rayon::prelude::*;
+    if items.len() <= 1 { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
+}

@@ -1,0 +1,229 @@
+//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], [`pair_dots`], and what Adasum makes of them.
+//!
+//! A chunk of every vector is widened block by block into the cache and multiplied there, so that memory is read once
+//! whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight interleaved
+//! lanes a chunk, then over the lanes, then over the chunks in order.
+
+use std::ops::Range;
+
+use gradsync_device::math::adasum::{self, Pair, product_index, products};
+use gradsync_device::math::{Element as Formula, elementwise};
+
+use super::isa::vectorized;
+use super::{BLOCK_LEN, CHUNK_LEN, map};
+use crate::dtype::storage;
+use crate::error::{Error, Result};
+use crate::kernels::same_len;
+use crate::plan::segments;
+use crate::slice::{Slice, with_typed};
+
+/// Sums that run side by side, one vector register's worth or two.
+const LANES: usize = 8;
+
+vectorized! {
+    fn widen_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T]) {
+        for (to, &from) in block.iter_mut().zip(src) {
+            *to = from.to_f64();
+        }
+        block[src.len()..].fill(0.0);
+    }
+
+    /// `block[i] += weight × src[i]`; elements past `src` are left alone.
+    pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
+        for (to, &from) in block.iter_mut().zip(src) {
+            *to = elementwise::add_product(*to, weight, from.to_f64());
+        }
+    }
+
+    fn add_dot<>(lanes: &mut [f64; LANES], x: &[f64; BLOCK_LEN], y: &[f64; BLOCK_LEN]) {
+        let mut sums = *lanes;
+        for (x, y) in x.chunks_exact(LANES).zip(y.chunks_exact(LANES)) {
+            for lane in 0..LANES {
+                sums[lane] = elementwise::add_product(sums[lane], x[lane], y[lane]);
+            }
+        }
+        *lanes = sums;
+    }
+}
+
+/// Adds the lanes up as a tree.
+fn lane_sum(lanes: [f64; LANES]) -> f64 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + b) + (c + d)) + ((e + f) + (g + h))
+}
+
+/// Widens a range of a vector into a block.
+fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
+    with_typed!(Slice, vector.range(range), data => widen_block(block, storage(data)));
+}
+
+/// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
+fn sum_chunks(
+    segments: &[Range<usize>],
+    count: usize,
+    of_chunk: impl Fn(usize, Range<usize>) -> Vec<f64> + Sync + Send,
+) -> Vec<f64> {
+    let chunks: Vec<_> = segments::chunks(segments, CHUNK_LEN).collect();
+    let partials = map(chunks, |(segment, range)| (segment, of_chunk(segment, range)));
+    let mut totals = vec![0.0; segments.len() * count];
+    for (segment, partial) in partials {
+        for (total, value) in totals[segment * count..].iter_mut().zip(partial) {
+            *total += value;
+        }
+    }
+    totals
+}
+
+/// The blocks of a chunk.
+fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = chunk.end;
+    chunk.step_by(BLOCK_LEN).map(move |begin| begin..end.min(begin + BLOCK_LEN))
+}
+
+/// `Σ src[i]²` of each segment, in `f64`. Its square root is ONNX Runtime's ReduceAllL2.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for segments that overlap, descend or exceed the slice.
+pub fn squared_norms(src: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<f64>> {
+    gram(&[src], segments)
+}
+
+/// `[a·b, |a|², |b|²]` of each segment, in `f64`.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for segments that overlap, descend
+/// or exceed them.
+pub fn dots(a: Slice<'_>, b: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<[f64; 3]>> {
+    same_len("dots", ("a", a.len()), ("b", b.len()))?;
+    let gram = gram(&[a, b], segments)?;
+    Ok(gram.chunks_exact(3).map(|products| [products[1], products[0], products[2]]).collect())
+}
+
+/// All inner products of the vectors with each other in each segment: `segments × P(P+1)/2` numbers, the upper triangle row
+/// by row, `(0,0) (0,1) … (0,P-1) (1,1) …`. The vectors may differ in dtype.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for no vectors or for segments that
+/// overlap, descend or exceed them.
+pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
+    check_vectors("gram", vectors, segments)?;
+    let count = products(vectors.len());
+    Ok(sum_chunks(segments, count, |_, chunk| {
+        let mut lanes = vec![[0.0; LANES]; count];
+        let mut wide = vec![[0.0; BLOCK_LEN]; vectors.len()];
+        for block in blocks(chunk) {
+            for (wide, vector) in wide.iter_mut().zip(vectors) {
+                widen(wide, *vector, block.clone());
+            }
+            for (i, left) in wide.iter().enumerate() {
+                for (j, right) in wide.iter().enumerate().skip(i) {
+                    add_dot(&mut lanes[product_index(i, j, vectors.len())], left, right);
+                }
+            }
+        }
+        lanes.into_iter().map(lane_sum).collect()
+    }))
+}
+
+/// `[u·v, |u|², |v|²]` of each segment for the two sides of a pair, `u = Σ wᵢ xᵢ` over its left ranks and `v` over its right
+/// ones, formed from the vectors themselves; segments for which `wanted` is false are not read and give zeros.
+///
+/// This is the exact path of Adasum: where `u` is a small difference of large vectors, its norm has digits here that the
+/// quadratic form of a Gram matrix has lost.
+///
+/// # Errors
+/// As [`gram`], and [`Error::LengthMismatch`] unless there are `segments × P` weights and one `wanted` a segment.
+pub fn pair_dots(
+    vectors: &[Slice<'_>],
+    segments: &[Range<usize>],
+    weights: &[f64],
+    pair: Pair,
+    wanted: &[bool],
+) -> Result<Vec<[f64; 3]>> {
+    check_vectors("pair_dots", vectors, segments)?;
+    let ranks = vectors.len();
+    same_len("pair_dots", ("weights", weights.len()), ("segments × vectors", segments.len() * ranks))?;
+    same_len("pair_dots", ("wanted", wanted.len()), ("segments", segments.len()))?;
+    let sums = sum_chunks(segments, 3, |segment, chunk| {
+        if !wanted[segment] {
+            return vec![0.0; 3];
+        }
+        let weights = &weights[segment * ranks..][..ranks];
+        let mut lanes = [[0.0; LANES]; 3];
+        for block in blocks(chunk) {
+            let side = |side: Range<usize>| {
+                let mut sum = [0.0; BLOCK_LEN];
+                for rank in side {
+                    with_typed!(Slice, vectors[rank].range(block.clone()), data => {
+                        add_weighted_block(&mut sum, storage(data), weights[rank]);
+                    });
+                }
+                sum
+            };
+            let (u, v) = (side(pair.begin..pair.middle), side(pair.middle..pair.end));
+            add_dot(&mut lanes[0], &u, &v);
+            add_dot(&mut lanes[1], &u, &u);
+            add_dot(&mut lanes[2], &v, &v);
+        }
+        lanes.into_iter().map(lane_sum).collect()
+    });
+    Ok(sums.chunks_exact(3).map(|sums| [sums[0], sums[1], sums[2]]).collect())
+}
+
+/// Adasum's weights of every rank's vector in each layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Coefficients {
+    /// `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
+    pub weights: Vec<f64>,
+    /// The layers whose weights are not to be used: a norm lost its digits to cancellation there
+    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)).
+    pub cancelled: Vec<bool>,
+}
+
+/// Adasum's weights from the Gram matrices of the layers.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a world of 0 ranks, or a length that is no multiple of `P(P+1)/2`.
+pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
+    let count = products(world_size);
+    if count == 0 || gram.len() % count != 0 {
+        let reason = format!("{} products are no Gram matrices of {world_size} ranks, {count} each", gram.len());
+        return Err(Error::InvalidArgument { operation: "coefficients", reason });
+    }
+    let layers = gram.len() / count;
+    let mut weights = vec![0.0; layers * world_size];
+    let cancelled = weights
+        .chunks_exact_mut(world_size)
+        .zip(gram.chunks_exact(count))
+        .map(|(weights, gram)| adasum::weights(weights, world_size, |i, j| gram[product_index(i, j, world_size)]))
+        .collect();
+    Ok(Coefficients { weights, cancelled })
+}
+
+/// Sets the weights of cancelled layers back to 1, where the exact path starts.
+pub fn reset_weights(weights: &mut [f64], cancelled: &[bool], world_size: usize) {
+    for (weights, &cancelled) in weights.chunks_exact_mut(world_size).zip(cancelled) {
+        if cancelled {
+            weights.fill(1.0);
+        }
+    }
+}
+
+/// Applies a pair's coefficients to the weights of cancelled layers, from its `[u·v, |u|², |v|²]` in each layer.
+pub fn combine_pair(weights: &mut [f64], cancelled: &[bool], sums: &[[f64; 3]], pair: Pair, world_size: usize) {
+    for ((weights, &cancelled), &[dot, left, right]) in weights.chunks_exact_mut(world_size).zip(cancelled).zip(sums) {
+        if cancelled {
+            adasum::combine_pair(weights, pair, dot, left, right);
+        }
+    }
+}
+
+pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<()> {
+    let Some(first) = vectors.first() else {
+        return Err(Error::InvalidArgument { operation, reason: "there are no vectors".into() });
+    };
+    for (rank, vector) in vectors.iter().enumerate() {
+        same_len(operation, ("vector 0", first.len()), (&format!("vector {rank}"), vector.len()))?;
+    }
+    segments::check(operation, segments, first.len())
+}

@@ -1,0 +1,35 @@
+//! Gradient communication for training programs in pure Rust.
+//!
+//! Everything that such a program does with its gradients between `backward()` and `optimizer.step()` once it runs on more
+//! than one rank: accumulate, cast and clear them in mixed precision, and reduce them over ranks by sum, mean or Adasum.
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | [`kernels`] | the arithmetic on one rank's memory: [`kernels::cpu`], `kernels::cuda` |
+//! | [`GradientBuffer`] | many tensors in one arena |
+//! | [`comm`] | ranks and their collectives; [`comm::local`] runs ranks as threads |
+//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum |
+//! | [`plan`] | who holds and sends what, as pure functions |
+//!
+//! # Features
+//!
+//! * `cli` (default): the program `gradsync`.
+//! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Needs no toolkit to build and no GPU to start.
+
+pub mod buffer;
+pub mod comm;
+pub mod dtype;
+pub mod error;
+pub mod kernels;
+pub mod ops;
+pub mod plan;
+pub mod slice;
+
+#[cfg(feature = "cuda")]
+pub mod driver;
+
+pub use buffer::GradientBuffer;
+pub use dtype::{DType, Element};
+pub use error::{CommError, Error, Result};
+pub use half::{bf16, f16};
+pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};

@@ -1,0 +1,59 @@
+//! The gradient-control family of ONNX Runtime training: ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2.
+//!
+//! Same meanings, without upstream's gaps: every pair of dtypes, sums in a wider precision with one rounding (upstream converts
+//! the value to the sum's type first), 64-bit counts, and shapes that are compared instead of broadcast. One rank only.
+
+use crate::error::{Error, Result};
+use crate::kernels::cpu;
+use crate::slice::{TensorView, TensorViewMut};
+
+/// Sets a gradient to zero (ZeroGradient; its reset signal is a mere dependency in a graph and has no place here).
+pub fn zero_gradient<'a>(gradient: impl Into<TensorViewMut<'a>>) {
+    cpu::zero(gradient.into().into_data());
+}
+
+/// `sum += value` unless `do_update` is `Some(false)`, in which case nothing happens (InPlaceAccumulator).
+///
+/// Both are widened to `f32`, or to `f64` if either is `f64`, added, and rounded once to the dtype of `sum`.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] naming both shapes, whatever `do_update` says; nothing is written.
+pub fn in_place_accumulate<'a, 'b>(
+    sum: impl Into<TensorViewMut<'a>>,
+    value: impl Into<TensorView<'b>>,
+    do_update: Option<bool>,
+) -> Result<()> {
+    let (sum, value) = (sum.into(), value.into());
+    same_shape("in_place_accumulate", &sum, &value)?;
+    if do_update == Some(false) {
+        return Ok(());
+    }
+    cpu::accumulate(sum.into_data(), value.data())
+}
+
+/// Replaces `buffer` by `value`, casting where dtypes differ, if `overwrite`; otherwise adds as [`in_place_accumulate`] does
+/// (InPlaceAccumulatorV2). Returns the updated flag, which is `true` whenever this returns at all.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
+pub fn in_place_accumulate_v2<'a, 'b>(
+    buffer: impl Into<TensorViewMut<'a>>,
+    value: impl Into<TensorView<'b>>,
+    overwrite: bool,
+) -> Result<bool> {
+    let (buffer, value) = (buffer.into(), value.into());
+    same_shape("in_place_accumulate_v2", &buffer, &value)?;
+    if overwrite {
+        cpu::cast(buffer.into_data(), value.data())?;
+    } else {
+        cpu::accumulate(buffer.into_data(), value.data())?;
+    }
+    Ok(true)
+}
+
+fn same_shape(operation: &'static str, left: &TensorViewMut<'_>, right: &TensorView<'_>) -> Result<()> {
+    if left.shape() == right.shape() {
+        return Ok(());
+    }
+    Err(Error::ShapeMismatch { operation, left: left.shape().to_vec(), right: right.shape().to_vec() })
+}

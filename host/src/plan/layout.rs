@@ -1,0 +1,84 @@
+//! Where the tensors of a [`GradientBuffer`](crate::GradientBuffer) lie.
+//!
+//! Each tensor starts at a multiple of [`TENSOR_ALIGNMENT`] bytes, and the whole is padded so that every rank's shard has the
+//! same length and starts at such a multiple too. Pure arithmetic; every overflow is an error.
+
+use std::ops::Range;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Bytes that every tensor and every shard starts at a multiple of: two sectors of a GPU's L2, and what allocators give.
+pub const TENSOR_ALIGNMENT: usize = 256;
+
+/// The places of a list of tensors in one arena, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The element range of each tensor, in order; the gaps between them belong to nobody and stay zero.
+    pub segments: Vec<Range<usize>>,
+    /// Elements of one rank's shard; the arena has `world_size` of them.
+    pub shard_len: usize,
+}
+
+impl Layout {
+    /// Lays out tensors of the given lengths for `world_size` shards.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a world of 0 ranks, or an arena that exceeds the address space.
+    pub fn new(dtype: DType, world_size: usize, lens: &[usize]) -> Result<Self> {
+        const OPERATION: &str = "gradient buffer";
+        if world_size == 0 {
+            return Err(Error::InvalidArgument { operation: OPERATION, reason: "the world size is 0".into() });
+        }
+        let too_large = || Error::InvalidArgument {
+            operation: OPERATION,
+            reason: format!("{} tensors of {dtype} for {world_size} ranks exceed the address space", lens.len()),
+        };
+        let align = TENSOR_ALIGNMENT / dtype.size_bytes();
+        let mut segments = Vec::with_capacity(lens.len());
+        let mut end = 0usize;
+        for &len in lens {
+            let begin = end.checked_next_multiple_of(align).ok_or_else(too_large)?;
+            end = begin.checked_add(len).ok_or_else(too_large)?;
+            segments.push(begin..end);
+        }
+        let shard_len = end.div_ceil(world_size).checked_next_multiple_of(align).ok_or_else(too_large)?;
+        let bytes = shard_len.checked_mul(world_size).and_then(|len| len.checked_mul(dtype.size_bytes()));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(too_large());
+        }
+        Ok(Self { segments, shard_len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn tensors_are_aligned_in_order_and_inside(lens in prop::collection::vec(0usize..5000, 0..20), world in 1usize..20) {
+            for dtype in DType::ALL {
+                let layout = Layout::new(dtype, world, &lens).unwrap();
+                let mut end = 0;
+                for (segment, &len) in layout.segments.iter().zip(&lens) {
+                    prop_assert_eq!(segment.len(), len);
+                    prop_assert!(segment.start >= end);
+                    prop_assert_eq!(segment.start * dtype.size_bytes() % TENSOR_ALIGNMENT, 0);
+                    end = segment.end;
+                }
+                prop_assert!(end <= layout.shard_len * world);
+                prop_assert_eq!(layout.shard_len * dtype.size_bytes() % TENSOR_ALIGNMENT, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn overflow_is_an_error() {
+        assert!(Layout::new(DType::F64, 1, &[usize::MAX, 1]).is_err());
+        assert!(Layout::new(DType::F64, 2, &[usize::MAX / 8]).is_err());
+        assert!(Layout::new(DType::F16, 0, &[1]).unwrap_err().to_string().contains("world size is 0"));
+    }
+}

@@ -1,0 +1,7 @@
+//! Plans: who holds and sends what, as pure arithmetic on counts and ranks.
+//!
+//! Nothing here touches memory, a device or a transport, so that every rank of any world can be simulated in a test.
+
+pub mod layout;
+pub mod segments;
+pub mod tree;

@@ -1,0 +1,104 @@
+//! Ranges of elements ("segments", the layers of Adasum) and the windows that ranks and blocks have on them.
+
+use std::ops::Range;
+
+use gradsync_device::abi::Span;
+
+use crate::error::{Error, Result};
+
+/// Checks that segments ascend, do not overlap and end within `len` elements.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming the first segment that does not.
+pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> Result<()> {
+    let mut end = 0;
+    for (index, segment) in segments.iter().enumerate() {
+        if segment.start < end || segment.end < segment.start || segment.end > len {
+            let reason = format!("segment {index} is {segment:?}, but must lie within {end}..{len}");
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+        end = segment.end;
+    }
+    Ok(())
+}
+
+/// The part of each segment inside `window`, counted from the window's start; empty where there is none.
+pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
+    let place = |index: usize| index.clamp(window.start, window.end) - window.start;
+    segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
+}
+
+/// The segments cut into chunks of at most `chunk_len` elements: `(segment, range)`, in order.
+pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    segments.iter().enumerate().flat_map(move |(index, segment)| {
+        let end = segment.end;
+        segment.clone().step_by(chunk_len).map(move |begin| (index, begin..end.min(begin + chunk_len)))
+    })
+}
+
+/// The table that a kernel finds its segment in, and the number of blocks, with one block for each chunk.
+pub fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
+    let mut blocks = 0;
+    let spans = segments.iter().map(|segment| {
+        let span = Span { begin: segment.start as u64, len: segment.len() as u64, first_block: blocks };
+        blocks += segment.len().div_ceil(chunk_len) as u64;
+        span
+    });
+    (spans.collect(), blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ascending(lens: Vec<(usize, usize)>) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let mut segments = Vec::new();
+        for (gap, len) in lens {
+            segments.push(end + gap..end + gap + len);
+            end += gap + len;
+        }
+        segments
+    }
+
+    proptest! {
+        #[test]
+        fn windows_partition_every_segment(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), world in 1usize..9) {
+            let segments = ascending(lens);
+            let total = segments.last().map_or(0, |last| last.end);
+            let shard = total.div_ceil(world);
+            let mut found = vec![0; segments.len()];
+            for rank in 0..world {
+                let clipped = clip(&segments, rank * shard..(rank + 1) * shard);
+                check("test", &clipped, shard).unwrap();
+                for (count, part) in found.iter_mut().zip(&clipped) {
+                    *count += part.len();
+                }
+            }
+            prop_assert_eq!(found, segments.iter().map(Range::len).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn spans_number_the_chunks(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), chunk_len in 1usize..20) {
+            let segments = ascending(lens);
+            let (spans, blocks) = spans(&segments, chunk_len);
+            let expected: Vec<_> = chunks(&segments, chunk_len).collect();
+            prop_assert_eq!(blocks as usize, expected.len());
+            for (block, (segment, range)) in expected.into_iter().enumerate() {
+                let span = spans[segment];
+                let begin = span.begin as usize + (block - span.first_block as usize) * chunk_len;
+                prop_assert_eq!(begin, range.start);
+            }
+        }
+    }
+
+    #[test]
+    fn disorder_is_refused_by_name() {
+        let message = check("combine", &[0..4, 3..6], 10).unwrap_err().to_string();
+        assert!(message.contains("segment 1") && message.contains("3..6"), "{message}");
+        assert!(check("combine", &[0..4, 4..11], 10).is_err());
+        assert!(check("combine", &[0..4, 4..4, 9..10], 10).is_ok());
+    }
+}

@@ -1,0 +1,67 @@
+//! Vector halving, distance doubling: the steps of one rank in the tree algorithm of Adasum.
+//!
+//! At distance 1, 2, 4, … a rank meets the partner whose number differs in that bit. Both cut the slice that they hold in
+//! two; the lower rank keeps the first half, the higher one the second, and each gives the other half away. After the last
+//! level every rank holds one slice of the combined vector; the same steps backwards collect the whole.
+
+use std::ops::Range;
+
+/// One exchange of one rank on the way down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The rank to exchange with.
+    pub peer: usize,
+    /// The elements that this rank goes on with.
+    pub keep: Range<usize>,
+    /// The elements that it gives to the peer.
+    pub give: Range<usize>,
+    /// Whether the vector that this rank holds is the left one of the pair.
+    pub is_left: bool,
+    /// Ranks that hold slices of the pair's two vectors: `2 × distance` of them, this one included.
+    pub group: Range<usize>,
+}
+
+/// The steps of `rank` in a world of `world_size`, a power of two, over `len` elements.
+pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
+    debug_assert!(world_size.is_power_of_two() && rank < world_size);
+    let mut held = 0..len;
+    (0..world_size.trailing_zeros())
+        .map(|level| {
+            let distance = 1usize << level;
+            let is_left = rank & distance == 0;
+            let middle = held.start + held.len() / 2;
+            let (first, second) = (held.start..middle, middle..held.end);
+            let (keep, give) = if is_left { (first, second) } else { (second, first) };
+            held = keep.clone();
+            let begin = rank & !(2 * distance - 1);
+            Step { peer: rank ^ distance, keep, give, is_left, group: begin..begin + 2 * distance }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_agree_and_slices_partition() {
+        for world_size in [1, 2, 4, 8, 16, 64] {
+            for len in [0, 1, 7, 64, 1001] {
+                let all: Vec<_> = (0..world_size).map(|rank| steps(rank, world_size, len)).collect();
+                for (rank, steps) in all.iter().enumerate() {
+                    for (level, step) in steps.iter().enumerate() {
+                        let peer = &all[step.peer][level];
+                        assert_eq!((&peer.keep, &peer.give, peer.peer), (&step.give, &step.keep, rank));
+                        assert_ne!(peer.is_left, step.is_left);
+                        assert!(step.group.contains(&rank) && step.group.contains(&step.peer));
+                    }
+                }
+                let mut ends: Vec<_> =
+                    all.iter().map(|steps| steps.last().map_or(0..len, |last| last.keep.clone())).collect();
+                ends.sort_by_key(|range| (range.start, range.end));
+                assert_eq!(ends.iter().map(Range::len).sum::<usize>(), len);
+                assert!(ends.windows(2).all(|pair| pair[0].end == pair[1].start));
+            }
+        }
+    }
+}

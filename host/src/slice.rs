@@ -1,0 +1,256 @@
+//! Slices whose element type is known at run time, and tensors: a slice with a shape.
+//!
+//! They borrow; nothing here owns or copies data, or knows an operation.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+
+/// A borrowed slice of any of the four dtypes.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // the variants are the dtypes
+pub enum Slice<'a> {
+    F64(&'a [f64]),
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+/// A mutably borrowed slice of any of the four dtypes.
+#[derive(Debug)]
+#[allow(missing_docs)] // the variants are the dtypes
+pub enum SliceMut<'a> {
+    F64(&'a mut [f64]),
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+    BF16(&'a mut [bf16]),
+}
+
+/// Runs `$body` with `$data` bound to the typed slice inside a [`Slice`] or [`SliceMut`].
+macro_rules! with_typed {
+    ($kind:ident, $slice:expr, $data:ident => $body:expr) => {
+        match $slice {
+            $crate::slice::$kind::F64($data) => $body,
+            $crate::slice::$kind::F32($data) => $body,
+            $crate::slice::$kind::F16($data) => $body,
+            $crate::slice::$kind::BF16($data) => $body,
+        }
+    };
+}
+pub(crate) use with_typed;
+
+impl<'a> Slice<'a> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        with_typed!(Slice, self, data => data.len())
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Slice::F64(_) => DType::F64,
+            Slice::F32(_) => DType::F32,
+            Slice::F16(_) => DType::F16,
+            Slice::BF16(_) => DType::BF16,
+        }
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range(self, range: Range<usize>) -> Slice<'a> {
+        with_typed!(Slice, self, data => Element::slice(&data[range]))
+    }
+
+    /// The memory of the elements, in the machine's byte order.
+    pub fn as_bytes(self) -> &'a [u8] {
+        with_typed!(Slice, self, data => bytemuck::cast_slice(data))
+    }
+
+    /// The elements, if `T` is their type.
+    pub fn typed<T: Element>(self) -> Option<&'a [T]> {
+        with_typed!(Slice, self, data => bytemuck_same(data))
+    }
+
+    /// Every element widened.
+    pub fn to_f64_vec(self) -> Vec<f64> {
+        with_typed!(Slice, self, data => data.iter().map(|&value| Element::to_f64(value)).collect())
+    }
+}
+
+fn bytemuck_same<S: Element, T: Element>(data: &[S]) -> Option<&[T]> {
+    (S::DTYPE == T::DTYPE).then(|| bytemuck::cast_slice(data))
+}
+
+impl<'a> SliceMut<'a> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.as_slice().dtype()
+    }
+
+    /// The same elements, shared.
+    pub fn as_slice(&self) -> Slice<'_> {
+        with_typed!(SliceMut, self, data => Element::slice(data))
+    }
+
+    /// The same elements for a shorter borrow.
+    pub fn reborrow(&mut self) -> SliceMut<'_> {
+        with_typed!(SliceMut, self, data => Element::slice_mut(data))
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range_mut(self, range: Range<usize>) -> SliceMut<'a> {
+        with_typed!(SliceMut, self, data => Element::slice_mut(&mut data[range]))
+    }
+
+    /// The memory of the elements, in the machine's byte order. Every byte pattern is a value of every dtype.
+    pub fn as_bytes_mut(self) -> &'a mut [u8] {
+        with_typed!(SliceMut, self, data => bytemuck::cast_slice_mut(data))
+    }
+
+    /// The elements, if `T` is their type.
+    pub fn typed<T: Element>(self) -> Option<&'a mut [T]> {
+        fn same<S: Element, T: Element>(data: &mut [S]) -> Option<&mut [T]> {
+            (S::DTYPE == T::DTYPE).then(|| bytemuck::cast_slice_mut(data))
+        }
+        with_typed!(SliceMut, self, data => same(data))
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for Slice<'a> {
+    fn from(data: &'a [T]) -> Self {
+        T::slice(data)
+    }
+}
+
+impl<'a, T: Element> From<&'a Vec<T>> for Slice<'a> {
+    fn from(data: &'a Vec<T>) -> Self {
+        T::slice(data)
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
+    fn from(data: &'a mut [T]) -> Self {
+        T::slice_mut(data)
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a> {
+    fn from(data: &'a mut Vec<T>) -> Self {
+        T::slice_mut(data)
+    }
+}
+
+/// Elements of a shape; a product that no address space holds is refused.
+pub(crate) fn shape_len(operation: &'static str, shape: &[usize]) -> Result<usize> {
+    shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).ok_or_else(|| Error::InvalidArgument {
+        operation,
+        reason: format!("shape {shape:?} has more elements than memory has addresses"),
+    })
+}
+
+fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
+    let expected = shape_len("tensor view", shape)?;
+    if expected == len {
+        return Ok(());
+    }
+    Err(Error::LengthMismatch {
+        operation: "tensor view",
+        left_name: format!("shape {shape:?}"),
+        left: expected,
+        right_name: "the data".into(),
+        right: len,
+    })
+}
+
+/// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
+#[derive(Clone, Debug)]
+pub struct TensorView<'a> {
+    data: Slice<'a>,
+    shape: Cow<'a, [usize]>,
+}
+
+/// A tensor to write, as [`TensorView`].
+#[derive(Debug)]
+pub struct TensorViewMut<'a> {
+    data: SliceMut<'a>,
+    shape: Cow<'a, [usize]>,
+}
+
+impl<'a> TensorView<'a> {
+    /// Gives a slice a shape.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    pub fn new(data: impl Into<Slice<'a>>, shape: &'a [usize]) -> Result<Self> {
+        let data = data.into();
+        check_shape(data.len(), shape)?;
+        Ok(Self { data, shape: Cow::Borrowed(shape) })
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements.
+    pub fn data(&self) -> Slice<'a> {
+        self.data
+    }
+}
+
+impl<'a> TensorViewMut<'a> {
+    /// Gives a slice a shape.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    pub fn new(data: impl Into<SliceMut<'a>>, shape: &'a [usize]) -> Result<Self> {
+        let data = data.into();
+        check_shape(data.len(), shape)?;
+        Ok(Self { data, shape: Cow::Borrowed(shape) })
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements.
+    pub fn data(&self) -> Slice<'_> {
+        self.data.as_slice()
+    }
+
+    /// The elements, to write.
+    pub fn into_data(self) -> SliceMut<'a> {
+        self.data
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
+    fn from(data: &'a [T]) -> Self {
+        Self { shape: Cow::Owned(vec![data.len()]), data: T::slice(data) }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
+    fn from(data: &'a mut [T]) -> Self {
+        Self { shape: Cow::Owned(vec![data.len()]), data: T::slice_mut(data) }
+    }
+}
