@@ -1,0 +1,80 @@
+#!/bin/sh
+# The GPU tier of gradsync, packed by `cargo xtask bundle`: needs an NVIDIA GPU and driver, and no Rust.
+#
+#   ./run                        the GPU tests, then the bandwidth measurement
+#   ./run --tests                the GPU tests alone; further arguments go to the test program
+#   ./run --bandwidth            the measurement alone
+#   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
+#
+# Exits with 2 if there is no GPU, and with 1 if anything failed; says what it does not run, and why.
+set -u
+cd "$(dirname "$0")" || exit 1
+
+mode=${1:-all}
+[ $# -gt 0 ] && shift
+
+say() { printf '== %s\n' "$*"; }
+not_run() { say "NOT RUN: $*"; }
+
+case $mode in
+all | --tests | --bandwidth) ;;
+--sanitizer)
+    tool=${1:-}
+    [ $# -gt 0 ] && shift
+    case $tool in
+    memcheck | racecheck | initcheck) ;;
+    *)
+        say "--sanitizer takes memcheck, racecheck or initcheck, not '$tool'"
+        exit 1
+        ;;
+    esac
+    ;;
+*)
+    sed -n '2,9p' "$0" >&2
+    exit 1
+    ;;
+esac
+
+if ! command -v nvidia-smi >/dev/null 2>&1; then
+    not_run "everything, because there is no nvidia-smi here, hence no NVIDIA driver"
+    exit 2
+fi
+if ! gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1) || [ -z "$gpus" ]; then
+    not_run "everything, because nvidia-smi finds no GPU: $gpus"
+    exit 2
+fi
+say "GPUs and driver:"
+printf '%s\n' "$gpus"
+
+failed=0
+step() {
+    say "running: $*"
+    if "$@"; then
+        say "passed: $1"
+    else
+        code=$?
+        say "FAILED with exit code $code: $*"
+        failed=1
+    fi
+}
+
+case $mode in
+--sanitizer)
+    sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
+    if ! command -v "$sanitizer" >/dev/null 2>&1; then
+        not_run "$tool, because there is no compute-sanitizer here (it is part of the CUDA toolkit; or set COMPUTE_SANITIZER)"
+        exit 2
+    fi
+    step "$sanitizer" --tool "$tool" --error-exitcode 1 ./gpu-tests --test-threads=1 "$@"
+    not_run "the bandwidth measurement, which means nothing under a sanitizer"
+    ;;
+*)
+    if [ "$mode" != --bandwidth ]; then
+        step ./gpu-tests --test-threads=1 "$@"
+    fi
+    if [ "$mode" != --tests ]; then
+        step ./bandwidth
+    fi
+    ;;
+esac
+exit $failed

@@ -1,0 +1,106 @@
+//! The whole command line of `cargo xtask`, and nothing that acts on it: each command's file adds `run` to its struct.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Repository tasks of gradsync.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+pub(crate) struct Xtask {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train on handwritten digits with 8 ranks, three times, and write target/demo/report.html
+    Demo(Demo),
+    /// Run every test that this machine can run; what CI runs
+    Test(Test),
+    /// Compile device/ to PTX and write host/ptx/, or prove with --check that it is fresh
+    Ptx(Ptx),
+    /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills
+    Ptxas(Ptxas),
+    /// Write target/libcuda/lib64/libcuda.a, so that the `cuda` feature links without a toolkit
+    Libcuda(Libcuda),
+    /// Pack the GPU tests and a runner into a folder that runs on a machine without Rust
+    Bundle(Bundle),
+}
+
+/// The one flag that every command with a set-up has.
+#[derive(Debug, Args)]
+pub(crate) struct Setup {
+    /// Install nothing: print the commands that would, and fail if something is missing
+    #[arg(long)]
+    pub(crate) no_install: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Test {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+    /// Run this stage only (may be repeated)
+    #[arg(long, value_name = "STAGE", value_enum)]
+    pub(crate) only: Vec<Stage>,
+}
+
+/// A stage of `cargo xtask test`, in the order in which they run: cheap ones first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stage {
+    /// cargo fmt --check
+    Fmt,
+    /// The house rules, which are xtask's own tests
+    Tidy,
+    /// host/ptx/ agrees with device/
+    Ptx,
+    /// ptxas accepts every PTX file, without spills
+    Ptxas,
+    /// Clippy, for every feature set, warnings as errors
+    Clippy,
+    /// Documentation, warnings as errors
+    Docs,
+    /// Unit, property, rank and documentation tests
+    Tests,
+    /// A crate outside the workspace builds on gradsync with nothing installed
+    Downstream,
+    /// The GPU tier
+    Gpu,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ptx {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+    /// Write nothing; fail if host/ptx/ is not what device/ compiles to
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Compile with little optimisation, for reading the PTX; only with --copy-to
+    #[arg(long, requires = "copy_to")]
+    pub(crate) debug: bool,
+    /// Put the compiler's unsplit PTX into this folder, and leave host/ptx/ alone
+    #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
+    pub(crate) copy_to: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ptxas {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Libcuda {}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bundle {
+    /// Where to put it
+    #[arg(long, value_name = "FOLDER", default_value = "target/bundle")]
+    pub(crate) output: PathBuf,
+}

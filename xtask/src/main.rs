@@ -1,0 +1,39 @@
+//! `cargo xtask`: everything about this repository that is more than one cargo command.
+//!
+//! One command is one file, one variant of [`flags::Command`] and one `run`. Nothing here depends on a crate of the
+//! workspace, so every command works while those do not compile.
+
+mod bundle;
+mod demo;
+mod flags;
+mod libcuda;
+mod process;
+mod ptx;
+mod ptxas;
+mod test;
+#[cfg(test)]
+mod tidy;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use flags::{Command, Xtask};
+
+fn main() -> ExitCode {
+    let outcome = match Xtask::parse().command {
+        Command::Demo(flags) => flags.run(),
+        Command::Test(flags) => flags.run(),
+        Command::Ptx(flags) => flags.run(),
+        Command::Ptxas(flags) => flags.run(),
+        Command::Libcuda(flags) => flags.run(),
+        Command::Bundle(flags) => flags.run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

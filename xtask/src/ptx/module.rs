@@ -1,0 +1,274 @@
+//! Just enough PTX to cut one module into several: statements at module scope, the names they define and use.
+//!
+//! It never looks into instructions, except for names that occur in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+
+/// A module as the compiler wrote it, in statements.
+#[derive(Debug)]
+pub(crate) struct Module {
+    /// `.version`, `.target` and `.address_size`.
+    header: Vec<String>,
+    /// Variables and functions by name: what entries may need.
+    items: BTreeMap<String, Item>,
+    pub(crate) entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Item {
+    text: String,
+    /// What must stand before any body that calls it; only functions have one.
+    prototype: Option<String>,
+    uses: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    text: String,
+    /// Type and, for arrays, length of each parameter: `.u64`, `.b8[24]`.
+    pub(crate) params: Vec<String>,
+    uses: BTreeSet<String>,
+}
+
+impl Module {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let mut module = Self { header: Vec::new(), items: BTreeMap::new(), entries: BTreeMap::new() };
+        let mut prototypes = BTreeSet::new();
+        for statement in statements(&tidy_text(text)) {
+            let head = statement.split(['{', '=']).next().unwrap_or_default();
+            let has = |word: &str| head.split_whitespace().any(|token| token == word);
+            if [".version", ".target", ".address_size"].iter().any(|word| statement.starts_with(word)) {
+                module.header.push(statement);
+            } else if has(".entry") {
+                let name = name_after(head, ".entry")?;
+                let entry = Entry { params: params(head)?, uses: names(&statement), text: statement };
+                module.entries.insert(name, entry);
+            } else if has(".func") {
+                let name = name_after(head, ".func")?;
+                if statement.ends_with(';') {
+                    prototypes.insert(name);
+                    continue;
+                }
+                let prototype = Some(format!("{};", head.replace(".visible ", "").trim_end()));
+                let text = statement.replacen(".visible .func", ".func", 1);
+                module.items.insert(name, Item { uses: names(&text), text, prototype });
+            } else if [".global", ".const", ".shared"].iter().any(|space| has(space)) {
+                let name = variable_name(head)?;
+                module.items.insert(name, Item { uses: names(&statement), text: statement, prototype: None });
+            } else {
+                bail!("a statement of a kind that the splitter does not know: {head:?}");
+            }
+        }
+        if module.header.len() != 3 {
+            bail!("expected .version, .target and .address_size, found {:?}", module.header);
+        }
+        let missing: Vec<_> = prototypes.iter().filter(|&name| !module.items.contains_key(name)).collect();
+        if !missing.is_empty() {
+            bail!("the PTX calls functions that it does not contain: {missing:?}; device code must not need them");
+        }
+        Ok(module)
+    }
+
+    /// A complete module with these entries and whatever they need, and nothing else.
+    pub(crate) fn extract(&self, entries: &[&str], first_line: &str) -> Result<String> {
+        let mut needed = BTreeSet::new();
+        let mut ordered = Vec::new();
+        for &name in entries {
+            let entry = self.entries.get(name).with_context(|| format!("no entry {name}"))?;
+            self.collect(&entry.uses, &mut needed, &mut ordered);
+        }
+        let (functions, variables): (Vec<&Item>, Vec<&Item>) =
+            ordered.iter().map(|name| &self.items[name]).partition(|item| item.prototype.is_some());
+
+        let mut text = format!("{first_line}\n{}\n", self.header.join("\n"));
+        let prototypes = functions.iter().filter_map(|item| item.prototype.as_ref());
+        let bodies = functions.iter().map(|item| &item.text);
+        let entries = entries.iter().map(|&name| &self.entries[name].text);
+        for part in variables.iter().map(|item| &item.text).chain(prototypes).chain(bodies).chain(entries) {
+            text.push('\n');
+            text.push_str(part);
+            text.push('\n');
+        }
+        canonical(&text)
+    }
+
+    /// Depth first, so that a variable comes after those that its initialiser names.
+    fn collect(&self, uses: &BTreeSet<String>, needed: &mut BTreeSet<String>, ordered: &mut Vec<String>) {
+        for name in uses {
+            if let Some(item) = self.items.get(name) {
+                if needed.insert(name.clone()) {
+                    self.collect(&item.uses, needed, ordered);
+                    ordered.push(name.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Without comments, trailing space and empty lines.
+fn tidy_text(text: &str) -> String {
+    let mut tidy = String::with_capacity(text.len());
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or_default().trim_end();
+        if !line.trim_start().is_empty() {
+            tidy.push_str(line);
+            tidy.push('\n');
+        }
+    }
+    tidy
+}
+
+/// Cuts at module scope: directives end with their line, bodies with their brace, everything else with a semicolon.
+fn statements(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let (mut start, mut depth) = (0, 0_usize);
+    for (at, c) in text.char_indices() {
+        let so_far = text[start..at].trim_start();
+        let is_directive =
+            so_far.starts_with(".version") || so_far.starts_with(".target") || so_far.starts_with(".address_size");
+        let ends = match c {
+            '{' => {
+                depth += 1;
+                false
+            }
+            '}' => {
+                depth = depth.saturating_sub(1);
+                // The braces of an initialiser are followed by its semicolon.
+                depth == 0 && !so_far.split('{').next().unwrap_or_default().contains('=')
+            }
+            ';' => depth == 0,
+            '\n' => depth == 0 && is_directive,
+            _ => false,
+        };
+        if ends {
+            found.push(text[start..=at].trim().to_owned());
+            start = at + c.len_utf8();
+        }
+    }
+    let rest = text[start..].trim();
+    if !rest.is_empty() {
+        found.push(rest.to_owned());
+    }
+    found
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '$' || c == '%'
+}
+
+/// Every word that could be the name of a variable or function.
+fn names(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !is_name_char(c));
+    words.filter(|word| word.starts_with(|c: char| !c.is_ascii_digit() && c != '%')).map(str::to_owned).collect()
+}
+
+/// The name of a function or entry: after the keyword and, for functions that return something, a parenthesis.
+fn name_after(head: &str, keyword: &str) -> Result<String> {
+    let mut rest = head.split_once(keyword).map_or("", |(_, rest)| rest).trim_start();
+    if rest.starts_with('(') {
+        rest = rest.split_once(')').map_or("", |(_, rest)| rest).trim_start();
+    }
+    let name: String = rest.chars().take_while(|&c| is_name_char(c)).collect();
+    if name.is_empty() { bail!("no name after {keyword} in {head:?}") } else { Ok(name) }
+}
+
+/// `.global .align 4 .b8 NAME[16]`: the first word that is neither a directive nor a number.
+fn variable_name(head: &str) -> Result<String> {
+    let word = head
+        .split_whitespace()
+        .find(|word| !word.starts_with('.') && !word.starts_with(|c: char| c.is_ascii_digit()))
+        .with_context(|| format!("no name in {head:?}"))?;
+    Ok(word.chars().take_while(|&c| is_name_char(c)).collect())
+}
+
+fn params(head: &str) -> Result<Vec<String>> {
+    let list = head.split_once('(').and_then(|(_, rest)| rest.split_once(')')).map_or("", |(list, _)| list);
+    let mut params = Vec::new();
+    for param in list.split(',').map(str::trim).filter(|param| !param.is_empty()) {
+        let ty = param
+            .split_whitespace()
+            .find(|word| word.starts_with(['.']) && word[1..].starts_with(['u', 's', 'b', 'f']))
+            .with_context(|| format!("a parameter without a type: {param:?}"))?;
+        let length = param.find('[').map_or("", |at| &param[at..]);
+        params.push(format!("{ty}{length}"));
+    }
+    Ok(params)
+}
+
+/// Replaces what depends on where and in which order things were compiled: crate disambiguators and hashes in mangled
+/// names, the numbers of anonymous constants, and the function's number in labels.
+fn canonical(text: &str) -> Result<String> {
+    let mut renamed: BTreeMap<String, String> = BTreeMap::new();
+    let mut anonymous = 0_usize;
+    for word in text.split(|c: char| !is_name_char(c)).filter(|word| word.starts_with(['_', 'a', '$'])) {
+        if renamed.contains_key(word) {
+            continue;
+        }
+        let new = if word.starts_with("anon_$_") {
+            anonymous += 1;
+            format!("anon_{}", anonymous - 1)
+        } else if let Some(label) = word.strip_prefix("$L__BB") {
+            format!("$L_{}", label.split_once('_').map_or(label, |(_, number)| number))
+        } else if word.starts_with("__local_depot") {
+            "__local_depot".to_owned()
+        } else if word.starts_with("_R") || word.starts_with("_ZN") {
+            let new = without_hashes(word);
+            // Labels and depots are local to a body, but two functions that become one would be a miscompilation.
+            if let Some((other, _)) = renamed.iter().find(|(_, taken)| **taken == new) {
+                bail!("{word} and {other} would both be called {new}");
+            }
+            new
+        } else {
+            continue;
+        };
+        renamed.insert(word.to_owned(), new);
+    }
+
+    let mut output = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(is_name_char) {
+        let end = rest[at..].find(|c: char| !is_name_char(c)).map_or(rest.len(), |length| at + length);
+        let word = &rest[at..end];
+        output.push_str(&rest[..at]);
+        output.push_str(renamed.get(word).map_or(word, String::as_str));
+        rest = &rest[end..];
+    }
+    output.push_str(rest);
+    Ok(output)
+}
+
+/// `_RNvNtCsanIojcP8aaR_4core9panicking` without `sanIojcP8aaR_`, `_ZN4core..17h0123456789abcdefE` without its hash,
+/// and neither with the `llvm` suffix of a symbol that LTO made private. A parameter's `_param_0` stays.
+fn without_hashes(name: &str) -> String {
+    let mut name = name.to_owned();
+    if let Some((stem, suffix)) = name.clone().split_once("_$_llvm_$_") {
+        name = format!("{stem}{}", suffix.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
+    if let Some(at) = name.find("17h") {
+        let hash = name.as_bytes().get(at + 3..at + 19);
+        if hash.is_some_and(|hash| hash.iter().all(u8::is_ascii_hexdigit)) {
+            name.replace_range(at..at + 19, "");
+        }
+    }
+    let mut clean = String::with_capacity(name.len());
+    let mut rest = name.as_str();
+    while let Some(at) = rest.find("Cs") {
+        let (before, after) = rest.split_at(at);
+        let digits = after[2..].chars().take_while(char::is_ascii_alphanumeric).count();
+        let follow = &after.as_bytes()[2 + digits..];
+        let is_disambiguator = (8..=13).contains(&digits)
+            && follow.first() == Some(&b'_')
+            && follow.get(1).is_some_and(u8::is_ascii_digit);
+        clean.push_str(before);
+        clean.push('C');
+        rest = if is_disambiguator { &after[3 + digits..] } else { &after[1..] };
+    }
+    clean.push_str(rest);
+    clean
+}
+
+#[cfg(test)]
+#[path = "module_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+//! `cargo xtask test`: the stages, what each runs, and the table at the end. CI runs this and nothing else.
+//!
+//! A stage passes, fails, or is not run for a reason that is printed; none is left out in silence.
+
+mod downstream;
+
+use std::{
+    fs, io,
+    io::Write,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    bundle,
+    flags::{self, Stage},
+    libcuda,
+    process::{Cmd, target},
+    ptx::{self, Freshness},
+    ptxas,
+    toolchain::{Need, Toolchain, device_compiler::DeviceCompiler, python},
+};
+
+/// How a stage ended, if it did not fail.
+#[derive(Debug)]
+enum Outcome {
+    Passed(String),
+    NotRun(String),
+}
+
+/// One line of the closing table.
+struct Row {
+    stage: Stage,
+    outcome: Result<Outcome>,
+    time: Duration,
+}
+
+impl Stage {
+    const ALL: [Self; 9] = [
+        Self::Fmt,
+        Self::Tidy,
+        Self::Ptx,
+        Self::Ptxas,
+        Self::Clippy,
+        Self::Docs,
+        Self::Tests,
+        Self::Downstream,
+        Self::Gpu,
+    ];
+
+    fn needs(self) -> &'static [Need] {
+        match self {
+            Self::Fmt => &[Need::Rustfmt],
+            Self::Ptx => &[Need::DeviceCompiler],
+            Self::Ptxas => &[Need::Ptxas],
+            Self::Clippy => &[Need::Clippy, Need::CCompiler],
+            Self::Docs | Self::Gpu => &[Need::CCompiler],
+            Self::Tests => &[Need::CCompiler, Need::PythonPackages],
+            Self::Tidy | Self::Downstream => &[],
+        }
+    }
+
+    fn run(self) -> Result<Outcome> {
+        match self {
+            Self::Fmt => passed(Cmd::cargo("fmt").args(["--all", "--check"]).run()),
+            Self::Tidy => passed(Cmd::cargo("test").args(["--package", "xtask", "--quiet"]).run()),
+            Self::Ptx => check_ptx(),
+            Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
+            Self::Clippy => clippy(),
+            Self::Docs => docs(),
+            Self::Tests => tests(),
+            Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
+            Self::Gpu => gpu(),
+        }
+    }
+}
+
+impl flags::Test {
+    pub(crate) fn run(self) -> Result<()> {
+        let stages: Vec<Stage> =
+            Stage::ALL.into_iter().filter(|stage| self.only.is_empty() || self.only.contains(stage)).collect();
+        let toolchain = Toolchain::new(&self.setup);
+        let unavailable = set_up(&toolchain, &stages)?;
+
+        let mut rows = Vec::new();
+        for stage in stages {
+            println!("\n=== {} ===", name(stage));
+            let start = Instant::now();
+            let outcome = match (stage, &unavailable) {
+                // Even without a compiler for device code there is the hash of its sources to compare.
+                (Stage::Ptx, Some(why)) => Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone())),
+                _ => stage.run(),
+            };
+            if let Err(error) = &outcome {
+                println!("FAILED: {error:#}");
+            }
+            rows.push(Row { stage, outcome, time: start.elapsed() });
+            // Cargo writes to standard error; keep the two in order.
+            io::stdout().flush().context("cannot write to standard output")?;
+        }
+        report(&rows)
+    }
+}
+
+/// Provides what the stages need. A machine whose distribution has no compiler for device code can run everything else:
+/// that is given back as a reason. Anything else that cannot be had is an error.
+fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Option<String>> {
+    let mut needs: Vec<Need> = Vec::new();
+    for need in stages.iter().flat_map(|stage| stage.needs()) {
+        if !needs.contains(need) {
+            needs.push(*need);
+        }
+    }
+    let mut unavailable = None;
+    if needs.contains(&Need::DeviceCompiler) && !toolchain.can_have_device_compiler() {
+        needs.retain(|&need| need != Need::DeviceCompiler);
+        if let Err(error) = DeviceCompiler::find() {
+            println!("{error:#}");
+        }
+        let why = "no compiler for device code here, and this distribution has no rustc-web >= 1.89 to install";
+        unavailable = Some(why.to_owned());
+    }
+    toolchain.provide(&needs)?;
+    Ok(unavailable)
+}
+
+fn report(rows: &[Row]) -> Result<()> {
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    println!("\n{:<12} {:>8}  result", "stage", "seconds");
+    for row in rows {
+        let result = match &row.outcome {
+            Ok(Outcome::Passed(note)) => {
+                passed += 1;
+                if note.is_empty() { "passed".to_owned() } else { format!("passed: {note}") }
+            }
+            Ok(Outcome::NotRun(why)) => {
+                skipped += 1;
+                format!("not run: {why}")
+            }
+            Err(error) => {
+                failed += 1;
+                let error = format!("{error:#}");
+                format!("FAILED: {}", error.lines().next().unwrap_or_default())
+            }
+        };
+        println!("{:<12} {:>8.1}  {result}", name(row.stage), row.time.as_secs_f64());
+    }
+    if failed > 0 {
+        // The error goes first, so that the counts are the last line whatever happened.
+        eprintln!("xtask: {failed} of {} stages failed", rows.len());
+    }
+    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+    io::stdout().flush().context("cannot write to standard output")?;
+    if failed > 0 {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+fn name(stage: Stage) -> String {
+    format!("{stage:?}").to_lowercase()
+}
+
+fn passed(result: Result<()>) -> Result<Outcome> {
+    result.map(|()| Outcome::Passed(String::new()))
+}
+
+fn check_ptx() -> Result<Outcome> {
+    Ok(match ptx::check()? {
+        Freshness::Identical { files } => Outcome::Passed(format!("{files} files rebuilt, all identical")),
+        Freshness::OtherCompiler { note } => Outcome::Passed(note),
+        Freshness::NotRebuilt { why } => Outcome::NotRun(why.lines().next().unwrap_or_default().to_owned()),
+    })
+}
+
+/// Every feature set that somebody builds; the flag is whether it links the driver.
+const FEATURE_SETS: [(&[&str], bool); 5] = [
+    (&["--workspace"], false),
+    (&["--package", "gradsync", "--no-default-features"], false),
+    (&["--package", "gradsync", "--features", "cuda"], true),
+    (&["--package", "gradsync-tests", "--features", "cuda"], true),
+    (&["--package", "gradsync-tests", "--features", "demo"], false),
+];
+
+fn clippy() -> Result<Outcome> {
+    for (features, cuda) in FEATURE_SETS {
+        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
+        if cuda { libcuda::linked(cmd)?.run()? } else { cmd.run()? }
+    }
+    Ok(Outcome::Passed(format!("{} feature sets", FEATURE_SETS.len())))
+}
+
+fn docs() -> Result<Outcome> {
+    let doc = |arguments: &[&str]| {
+        Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
+    };
+    libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    passed(doc(&["--package", "gradsync-device"]).run())
+}
+
+fn tests() -> Result<Outcome> {
+    let binary = cuda_binary()?;
+    let cmd = Cmd::cargo("test")
+        .args(["--workspace", "--exclude", "xtask"])
+        .env("GRADSYNC_PYTHONPATH", python::packages_folder())
+        .env("GRADSYNC_CUDA_BINARY", &binary);
+    passed(cmd.run())
+}
+
+/// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
+/// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it.
+fn cuda_binary() -> Result<PathBuf> {
+    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda", "--bin", "gradsync"]);
+    let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
+    let kept = target("cuda").join("gradsync");
+    copy(&built, &kept)?;
+    Ok(kept)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn gpu() -> Result<Outcome> {
+    let (works, list) = Cmd::new("nvidia-smi").arg("-L").probe();
+    if !works || !list.contains("GPU ") {
+        return Ok(Outcome::NotRun("no NVIDIA GPU here; `cargo xtask bundle` packs it".to_owned()));
+    }
+    let cmd = Cmd::cargo("test")
+        .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
+        .args(["--", "--test-threads=1"]);
+    libcuda::linked(cmd)?.run()?;
+    let gpus = list.lines().filter(|line| line.contains("GPU ")).count();
+    Ok(Outcome::Passed(format!("{gpus} GPUs")))
+}

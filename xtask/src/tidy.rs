@@ -1,0 +1,132 @@
+//! The house rules, as ordinary tests: `cargo test -p xtask`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::process::root;
+
+const MEMBERS: [&str; 4] = ["host", "device", "xtask", "tests"];
+/// Beyond this, a file holds more than one thing. About 400 is the aim.
+const LONGEST: usize = 600;
+
+/// Every source file of ours, with its path relative to the root and its text.
+fn sources() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for member in MEMBERS {
+        visit(&root().join(member), &mut found);
+    }
+    assert!(found.len() > MEMBERS.len(), "found {} sources under {}", found.len(), root().display());
+    found
+}
+
+fn visit(folder: &Path, found: &mut Vec<(String, String)>) {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
+    for entry in entries {
+        let path: PathBuf = entry.unwrap().path();
+        if path.is_dir() {
+            // A target folder, if somebody built inside a member.
+            if path.file_name().is_some_and(|name| name != "target") {
+                visit(&path, found);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let path = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            found.push((path, text));
+        }
+    }
+}
+
+/// Fails with every breach, not only the first.
+fn forbid(breaches: &[String], rule: &str) {
+    assert!(breaches.is_empty(), "{rule}:\n  {}", breaches.join("\n  "));
+}
+
+fn lines_where(breach: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for (path, text) in sources() {
+        let lines = text.lines().enumerate().filter(|(_, line)| breach(line));
+        found.extend(lines.map(|(index, _)| format!("{path}:{}", index + 1)));
+    }
+    found
+}
+
+#[test]
+fn every_file_opens_with_what_it_is_for() {
+    let silent: Vec<_> = sources().into_iter().filter(|(_, text)| !text.starts_with("//! ")).collect();
+    let silent: Vec<String> = silent.into_iter().map(|(path, _)| path).collect();
+    forbid(&silent, "files must open with a `//!` header");
+}
+
+#[test]
+fn no_trailing_whitespace_and_one_newline_at_the_end() {
+    let mut breaches = lines_where(|line| line.ends_with([' ', '\t', '\r']));
+    let ends_wrong = |text: &str| !text.ends_with('\n') || text.ends_with("\n\n");
+    breaches.extend(sources().into_iter().filter(|(_, text)| ends_wrong(text)).map(|(path, _)| path));
+    forbid(&breaches, "no trailing whitespace");
+}
+
+#[test]
+fn nothing_is_left_open_or_ignored() {
+    // In pieces, so that this file does not find itself.
+    let words = [("to", "do!("), ("un", "implemented!("), ("#[ig", "nore"), ("FIX", "ME"), ("XX", "X:")];
+    let words = words.map(|(head, tail)| format!("{head}{tail}"));
+    let breaches = lines_where(|line| words.iter().any(|word| line.contains(word.as_str())));
+    forbid(&breaches, "nothing is left open, and no test is ignored");
+}
+
+#[test]
+fn files_stay_readable() {
+    let mut long = Vec::new();
+    for (path, text) in sources() {
+        let lines = text.lines().count();
+        if lines > LONGEST {
+            long.push(format!("{path}: {lines} lines"));
+        }
+    }
+    forbid(&long, &format!("files have at most {LONGEST} lines"));
+}
+
+#[test]
+fn names_say_something() {
+    let vague = ["base", "common", "util", "utils", "helpers", "misc"];
+    let named = |path: &str| Path::new(path).file_stem().is_some_and(|stem| vague.iter().any(|name| stem == *name));
+    let breaches: Vec<String> = sources().into_iter().map(|(path, _)| path).filter(|path| named(path)).collect();
+    forbid(&breaches, "no file called base, common or util");
+}
+
+#[test]
+fn both_licences_are_here() {
+    for (file, words) in [("LICENSE-MIT", "Permission is hereby granted"), ("LICENSE-APACHE", "Apache License")] {
+        let text = fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(text.contains(words), "{file} does not look like that licence");
+    }
+}
+
+#[test]
+fn xtask_depends_on_no_crate_of_the_workspace() {
+    let manifest = fs::read_to_string(root().join("xtask/Cargo.toml")).unwrap();
+    let dependencies = manifest.lines().filter(|line| line.starts_with("gradsync") || line.contains("path ="));
+    assert_eq!(dependencies.count(), 0, "xtask builds the workspace's crates, and must work while they do not compile");
+}
+
+#[test]
+fn members_take_versions_and_lints_from_the_workspace() {
+    let mut breaches = Vec::new();
+    for member in MEMBERS {
+        let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+        let mut section = "";
+        for line in manifest.lines() {
+            if line.starts_with('[') {
+                section = line;
+            } else if section.ends_with("dependencies]") && line.contains('=') && !line.contains("workspace") {
+                breaches.push(format!("{member}/Cargo.toml: {line}"));
+            }
+        }
+        if !manifest.contains("[lints") {
+            breaches.push(format!("{member}/Cargo.toml has no lints"));
+        }
+    }
+    forbid(&breaches, "versions are chosen in the root manifest, and every member is linted");
+}

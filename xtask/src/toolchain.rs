@@ -1,0 +1,199 @@
+//! What commands need that this repository does not hold, whether it is here, and the commands that get it.
+//!
+//! Nothing is installed unannounced, and nothing into the system but packages of the distribution; what comes from PyPI
+//! stays under target/tools and target/demo. With `--no-install` the same plan is printed instead of run.
+
+pub(crate) mod device_compiler;
+pub(crate) mod python;
+
+use std::{cell::Cell, env, fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::{flags::Setup, process::Cmd};
+use device_compiler::DeviceCompiler;
+
+/// One thing that a command cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Rustfmt,
+    Clippy,
+    /// `cc` and `ar`, for the stand-in of libcuda.
+    CCompiler,
+    /// python3 with pip, which fetches the three below where they are missing; they ask for it themselves.
+    Pip,
+    Ptxas,
+    PythonPackages,
+    Digits,
+    DeviceCompiler,
+}
+
+/// Something that is missing, and what would get it.
+#[derive(Debug)]
+struct Missing {
+    what: String,
+    commands: Vec<Cmd>,
+}
+
+/// Provides needs, or says how.
+#[derive(Debug)]
+pub(crate) struct Toolchain {
+    install: bool,
+    apt_updated: Cell<bool>,
+}
+
+impl Toolchain {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { install: !setup.no_install, apt_updated: Cell::new(false) }
+    }
+
+    /// Makes sure of every need, in order; fails naming what is missing.
+    pub(crate) fn provide(&self, needs: &[Need]) -> Result<()> {
+        let mut missing: Vec<Missing> = Vec::new();
+        for &need in needs {
+            let Some(found) = self.missing(need)? else { continue };
+            // Pip is asked for only where it has something to fetch.
+            let fetches = matches!(need, Need::Ptxas | Need::PythonPackages | Need::Digits);
+            let pip = if fetches { self.missing(Need::Pip)? } else { None };
+            for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
+                if self.install {
+                    self.install(&found)?;
+                    if self.missing(need)?.is_some() {
+                        bail!("{} is still missing after the commands above", found.what);
+                    }
+                } else if missing.iter().all(|other| other.what != found.what) {
+                    missing.push(found);
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        println!("missing, and not installed because of --no-install:");
+        for Missing { what, commands } in &missing {
+            println!("  # {what}");
+            commands.iter().for_each(|command| println!("  {command}"));
+        }
+        let names: Vec<_> = missing.iter().map(|found| found.what.as_str()).collect();
+        bail!("missing: {}", names.join("; "))
+    }
+
+    fn install(&self, found: &Missing) -> Result<()> {
+        println!("installing {}:", found.what);
+        found.commands.iter().try_for_each(Cmd::run)
+    }
+
+    /// `None` if it is here.
+    fn missing(&self, need: Need) -> Result<Option<Missing>> {
+        let (here, what, commands): (bool, String, Vec<Cmd>) = match need {
+            Need::Rustfmt => (
+                Cmd::cargo("fmt").arg("--version").probe().0,
+                "rustfmt, into the active Rust toolchain".into(),
+                vec![Cmd::new("rustup").args(["component", "add", "rustfmt"])],
+            ),
+            Need::Clippy => (
+                Cmd::cargo("clippy").arg("--version").probe().0,
+                "clippy, into the active Rust toolchain".into(),
+                vec![Cmd::new("rustup").args(["component", "add", "clippy"])],
+            ),
+            Need::CCompiler => (
+                ["cc", "ar"].iter().all(|tool| Cmd::new(*tool).arg("--version").probe().0),
+                "a C compiler and binutils, from the distribution".into(),
+                self.apt(&["gcc", "libc6-dev", "binutils"]),
+            ),
+            Need::Pip => (
+                Cmd::new("python3").args(["-m", "pip", "--version"]).probe().0,
+                "python3 and pip, from the distribution".into(),
+                self.apt(&["python3", "python3-pip"]),
+            ),
+            Need::Ptxas => (
+                python::ptxas().is_some(),
+                format!("NVIDIA's ptxas {} from PyPI, into target/tools", python::PTXAS_VERSION),
+                python::fetch_ptxas(),
+            ),
+            Need::PythonPackages => (
+                python::packages_work(),
+                "numpy, safetensors and ml_dtypes from PyPI, into target/tools/python".into(),
+                vec![python::fetch_packages()],
+            ),
+            Need::Digits => {
+                let path = python::digits();
+                let here = path.exists();
+                if here {
+                    verify(&path, python::DIGITS_SHA256)?;
+                }
+                let what = format!(
+                    "the UCI handwritten digits, from scikit-learn {}'s wheel on PyPI, into target/demo/data",
+                    python::SCIKIT_LEARN_VERSION
+                );
+                (here, what, python::fetch_digits())
+            }
+            Need::DeviceCompiler => {
+                let Err(error) = DeviceCompiler::find() else { return Ok(None) };
+                // Where nothing can be installed, the error with every place tried is all there is to say.
+                if DeviceCompiler::is_named() || !self.apt_has_device_compiler() {
+                    return Err(error);
+                }
+                let what =
+                    "a Rust compiler with matching sources of core (Debian's rustc-web; it lies beside rustup's)";
+                (false, what.into(), self.apt(&device_compiler::PACKAGES))
+            }
+        };
+        Ok((!here).then_some(Missing { what, commands }))
+    }
+
+    /// Installs distribution packages; the package lists are updated before the first time.
+    fn apt(&self, packages: &[&str]) -> Vec<Cmd> {
+        let install = apt_get("install").args(["--yes", "--no-install-recommends"]).args(packages);
+        let update = (!self.apt_updated.replace(true)).then(|| apt_get("update"));
+        update.into_iter().chain([install]).collect()
+    }
+
+    /// Is one here, or would [`Self::provide`] get one, or name what is wrong with the one that was asked for?
+    pub(crate) fn can_have_device_compiler(&self) -> bool {
+        DeviceCompiler::find().is_ok() || DeviceCompiler::is_named() || self.apt_has_device_compiler()
+    }
+
+    fn apt_has_device_compiler(&self) -> bool {
+        if device_compiler::apt_candidate() {
+            return true;
+        }
+        // A fresh image has no package lists at all.
+        if !self.install || self.apt_updated.get() || !Cmd::new("apt-get").arg("--version").probe().0 {
+            return false;
+        }
+        self.apt_updated.set(true);
+        apt_get("update").run().is_ok() && device_compiler::apt_candidate()
+    }
+}
+
+/// As root, or by sudo where there is one; it asks nothing.
+fn apt_get(verb: &str) -> Cmd {
+    let is_root = Cmd::new("id").arg("-u").quiet().read().is_ok_and(|id| id.trim() == "0");
+    let frontend = "DEBIAN_FRONTEND=noninteractive";
+    if !is_root && Cmd::new("sudo").arg("--version").probe().0 {
+        Cmd::new("sudo").args([frontend, "apt-get", verb])
+    } else {
+        Cmd::new("env").args([frontend, "apt-get", verb])
+    }
+}
+
+/// The file's SHA-256 is this one, or an error that names both.
+fn verify(path: &Path, sha256: &str) -> Result<()> {
+    let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let found = hex(&Sha256::digest(&content));
+    if found != sha256 {
+        bail!("{} has SHA-256 {found}, expected {sha256}; delete it and try again", path.display());
+    }
+    Ok(())
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An environment variable that is there and not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}

@@ -1,0 +1,133 @@
+//! Finding a compiler for device code: any rustc that has the sources of its own `core` beside it.
+//!
+//! Nothing is installed from here; [`super::Toolchain`] does that.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::variable;
+use crate::process::Cmd;
+
+/// Names a rustc to use, before every other place.
+const VARIABLE: &str = "GRADSYNC_DEVICE_RUSTC";
+/// Debian's, where its version will do: the compiler, and the sources of `core`.
+pub(super) const PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
+/// The first that compiles edition 2024 and `extern "ptx-kernel"` as the device crate uses them.
+const OLDEST: (u32, u32) = (1, 89);
+
+/// A compiler that was tried and will do.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceCompiler {
+    pub(crate) rustc: PathBuf,
+    /// `rustc 1.96.0 (ac68faa20 2026-05-25)`, with whatever a distribution adds.
+    pub(crate) version: String,
+    pub(crate) llvm: String,
+}
+
+impl DeviceCompiler {
+    /// Has somebody named the compiler to use?
+    pub(super) fn is_named() -> bool {
+        variable(VARIABLE).is_some()
+    }
+
+    /// The first that will do: the variable's and no other, or rustup's (nightly before others), then the distribution's. The
+    /// error lists every place and why not, and the commands that install one.
+    pub(crate) fn find() -> Result<Self> {
+        let mut tried = Vec::new();
+        for (place, rustc) in candidates(&mut tried) {
+            match Self::examine(&rustc) {
+                Ok(compiler) => return Ok(compiler),
+                Err(why) => tried.push(format!("{place}: {}: {why:#}", rustc.display())),
+            }
+        }
+        bail!(
+            "no compiler for device code; tried:\n  {}\ninstall one with `apt-get install --no-install-recommends {}` \
+             (Debian), or `rustup component add rust-src --toolchain nightly`, or name one in {VARIABLE}",
+            tried.join("\n  "),
+            PACKAGES.join(" ")
+        )
+    }
+
+    fn examine(rustc: &Path) -> Result<Self> {
+        let (works, text) = Cmd::new(rustc).arg("-vV").probe();
+        if !works {
+            bail!("{}", text.trim());
+        }
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let release = field("release:").context("`rustc -vV` prints no release")?;
+        if version_pair(release) < Some(OLDEST) {
+            bail!("{release} is too old, {}.{} is the oldest that will do", OLDEST.0, OLDEST.1);
+        }
+        let (_, sysroot) = Cmd::new(rustc).args(["--print", "sysroot"]).probe();
+        let core = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        if !core.is_file() {
+            bail!("{release}, but there is no {}", core.display());
+        }
+        let version = text.lines().next().unwrap_or_default().to_owned();
+        let llvm = field("LLVM version:").unwrap_or("unknown").to_owned();
+        Ok(Self { rustc: rustc.to_path_buf(), version, llvm })
+    }
+}
+
+/// Places and compilers in order; places without a compiler go straight to `tried`.
+fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    match variable(VARIABLE) {
+        // Whoever names one wants that one, and wants to hear why it will not do.
+        Some(path) => return vec![(VARIABLE.to_owned(), PathBuf::from(path))],
+        None => tried.push(format!("{VARIABLE}: not set")),
+    }
+
+    let (works, list) = Cmd::new("rustup").args(["toolchain", "list"]).probe();
+    let mut names: Vec<&str> = match works {
+        true => list.lines().filter_map(|line| line.split_whitespace().next()).collect(),
+        false => Vec::new(),
+    };
+    if !names.iter().any(|name| name.starts_with("nightly")) {
+        tried.push("rustup: no nightly toolchain".to_owned());
+    }
+    // RUSTC_BOOTSTRAP lets any of them compile device code; nightly first, because there it needs no such excuse.
+    names.sort_by_key(|name| !name.starts_with("nightly"));
+    for name in names {
+        let (works, sysroot) = Cmd::new("rustup").args(["run", name, "rustc", "--print", "sysroot"]).probe();
+        if works {
+            found.push((format!("rustup {name}"), Path::new(sysroot.trim()).join("bin/rustc")));
+        } else {
+            tried.push(format!("rustup {name}: {}", sysroot.trim()));
+        }
+    }
+
+    // Asked of the package, because a `rustc` on the path is usually rustup's.
+    let (works, files) = Cmd::new("dpkg").args(["-L", PACKAGES[0]]).probe();
+    match files.lines().find(|line| works && line.ends_with("/bin/rustc")) {
+        Some(path) => found.push((format!("Debian's {}", PACKAGES[0]), PathBuf::from(path))),
+        None => tried.push(format!("Debian's {}: not installed", PACKAGES[0])),
+    }
+    found
+}
+
+/// Would the distribution's package do?
+pub(super) fn apt_candidate() -> bool {
+    let (works, text) = Cmd::new("apt-cache").args(["policy", PACKAGES[0]]).env("LC_ALL", "C").probe();
+    let candidate = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:"));
+    works && candidate.and_then(|version| version_pair(version.trim())) >= Some(OLDEST)
+}
+
+/// `1.96.0+dfsg1-1` to (1, 96).
+fn version_pair(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_distributions_compare() {
+        assert!(version_pair("1.96.0+dfsg1-1~deb12u2") >= Some(OLDEST));
+        assert!(version_pair("1.85.0+dfsg3-1") < Some(OLDEST));
+        assert!(version_pair("(none)") < Some(OLDEST));
+    }
+}

