@@ -82,6 +82,19 @@ pub const LAYER_THREADS: u32 = 64;
 pub const VECTOR_BYTES: usize = 16;
 /// Vectors in flight for each operand of a streaming kernel.
 pub const STREAM_UNROLL: usize = 4;
+/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: many chunks for the
+/// whole GPU to share, few enough that adding their partial sums costs nothing. It depends on the length alone, so that results
+/// do not depend on the device.
+pub const fn chunk_len(total: usize) -> usize {
+    let len = (total / 4096).next_power_of_two();
+    if len < 2048 {
+        2048
+    } else if len > 16384 {
+        16384
+    } else {
+        len
+    }
+}
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
 /// Vectors on each side of a cross tile, which multiplies the members of two different tiles.
@@ -207,8 +220,7 @@ pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
 ];
 
 /// `combine`: `(destination, table of vectors, vector count, weights, spans, span count, chunk length)`.
-pub const COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("combine", &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
+pub const COMBINE_ENTRIES: [Entry; 16] = pairs_of!("combine", &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
 
 /// Kernels over one dtype.
 pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [

@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-use gradsync_device::math::Element as Formula;
 pub use gradsync_device::abi::{DType, UnknownDType};
+use gradsync_device::math::Element as Formula;
 use half::{bf16, f16};
 
 use crate::slice::{Slice, SliceMut};

@@ -27,7 +27,7 @@ impl<S: Element> Inputs<S> {
                 let weight = *self.weights.add(rank + vector);
                 let mut lane = 0;
                 while lane < N {
-                    totals[lane] = elementwise::add_product(totals[lane], weight, values[vector][lane].to_f64());
+                    totals[lane] = elementwise::add_weighted(totals[lane], weight, values[vector][lane].to_f64());
                     lane += 1;
                 }
                 vector += 1;
@@ -63,7 +63,7 @@ impl<S: Element> Inputs<S> {
         // SAFETY: ranks stay below `count`.
         (0..self.count).fold(-0.0, |total, rank| unsafe {
             let value = (*self.table.add(rank)).add(index as usize).read();
-            elementwise::add_product(total, *self.weights.add(rank), value.to_f64())
+            elementwise::add_weighted(total, *self.weights.add(rank), value.to_f64())
         })
     }
 }

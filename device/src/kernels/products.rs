@@ -4,11 +4,11 @@
 //! tile, where `gram_cross` multiplies the members of two different tiles.
 
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, GRAM_CROSS_WIDTH, Span, WARP, vector_len};
+use crate::abi::{DType, GRAM_CROSS_WIDTH, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
-use crate::{reduce, thread, warp};
+use crate::{reduce, thread};
 
 /// Where `sum_partials` finds the partial of this block for one product.
 #[inline(always)]
@@ -20,9 +20,7 @@ fn partial_slot(product: usize, chunks: u64) -> usize {
 #[inline(always)]
 unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64) -> [*const T; W] {
     // SAFETY: the launch provides `count ≥ 1` pointers from `first` on.
-    core::array::from_fn(|index| unsafe {
-        *table.add(first as usize + if (index as u64) < count { index } else { 0 })
-    })
+    core::array::from_fn(|index| unsafe { *table.add(first as usize + if (index as u64) < count { index } else { 0 }) })
 }
 
 /// Row and column of each of the `K` products of `W` vectors: one flat loop unrolls where two nested ones do not.
@@ -166,7 +164,7 @@ macro_rules! of_dtype {
             let side = |element: u64, from: u64, to: u64| {
                 (from..to).fold(0.0, |total, rank| {
                     let value = (*table.add(rank as usize)).add(element as usize).read().to_f64();
-                    elementwise::add_product(total, *weights.add(rank as usize), value)
+                    elementwise::add_weighted(total, *weights.add(rank as usize), value)
                 })
             };
             let mut totals = [0.0; 3];
@@ -190,27 +188,23 @@ fn add_dots(totals: [f64; 3], x: f64, y: f64) -> [f64; 3] {
     ]
 }
 
-// One warp for each segment and product: lanes take turns over the segment's partials, then add in a butterfly.
+// One block for each segment and product: threads take turns over the segment's partials, then add as a block does.
 kernel!("sum_partials", fn (
     totals: *mut f64, partials: *const f64, spans: *const Span, span_count: u64, products: u64, chunks: u64,
 ) {
-    let warp = thread::index_1d() / WARP as u64;
-    // Whole warps leave: the butterfly below needs all lanes of those that stay.
-    if products == 0 || warp / products >= span_count {
+    let block = thread::block_idx_x() as u64;
+    if products == 0 {
         return;
     }
-    let (span, product) = (warp / products, warp % products);
+    let (span, product) = (block / products, block % products);
     let begin = (*spans.add(span as usize)).first_block;
     let end = if span + 1 < span_count { (*spans.add(span as usize + 1)).first_block } else { chunks };
     let row = partials.add((product * chunks) as usize);
     let mut sum = 0.0;
-    let mut chunk = begin + warp::lane_id() as u64;
+    let mut chunk = begin + thread::thread_idx_x() as u64;
     while chunk < end {
         sum += *row.add(chunk as usize);
-        chunk += WARP as u64;
+        chunk += THREADS as u64;
     }
-    let sum = warp::sum(sum);
-    if warp::lane_id() == 0 {
-        totals.add((span * products + product) as usize).write(sum);
-    }
+    reduce::block_sum([sum], |_, sum| totals.add(block as usize).write(sum));
 });

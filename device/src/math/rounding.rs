@@ -36,8 +36,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
     let magnitude = bits & !SIGN_32;
     // Adding just under half a unit, and one more when the kept part is odd, carries exactly when rounding up is due.
     let odd = (magnitude >> FRACTION_DROP) & 1;
-    let normal =
-        magnitude.wrapping_add(0x0fff + odd).wrapping_sub(REBIAS << EXPONENT_SHIFT_32) >> FRACTION_DROP;
+    let normal = magnitude.wrapping_add(0x0fff + odd).wrapping_sub(REBIAS << EXPONENT_SHIFT_32) >> FRACTION_DROP;
     // Below 2^-14 the unit is 2^-24, which is the unit of binary32 at 0.5: let the addition round there.
     let half = f32::from_bits(126 << EXPONENT_SHIFT_32);
     let subnormal = (f32::from_bits(magnitude) + half).to_bits().wrapping_sub(half.to_bits());

@@ -1,2 +1,45 @@
-//! stub
-fn main(){}
+//! The program `gradsync`: reduces gradient files of several ranks, and tells what a machine has.
+//!
+//! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
+//! line). The arithmetic is the library's; only files and the command line are dealt with here.
+
+mod backend;
+mod checkpoint;
+mod info;
+mod reduce;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Gradient communication for training programs in pure Rust.
+#[derive(Parser)]
+#[command(name = "gradsync", version, about, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Reduce the gradients or weight deltas of several ranks, one safetensors file each, to one file.
+    Reduce(reduce::Reduce),
+    /// Tell the version, and which CPU features, GPUs and libraries are found, or where they were looked for.
+    Info(info::Info),
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    let result = match Arguments::parse().command {
+        Command::Reduce(reduce) => reduce.run().map_err(|error| error.to_string()),
+        Command::Info(info) => info.run().map_err(|error| error.to_string()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("gradsync: error: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}

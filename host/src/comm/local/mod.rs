@@ -39,7 +39,9 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
         return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
     }
     let shared = Arc::new(Rendezvous::new(world_size, deadline));
-    Ok((0..world_size).map(|rank| LocalCommunicator { rank, shared: shared.clone(), one_thread: PhantomData }).collect())
+    Ok((0..world_size)
+        .map(|rank| LocalCommunicator { rank, shared: shared.clone(), one_thread: PhantomData })
+        .collect())
 }
 
 /// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank

@@ -32,7 +32,14 @@ pub(super) fn all_reduce(posts: &[Post], rank: usize, op: ReduceOp) {
 pub(super) fn reduce_scatter(posts: &[Post], rank: usize, op: ReduceOp) {
     let call = posts[0].call;
     let inputs: Vec<_> = posts.iter().map(|post| post.input.start).collect();
-    reduce(call.dtype, &inputs, &[posts[rank].output.start], rank * call.len..(rank + 1) * call.len, rank * call.len, op);
+    reduce(
+        call.dtype,
+        &inputs,
+        &[posts[rank].output.start],
+        rank * call.len..(rank + 1) * call.len,
+        rank * call.len,
+        op,
+    );
 }
 
 /// Rank `rank` fills its output with everybody's input.

@@ -27,12 +27,7 @@ vectorized! {
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for vectors, destination or weights of other lengths;
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no vectors or bad segments. Nothing is written then.
-pub fn combine(
-    dst: SliceMut<'_>,
-    vectors: &[Slice<'_>],
-    weights: &[f64],
-    segments: &[Range<usize>],
-) -> Result<()> {
+pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segments: &[Range<usize>]) -> Result<()> {
     check_vectors("combine", vectors, segments)?;
     same_len("combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;

@@ -31,7 +31,7 @@ vectorized! {
     /// `block[i] += weight × src[i]`; elements past `src` are left alone.
     pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
         for (to, &from) in block.iter_mut().zip(src) {
-            *to = elementwise::add_product(*to, weight, from.to_f64());
+            *to = elementwise::add_weighted(*to, weight, from.to_f64());
         }
     }
 

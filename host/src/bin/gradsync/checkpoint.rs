@@ -1,0 +1,221 @@
+//! Safetensors files of gradients: reading one rank's through a memory map, and writing the result as a stream.
+//!
+//! A file is checked as a whole when it is opened; tensors are then read where they lie, piece by piece. The output is written
+//! beside its final place and renamed when complete, so that a failure leaves no half-written file.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use gradsync::{DType, Element, GradientBuffer, Slice};
+use memmap2::Mmap;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+
+/// What is wrong with a file, always by its path.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileError {
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{path}: not a complete safetensors file: {reason}", path = path.display())]
+    Malformed { path: PathBuf, reason: String },
+    #[error("{path}: tensor {tensor:?} has dtype {dtype}; supported are F64, F32, F16 and BF16", path = path.display())]
+    UnsupportedDType { path: PathBuf, tensor: String, dtype: Dtype },
+    #[error("{path}: tensor {tensor:?} is missing; {first} has it", path = path.display(), first = first.display())]
+    MissingTensor { path: PathBuf, tensor: String, first: PathBuf },
+    #[error("{path}: tensor {tensor:?} is not in {first}", path = path.display(), first = first.display())]
+    ExtraTensor { path: PathBuf, tensor: String, first: PathBuf },
+    #[error(
+        "{path}: tensor {tensor:?} is {found}, but in {first} it is {expected}",
+        path = path.display(), first = first.display()
+    )]
+    Different { path: PathBuf, tensor: String, found: String, first: PathBuf, expected: String },
+    #[error("{path}: the output is also an input", path = path.display())]
+    OutputIsInput { path: PathBuf },
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) len: usize,
+    /// Its bytes in the file.
+    place: Range<usize>,
+}
+
+/// One rank's file.
+pub(crate) struct Checkpoint {
+    path: PathBuf,
+    map: Mmap,
+    /// In the order of the data.
+    pub(crate) tensors: Vec<Tensor>,
+    /// The free-form metadata of the header.
+    pub(crate) metadata: Option<HashMap<String, String>>,
+}
+
+impl Checkpoint {
+    pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
+        let malformed = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
+        let io = |source| FileError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(io)?;
+        let facts = file.metadata().map_err(io)?;
+        if !facts.is_file() {
+            return Err(malformed("it is not a regular file".into()));
+        }
+        if facts.len() == 0 {
+            return Err(malformed("it is empty".into()));
+        }
+        // SAFETY: the file is only read. If another process shrinks it meanwhile, the system ends this process; every reader of
+        // mapped checkpoints lives with that.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let (header_len, header) =
+            SafeTensors::read_metadata(&map).map_err(|error| malformed(format!("{error} ({} bytes)", map.len())))?;
+        let data = 8 + header_len;
+        let mut tensors = Vec::new();
+        for name in header.offset_keys() {
+            let Some(info) = header.info(&name) else { continue };
+            let dtype = match info.dtype {
+                Dtype::F64 => DType::F64,
+                Dtype::F32 => DType::F32,
+                Dtype::F16 => DType::F16,
+                Dtype::BF16 => DType::BF16,
+                dtype => return Err(FileError::UnsupportedDType { path: path.to_owned(), tensor: name, dtype }),
+            };
+            let (begin, end) = info.data_offsets;
+            let len = (end - begin) / dtype.size_bytes();
+            tensors.push(Tensor { name, dtype, shape: info.shape.clone(), len, place: data + begin..data + end });
+        }
+        Ok(Self { path: path.to_owned(), map, tensors, metadata: header.metadata().clone() })
+    }
+
+    /// Refuses a checkpoint whose tensors differ from the first rank's, and puts them in its order.
+    pub(crate) fn match_to(&mut self, first: &Checkpoint) -> Result<(), FileError> {
+        let names = || (self.path.clone(), first.path.clone());
+        let mut own: HashMap<String, Tensor> =
+            self.tensors.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
+        let mut matched = Vec::with_capacity(first.tensors.len());
+        for expected in &first.tensors {
+            let Some(tensor) = own.remove(&expected.name) else {
+                let (path, first) = names();
+                return Err(FileError::MissingTensor { path, tensor: expected.name.clone(), first });
+            };
+            if (tensor.dtype, &tensor.shape) != (expected.dtype, &expected.shape) {
+                let (path, first) = names();
+                let describe = |tensor: &Tensor| format!("{} {:?}", tensor.dtype, tensor.shape);
+                let (found, expected) = (describe(&tensor), describe(expected));
+                return Err(FileError::Different { path, tensor: tensor.name, found, first, expected });
+            }
+            matched.push(tensor);
+        }
+        if let Some(tensor) = own.into_keys().min() {
+            let (path, first) = names();
+            return Err(FileError::ExtraTensor { path, tensor, first });
+        }
+        self.tensors = matched;
+        Ok(())
+    }
+
+    /// The elements `range` of a tensor: where they lie in the file if that is aligned, otherwise copied to `scratch`.
+    pub(crate) fn elements<'a>(
+        &'a self,
+        tensor: usize,
+        range: Range<usize>,
+        scratch: &'a mut Option<GradientBuffer>,
+    ) -> gradsync::Result<Slice<'a>> {
+        let Tensor { dtype, place, .. } = &self.tensors[tensor];
+        let size = dtype.size_bytes();
+        let bytes = &self.map[place.start + range.start * size..place.start + range.end * size];
+        if let Some(slice) = in_place(*dtype, bytes) {
+            return Ok(slice);
+        }
+        let copy = scratch.insert(GradientBuffer::new(*dtype, 1, [("copy", [range.len()])])?);
+        copy.tensor_mut(0).into_data().as_bytes_mut().copy_from_slice(bytes);
+        Ok(copy.tensor(0).data())
+    }
+}
+
+/// The bytes as elements, if they lie where elements can.
+fn in_place(dtype: DType, bytes: &[u8]) -> Option<Slice<'_>> {
+    fn typed<T: Element>(bytes: &[u8]) -> Option<Slice<'_>> {
+        bytemuck::try_cast_slice::<u8, T>(bytes).ok().map(T::slice)
+    }
+    match dtype {
+        DType::F64 => typed::<f64>(bytes),
+        DType::F32 => typed::<f32>(bytes),
+        DType::F16 => typed::<gradsync::f16>(bytes),
+        DType::BF16 => typed::<gradsync::bf16>(bytes),
+    }
+}
+
+/// Refuses an output that is one of the inputs, by whatever path or link.
+pub(crate) fn check_output(output: &Path, inputs: &[PathBuf]) -> Result<(), FileError> {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|facts| (facts.dev(), facts.ino()));
+    let own = identity(output);
+    let is_input = inputs.iter().any(|input| input == output || (own.is_some() && identity(input) == own));
+    if is_input { Err(FileError::OutputIsInput { path: output.to_owned() }) } else { Ok(()) }
+}
+
+/// An output file on its way: the header is written at once, then the tensors' bytes in order.
+pub(crate) struct Writer {
+    path: PathBuf,
+    file: BufWriter<tempfile::NamedTempFile>,
+}
+
+impl Writer {
+    /// Starts a file for tensors of the given names, dtypes and shapes, in this order.
+    pub(crate) fn create(
+        path: &Path,
+        metadata: Option<HashMap<String, String>>,
+        tensors: impl Iterator<Item = (String, DType, Vec<usize>)>,
+    ) -> Result<Self, FileError> {
+        let mut end = 0;
+        let infos = tensors.map(|(name, dtype, shape)| {
+            let begin = end;
+            end += shape.iter().product::<usize>() * dtype.size_bytes();
+            let dtype = match dtype {
+                DType::F64 => Dtype::F64,
+                DType::F32 => Dtype::F32,
+                DType::F16 => Dtype::F16,
+                DType::BF16 => Dtype::BF16,
+            };
+            (name, TensorInfo { dtype, shape, data_offsets: (begin, end) })
+        });
+        let invalid = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
+        let header = Metadata::new(metadata, infos.collect()).map_err(|error| invalid(error.to_string()))?;
+        let mut header = serde_json::to_vec(&header).map_err(|error| invalid(error.to_string()))?;
+        // The data start at a multiple of 8, as the format asks; spaces may follow the JSON.
+        header.resize(header.len().next_multiple_of(8), b' ');
+
+        let io = |source| FileError::Io { path: path.to_owned(), source };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = tempfile::Builder::new()
+            .prefix(".gradsync-")
+            .suffix(".part")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .map_err(io)?;
+        let mut writer = Self { path: path.to_owned(), file: BufWriter::with_capacity(1 << 20, file) };
+        writer.write(&(header.len() as u64).to_le_bytes())?;
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.file.write_all(bytes).map_err(|source| FileError::Io { path: self.path.clone(), source })
+    }
+
+    /// Gives the complete file its name.
+    pub(crate) fn finish(self) -> Result<(), FileError> {
+        let Self { path, file } = self;
+        let io = |source| FileError::Io { path: path.clone(), source };
+        let file = file.into_inner().map_err(|error| io(error.into_error()))?;
+        file.as_file().sync_all().map_err(io)?;
+        file.persist(&path).map_err(|error| io(error.error))?;
+        Ok(())
+    }
+}

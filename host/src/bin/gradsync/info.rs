@@ -1,0 +1,181 @@
+//! `gradsync info`: what this build is, and what it finds on this machine; for every library that is missing, where it looked.
+
+use clap::Args;
+use libloading::Library;
+use serde::Serialize;
+
+/// The arguments of `gradsync info`.
+#[derive(Args)]
+pub(crate) struct Info {
+    /// Print one JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Machine {
+    version: &'static str,
+    features: Vec<&'static str>,
+    cpu: Cpu,
+    /// The CUDA driver's library.
+    driver: Found,
+    /// GPUs by name, as the driver lists them; empty where there is no driver.
+    gpus: Vec<String>,
+    /// Why GPUs cannot be listed, if so.
+    gpus_missing: Option<String>,
+    nccl: Found,
+    mpi: Found,
+}
+
+#[derive(Serialize)]
+struct Cpu {
+    threads: usize,
+    /// Instruction sets that kernels have code for, or that would matter to them.
+    features: Vec<&'static str>,
+}
+
+/// A library: what it says of itself, or the names that were tried.
+#[derive(Serialize)]
+struct Found {
+    found: bool,
+    name: Option<String>,
+    version: Option<String>,
+    /// Each name that was tried, with the loader's answer where it failed.
+    tried: Vec<String>,
+}
+
+impl Info {
+    pub(crate) fn run(self) -> Result<(), serde_json::Error> {
+        let machine = Machine::look();
+        if self.json {
+            println!("{}", serde_json::to_string(&machine)?);
+        } else {
+            machine.print();
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    fn look() -> Self {
+        let (gpus, gpus_missing) = match gpus() {
+            Ok(gpus) => (gpus, None),
+            Err(reason) => (Vec::new(), Some(reason)),
+        };
+        let features = [("cli", true), ("cuda", cfg!(feature = "cuda"))];
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            features: features.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect(),
+            cpu: Cpu { threads: std::thread::available_parallelism().map_or(1, usize::from), features: cpu_features() },
+            driver: Found::library(
+                &["libcuda.so.1"],
+                c_version(c"cuDriverGetVersion", |v| (v / 1000, v % 1000 / 10, None)),
+            ),
+            gpus,
+            gpus_missing,
+            nccl: Found::library(
+                &["libnccl.so.2", "libnccl.so"],
+                c_version(c"ncclGetVersion", |v| (v / 10_000, v / 100 % 100, Some(v % 100))),
+            ),
+            mpi: Found::library(&["libmpi.so.40", "libmpi_abi.so.0", "libmpi.so.12", "libmpi.so"], mpi_version),
+        }
+    }
+
+    fn print(&self) {
+        println!("gradsync {} (features: {})", self.version, self.features.join(", "));
+        println!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" "));
+        self.driver.print("CUDA driver");
+        match &self.gpus_missing {
+            Some(reason) => println!("GPUs: none: {reason}"),
+            None => self.gpus.iter().enumerate().for_each(|(index, name)| println!("GPU {index}: {name}")),
+        }
+        self.nccl.print("NCCL");
+        self.mpi.print("MPI");
+    }
+}
+
+impl Found {
+    /// Loads the first of `names` that can be loaded and asks it for its version.
+    fn library(names: &[&str], version: impl Fn(&Library) -> Option<String>) -> Self {
+        let mut tried = Vec::new();
+        for &name in names {
+            // SAFETY: these libraries' initialisers do nothing but set themselves up, as in every program that links them.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    let version = version(&library);
+                    tried.push(name.to_owned());
+                    // Unloading such a library is never expected; leave it to the end of the process.
+                    std::mem::forget(library);
+                    return Self { found: true, name: Some(name.to_owned()), version, tried };
+                }
+                Err(error) => tried.push(format!("{name}: {error}")),
+            }
+        }
+        Self { found: false, name: None, version: None, tried }
+    }
+
+    fn print(&self, what: &str) {
+        match &self.name {
+            Some(name) => println!("{what}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
+            None => println!("{what}: not found; tried {}", self.tried.join("; ")),
+        }
+    }
+}
+
+/// Asks a library by a function `int f(int *version)`, and splits the number.
+fn c_version(
+    symbol: &'static std::ffi::CStr,
+    split: impl Fn(i32) -> (i32, i32, Option<i32>),
+) -> impl Fn(&Library) -> Option<String> {
+    move |library| {
+        let mut version = 0i32;
+        // SAFETY: both functions asked for this way take one `int *`, return 0 for success and need no initialisation.
+        let status = unsafe {
+            let function = library.get::<unsafe extern "C" fn(*mut i32) -> i32>(symbol.to_bytes_with_nul()).ok()?;
+            function(&mut version)
+        };
+        let (major, minor, patch) = split(version);
+        let patch = patch.map(|patch| format!(".{patch}")).unwrap_or_default();
+        (status == 0).then(|| format!("{major}.{minor}{patch}"))
+    }
+}
+
+/// `MPI_Get_library_version`, which may be called before `MPI_Init` (MPI-4.1, 9.1.1).
+fn mpi_version(library: &Library) -> Option<String> {
+    // MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI and 8192 in MPICH and the standard ABI.
+    let mut text = vec![0u8; 8192];
+    let mut len = 0i32;
+    // SAFETY: the buffer is as long as any implementation asks for.
+    let status = unsafe {
+        let symbol =
+            library.get::<unsafe extern "C" fn(*mut u8, *mut i32) -> i32>(b"MPI_Get_library_version\0").ok()?;
+        symbol(text.as_mut_ptr(), &mut len)
+    };
+    let text = text.get(..usize::try_from(len).ok()?)?;
+    let text = String::from_utf8_lossy(text).trim_end_matches('\0').lines().next()?.to_owned();
+    (status == 0).then_some(text)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpu_features() -> Vec<&'static str> {
+    macro_rules! detected {
+        ($($name:tt)*) => { [$(($name, std::arch::is_x86_feature_detected!($name))),*] };
+    }
+    let found = detected!("sse4.2" "avx" "f16c" "fma" "avx2" "avx512f");
+    found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cpu_features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> Result<Vec<String>, String> {
+    gradsync::driver::devices().map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> Result<Vec<String>, String> {
+    Err("this program was built without the feature `cuda`".into())
+}

@@ -1,0 +1,265 @@
+//! `gradsync reduce`: sum, mean or Adasum of the checkpoints of several ranks.
+//!
+//! Inputs are mapped and read piece by piece, so that memory use does not grow with their size. Every check of the inputs comes
+//! before the output is begun.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use gradsync::kernels::cpu;
+use gradsync::{DType, GradientBuffer, Slice};
+use gradsync_device::math::adasum::{self, Pair};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::backend::{self, Backend, BackendChoice};
+use crate::checkpoint::{Checkpoint, FileError, Tensor, Writer, check_output};
+use crate::report::{Report, TensorReport};
+
+/// Elements of every rank that are worked on at a time.
+const PIECE_LEN: usize = 1 << 22;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Op {
+    /// The sum over ranks.
+    Sum,
+    /// The sum over ranks divided by their number.
+    Mean,
+    /// The adaptive sum: the mean of parallel gradients, the sum of orthogonal ones.
+    Adasum,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AlgorithmChoice {
+    /// The best one: at present gram.
+    Auto,
+    /// Weights from the inner products of all ranks' tensors; any number of ranks.
+    Gram,
+    /// Weights level by level from the combined tensors themselves; powers of two.
+    Tree,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum GranularityChoice {
+    /// Each tensor has its own weights.
+    Tensor,
+    /// All tensors share one set of weights, as if they were one vector.
+    Whole,
+}
+
+/// The arguments of `gradsync reduce`.
+#[derive(Args)]
+pub(crate) struct Reduce {
+    /// How to combine the ranks.
+    #[arg(long, value_enum)]
+    op: Op,
+    /// How to find Adasum's weights.
+    #[arg(long, value_enum, default_value_t = AlgorithmChoice::Auto)]
+    algorithm: AlgorithmChoice,
+    /// What shares one set of Adasum's weights.
+    #[arg(long, value_enum, default_value_t = GranularityChoice::Tensor)]
+    granularity: GranularityChoice,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    backend: BackendChoice,
+    /// Multiply the result by this.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    scale: f64,
+    /// Write this dtype (f64, f32, f16 or bf16) instead of each tensor's own.
+    #[arg(long, value_name = "DTYPE")]
+    output_dtype: Option<DType>,
+    /// Print one JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+    /// The file to write.
+    #[arg(long, short, value_name = "OUT.safetensors")]
+    output: PathBuf,
+    /// One file for each rank, in rank order.
+    #[arg(required = true, value_name = "IN.safetensors")]
+    inputs: Vec<PathBuf>,
+}
+
+/// Why a reduction was refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReduceError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Gradsync(#[from] gradsync::Error),
+    #[error("--backend cuda: {0}")]
+    Backend(String),
+    #[error("--scale {0} is not finite")]
+    Scale(f64),
+    #[error("--algorithm tree needs a power of two of inputs, and there are {0}")]
+    NotPowerOfTwo(usize),
+}
+
+impl Reduce {
+    pub(crate) fn run(self) -> Result<(), ReduceError> {
+        if !self.scale.is_finite() {
+            return Err(ReduceError::Scale(self.scale));
+        }
+        if self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree && !self.inputs.len().is_power_of_two() {
+            return Err(ReduceError::NotPowerOfTwo(self.inputs.len()));
+        }
+        check_output(&self.output, &self.inputs)?;
+        let mut ranks = self.inputs.iter().map(|path| Checkpoint::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let (first, others) = ranks.split_first_mut().expect("clap requires an input");
+        others.iter_mut().try_for_each(|other| other.match_to(first))?;
+        let backend = backend::open(self.backend).map_err(ReduceError::Backend)?;
+        let report = Reduction { options: &self, ranks: &ranks, backend, progress: ProgressBar::hidden() }.run()?;
+        if self.json {
+            println!("{}", serde_json::to_string(&report).expect("a report is plain data"));
+        } else {
+            report.print();
+        }
+        Ok(())
+    }
+}
+
+/// A reduction of checkpoints that are known to match.
+struct Reduction<'a> {
+    options: &'a Reduce,
+    ranks: &'a [Checkpoint],
+    backend: Box<dyn Backend>,
+    progress: ProgressBar,
+}
+
+impl Reduction<'_> {
+    fn run(mut self) -> Result<Report, ReduceError> {
+        let tensors = &self.ranks[0].tensors;
+        let output_dtype = |tensor: &Tensor| self.options.output_dtype.unwrap_or(tensor.dtype);
+        // Wide dtypes first, as the format's own writer has it: every tensor is then aligned in the file.
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by_key(|&tensor| std::cmp::Reverse(output_dtype(&tensors[tensor]).size_bytes()));
+        let headers = order.iter().map(|&tensor| {
+            let tensor = &tensors[tensor];
+            (tensor.name.clone(), output_dtype(tensor), tensor.shape.clone())
+        });
+        let mut writer = Writer::create(&self.options.output, self.ranks[0].metadata.clone(), headers)?;
+
+        self.progress = self.progress_bar(tensors);
+        let shared = match (self.options.op, self.options.granularity) {
+            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum_weights(0..tensors.len())?),
+            _ => None,
+        };
+        let mut reports = Vec::with_capacity(tensors.len());
+        for &tensor in &order {
+            let weights = match &shared {
+                Some(weights) => weights.clone(),
+                None => self.weights(tensor)?,
+            };
+            let weights: Vec<f64> = weights.into_iter().map(|weight| weight * self.options.scale).collect();
+            reports.push(self.combine(tensor, output_dtype(&tensors[tensor]), weights, &mut writer)?);
+        }
+        writer.finish()?;
+        self.progress.finish_and_clear();
+
+        let algorithm = match (self.options.op, self.options.algorithm) {
+            (Op::Adasum, AlgorithmChoice::Tree) => Some("tree"),
+            (Op::Adasum, _) => Some("gram"),
+            _ => None,
+        };
+        let op = match self.options.op {
+            Op::Sum => "sum",
+            Op::Mean => "mean",
+            Op::Adasum => "adasum",
+        };
+        Ok(Report { op, algorithm, backend: self.backend.name(), ranks: self.ranks.len(), tensors: reports })
+    }
+
+    /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
+    fn progress_bar(&self, tensors: &[Tensor]) -> ProgressBar {
+        let bytes: usize = tensors.iter().map(|tensor| tensor.len * tensor.dtype.size_bytes()).sum();
+        let passes = if self.options.op == Op::Adasum { 2 } else { 1 };
+        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        let bar = ProgressBar::new((bytes * self.ranks.len() * passes) as u64);
+        bar.with_style(style.expect("the template is well-formed"))
+    }
+
+    /// Each rank's weight in one tensor.
+    fn weights(&mut self, tensor: usize) -> Result<Vec<f64>, ReduceError> {
+        let ranks = self.ranks.len();
+        match self.options.op {
+            Op::Sum => Ok(vec![1.0; ranks]),
+            Op::Mean => Ok(vec![1.0 / ranks as f64; ranks]),
+            Op::Adasum => self.adasum_weights(tensor..tensor + 1),
+        }
+    }
+
+    /// Adasum's weights for some tensors taken as one vector.
+    fn adasum_weights(&mut self, tensors: Range<usize>) -> Result<Vec<f64>, ReduceError> {
+        let ranks = self.ranks.len();
+        if self.options.algorithm != AlgorithmChoice::Tree {
+            let mut gram = vec![0.0; adasum::products(ranks)];
+            self.for_each_piece(tensors.clone(), |backend, vectors| {
+                gram.iter_mut().zip(backend.gram(vectors)?).for_each(|(total, part)| *total += part);
+                Ok(())
+            })?;
+            let found = cpu::coefficients(&gram, ranks)?;
+            if !found.cancelled[0] {
+                return Ok(found.weights);
+            }
+            // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves.
+        }
+        let mut weights = vec![1.0; ranks];
+        let mut next = Pair::first(ranks);
+        while let Some(pair) = next {
+            let mut sums = [0.0; 3];
+            self.for_each_piece(tensors.clone(), |backend, vectors| {
+                let part = backend.pair_dots(vectors, &weights, pair)?;
+                sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+                Ok(())
+            })?;
+            adasum::combine_pair(&mut weights[..], pair, sums[0], sums[1], sums[2]);
+            next = pair.next(ranks);
+        }
+        Ok(weights)
+    }
+
+    /// Writes one tensor's weighted sum.
+    fn combine(
+        &mut self,
+        tensor: usize,
+        dtype: DType,
+        weights: Vec<f64>,
+        writer: &mut Writer,
+    ) -> Result<TensorReport, ReduceError> {
+        let Tensor { name, shape, len, .. } = self.ranks[0].tensors[tensor].clone();
+        let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
+        let (mut squared_norm, mut finite) = (0.0, true);
+        self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
+            backend.combine(&mut output, vectors, &weights)?;
+            let written = output.as_slice().range(0..vectors[0].len());
+            squared_norm += cpu::squared_norms(written, &[0..written.len()])?[0];
+            finite &= cpu::all_finite(written);
+            Ok(writer.write(written.as_bytes())?)
+        })?;
+        let norm = f64::sqrt(squared_norm);
+        Ok(TensorReport { name, dtype: dtype.name(), shape, coefficients: weights, norm, finite })
+    }
+
+    /// Calls `work` with every rank's elements of each piece of the tensors.
+    fn for_each_piece(
+        &mut self,
+        tensors: Range<usize>,
+        mut work: impl FnMut(&mut dyn Backend, &[Slice<'_>]) -> Result<(), ReduceError>,
+    ) -> Result<(), ReduceError> {
+        for tensor in tensors {
+            let Tensor { len, dtype, .. } = self.ranks[0].tensors[tensor];
+            for begin in (0..len).step_by(PIECE_LEN) {
+                let range = begin..len.min(begin + PIECE_LEN);
+                let mut copies: Vec<Option<GradientBuffer>> = self.ranks.iter().map(|_| None).collect();
+                let vectors = self
+                    .ranks
+                    .iter()
+                    .zip(&mut copies)
+                    .map(|(rank, copy)| rank.elements(tensor, range.clone(), copy))
+                    .collect::<gradsync::Result<Vec<_>>>()?;
+                work(self.backend.as_mut(), &vectors)?;
+                self.progress.inc((range.len() * dtype.size_bytes() * vectors.len()) as u64);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! Device memory: owned buffers and views of them, with dtype and length.
+//!
+//! A buffer belongs to the queue that made it. Copies to the host wait; everything else is in the queue's order.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use cust::memory::{DevicePointer, cuda_free, cuda_malloc};
+use cust::sys;
+
+use super::{CudaError, Named, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::same_len;
+use crate::slice::{Slice, SliceMut};
+
+/// Owned device memory of one dtype, at a multiple of 256 bytes.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    queue: Queue,
+    pointer: DevicePointer<u8>,
+    dtype: DType,
+    len: usize,
+}
+
+/// A borrowed range of device memory, to read.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSlice<'a> {
+    queue: &'a Queue,
+    address: u64,
+    dtype: DType,
+    len: usize,
+}
+
+/// A borrowed range of device memory, to read and write.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a> {
+    view: DeviceSlice<'a>,
+    unique: PhantomData<&'a mut DeviceBuffer>,
+}
+
+fn check(call: &str, status: sys::CUresult) -> std::result::Result<(), CudaError> {
+    if status == sys::cudaError_enum::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError { call: call.into(), code: status as u32, text: format!("{status:?}") })
+}
+
+impl DeviceBuffer {
+    /// Allocates `len` elements and puts their clearing into the queue.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space.
+    pub fn zeroed(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
+            operation: "device buffer",
+            reason: format!("{len} elements of {dtype} exceed the address space"),
+        })?;
+        queue.make_current()?;
+        // The driver refuses allocations of nothing.
+        // SAFETY: the memory is freed in `drop` alone, and cleared before anything can read it.
+        let pointer = unsafe { cuda_malloc::<u8>(bytes.max(1)) }.named(&format!("cuMemAlloc of {bytes} bytes"))?;
+        let buffer = Self { queue: queue.clone(), pointer, dtype, len };
+        // SAFETY: `bytes` bytes were just allocated.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(pointer.as_raw(), 0, bytes, queue.stream().as_inner())
+        })?;
+        Ok(buffer)
+    }
+
+    /// Allocates a copy of host data.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn from_host(queue: &Queue, data: Slice<'_>) -> Result<Self> {
+        let mut buffer = Self::zeroed(queue, data.dtype(), data.len())?;
+        buffer.as_mut_slice().copy_from_host(data)?;
+        Ok(buffer)
+    }
+
+    /// The whole buffer.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        DeviceSlice { queue: &self.queue, address: self.pointer.as_raw(), dtype: self.dtype, len: self.len }
+    }
+
+    /// The whole buffer, to write.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
+        DeviceSliceMut { view: self.as_slice(), unique: PhantomData }
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // The queue may still be using the memory; freeing waits for the whole device. Errors of earlier work surface here too
+        // and have no one to go to but the log.
+        let freed = self.queue.make_current().and_then(|()| {
+            // SAFETY: allocated in `zeroed`, freed once.
+            unsafe { cuda_free(self.pointer) }.named("cuMemFree")
+        });
+        if let Err(error) = freed {
+            tracing::error!(%error, "device memory was not freed");
+        }
+    }
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// Device memory that something else owns: a tensor of another crate, for example.
+    ///
+    /// # Safety
+    /// `len` elements at `address` on `queue`'s device, aligned for `dtype`, valid for `'a`, and not written by anything but work
+    /// ordered on `queue` for as long.
+    pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
+        Self { queue, address, dtype, len }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device address of the first element.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The queue that work on this memory is ordered on.
+    pub fn queue(&self) -> &'a Queue {
+        self.queue
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range(self, range: Range<usize>) -> DeviceSlice<'a> {
+        assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {} elements", self.len);
+        let address = self.address + (range.start * self.dtype.size_bytes()) as u64;
+        DeviceSlice { address, len: range.len(), ..self }
+    }
+
+    /// Waits for the queue and copies the elements to the host.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`] for any work in the queue that failed.
+    pub fn copy_to_host(self, data: SliceMut<'_>) -> Result<()> {
+        same_host("copy to host", self, data.len(), data.dtype())?;
+        self.queue.make_current()?;
+        let bytes = data.as_bytes_mut();
+        // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let stream = self.queue.stream().as_inner();
+            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream)
+        })?;
+        Ok(self.queue.synchronize()?)
+    }
+}
+
+impl<'a> DeviceSliceMut<'a> {
+    /// As [`DeviceSlice::from_raw_parts`], to write.
+    ///
+    /// # Safety
+    /// As there, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
+    pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self { view: unsafe { DeviceSlice::from_raw_parts(queue, address, dtype, len) }, unique: PhantomData }
+    }
+
+    /// The same elements, shared.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        self.view
+    }
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    pub fn range_mut(self, range: Range<usize>) -> DeviceSliceMut<'a> {
+        DeviceSliceMut { view: self.view.range(range), unique: PhantomData }
+    }
+
+    /// Puts a copy of host data into the queue and waits until the data have been read.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
+    pub fn copy_from_host(&mut self, data: Slice<'_>) -> Result<()> {
+        same_host("copy from host", self.view, data.len(), data.dtype())?;
+        self.view.queue.make_current()?;
+        let bytes = data.as_bytes();
+        // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
+        check("cuMemcpyHtoDAsync", unsafe {
+            let stream = self.view.queue.stream().as_inner();
+            sys::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
+        })?;
+        Ok(self.view.queue.synchronize()?)
+    }
+
+    /// Puts a copy of other device memory of the same dtype and length into the queue.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
+    pub fn copy_from_device(&mut self, source: DeviceSlice<'_>) -> Result<()> {
+        same_host("copy on the device", self.view, source.len, source.dtype)?;
+        self.view.queue.make_current()?;
+        let bytes = self.view.len * self.view.dtype.size_bytes();
+        // SAFETY: both sides have that many bytes.
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.stream().as_inner())
+        })?;
+        Ok(())
+    }
+}
+
+fn same_host(operation: &'static str, device: DeviceSlice<'_>, len: usize, dtype: DType) -> Result<()> {
+    same_len(operation, ("device memory", device.len), ("the other side", len))?;
+    if device.dtype != dtype {
+        let what = "device memory and the other side".into();
+        return Err(Error::DTypeMismatch { operation, what, left: device.dtype, right: dtype });
+    }
+    Ok(())
+}

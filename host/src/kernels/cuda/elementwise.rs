@@ -1,0 +1,207 @@
+//! Element by element on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and many tensors in one
+//! launch: [`zero_all`], [`pack`], [`unpack`].
+//!
+//! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
+
+use gradsync_device::abi::{Piece, THREADS, ZERO_TILE_BYTES, tile_len};
+
+use super::{pointer, pointer_mut, same_queue, upload_words};
+use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::error::{Error, Result};
+use crate::kernels::same_len;
+
+/// Sets every element to zero.
+///
+/// # Errors
+/// [`Error::Cuda`].
+pub fn zero(dst: DeviceSliceMut<'_>) -> Result<()> {
+    let view = dst.as_slice();
+    let bytes = view.len() * view.dtype().size_bytes();
+    let arguments = [pointer_mut(&dst), bytes.into()];
+    // SAFETY: the slice is borrowed mutably and belongs to this queue.
+    Ok(unsafe { view.queue().launch("zero", zero_blocks(view.address(), bytes), THREADS, &arguments) }?)
+}
+
+/// Blocks that clear `bytes` bytes at `address`: tiles count from the aligned address at or before it.
+fn zero_blocks(address: u64, bytes: usize) -> u64 {
+    let skipped = address as usize % gradsync_device::abi::VECTOR_BYTES;
+    if bytes == 0 { 0 } else { (skipped + bytes).div_ceil(ZERO_TILE_BYTES) as u64 }
+}
+
+/// One of the streaming kernels over two dtypes.
+fn stream(
+    operation: &'static str,
+    name: String,
+    dst: &DeviceSliceMut<'_>,
+    src: DeviceSlice<'_>,
+    more: &[Argument],
+) -> Result<()> {
+    let view = dst.as_slice();
+    same_len(operation, ("destination", view.len()), ("source", src.len()))?;
+    same_queue(operation, view.queue(), src.queue())?;
+    let blocks = view.len().div_ceil(tile_len(view.dtype(), src.dtype())) as u64;
+    let mut arguments = vec![pointer_mut(dst), pointer(src), view.len().into()];
+    arguments.extend_from_slice(more);
+    // SAFETY: both slices have that length, are borrowed, and belong to this queue.
+    Ok(unsafe { view.queue().launch(&name, blocks, THREADS, &arguments) }?)
+}
+
+/// `dst[i] = D(src[i])`, as [`cpu::cast`](crate::kernels::cpu::cast).
+///
+/// # Errors
+/// [`Error::LengthMismatch`]; [`Error::InvalidArgument`] for operands of different queues; [`Error::Cuda`].
+pub fn cast(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
+    let name = format!("cast_{}_{}", src.dtype(), dst.as_slice().dtype());
+    stream("cast", name, &dst, src, &[])
+}
+
+/// `sum[i] = T(sum[i] + value[i])`, as [`cpu::accumulate`](crate::kernels::cpu::accumulate).
+///
+/// # Errors
+/// As [`cast`].
+pub fn accumulate(sum: DeviceSliceMut<'_>, value: DeviceSlice<'_>) -> Result<()> {
+    let name = format!("accumulate_{}_{}", sum.as_slice().dtype(), value.dtype());
+    stream("accumulate", name, &sum, value, &[])
+}
+
+/// `dst[i] = D(src[i] × factor)`, as [`cpu::scale`](crate::kernels::cpu::scale).
+///
+/// # Errors
+/// As [`cast`].
+pub fn scale(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>, factor: f64) -> Result<()> {
+    let name = format!("scale_{}_{}", src.dtype(), dst.as_slice().dtype());
+    stream("scale", name, &dst, src, &[Argument::F64(factor)])
+}
+
+/// Whether no element is NaN or infinite. Waits for the queue.
+///
+/// # Errors
+/// [`Error::Cuda`].
+pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
+    const FINITE: u64 = 1;
+    let queue = src.queue();
+    let flag = upload_words(queue, &[FINITE])?;
+    let blocks = src.len().div_ceil(tile_len(src.dtype(), src.dtype())) as u64;
+    let arguments = [pointer(flag.as_slice()), pointer(src), src.len().into()];
+    // SAFETY: the flag is 8 bytes of which the kernel writes 4, and lives until the copy below has waited for the launch.
+    unsafe { queue.launch(&format!("all_finite_{}", src.dtype()), blocks, THREADS, &arguments) }?;
+    let mut words = [0.0f64];
+    flag.as_slice().copy_to_host((&mut words[..]).into())?;
+    Ok(words[0].to_bits() == FINITE)
+}
+
+/// Sets every element of many tensors to zero, in one launch.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for tensors of different queues; [`Error::Cuda`].
+pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
+    let mut pieces = Pieces::new("zero_all");
+    for tensor in tensors.iter() {
+        let view = tensor.as_slice();
+        let bytes = view.len() * view.dtype().size_bytes();
+        pieces.push(view.queue(), view.address(), 0, bytes, zero_blocks(view.address(), bytes))?;
+    }
+    // SAFETY: the tensors are borrowed mutably and belong to the queue that `pieces` found.
+    unsafe { pieces.launch("zero_segments") }
+}
+
+/// Copies each source to its offset in the arena, casting where dtypes differ, in one launch for each dtype of the sources.
+///
+/// # Errors
+/// As [`cpu::pack`](crate::kernels::cpu::pack); [`Error::InvalidArgument`] for operands of different queues; [`Error::Cuda`].
+pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'_>]) -> Result<()> {
+    let arena = dst.as_slice();
+    let ends = offsets.iter().zip(sources).map(|(&offset, source)| (offset, source.len()));
+    check_places("pack", arena.len(), offsets.len(), sources.len(), ends)?;
+    let moves = offsets.iter().zip(sources).map(|(&offset, &source)| {
+        let place = arena.range(offset..offset + source.len());
+        (place, source)
+    });
+    copy_all("pack", moves.collect())
+}
+
+/// Copies each destination from its offset in the arena, casting where dtypes differ, in one launch for each of their dtypes.
+///
+/// # Errors
+/// As [`pack`].
+pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, offsets: &[usize]) -> Result<()> {
+    let ends = offsets.iter().zip(destinations.iter()).map(|(&offset, tensor)| (offset, tensor.as_slice().len()));
+    check_places("unpack", src.len(), offsets.len(), destinations.len(), ends)?;
+    let moves = offsets.iter().zip(destinations.iter()).map(|(&offset, tensor)| {
+        let tensor = tensor.as_slice();
+        (tensor, src.range(offset..offset + tensor.len()))
+    });
+    copy_all("unpack", moves.collect())
+}
+
+fn check_places(
+    operation: &'static str,
+    arena: usize,
+    offsets: usize,
+    tensors: usize,
+    places: impl Iterator<Item = (usize, usize)>,
+) -> Result<()> {
+    same_len(operation, ("offsets", offsets), ("tensors", tensors))?;
+    for (index, (offset, len)) in places.enumerate() {
+        if offset.checked_add(len).is_none_or(|end| end > arena) {
+            let reason = format!("tensor {index} of {len} elements at {offset} ends beyond the arena of {arena}");
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+    }
+    Ok(())
+}
+
+/// Copies `(to, from)` pairs of equal lengths; the caller holds the destinations mutably.
+fn copy_all(operation: &'static str, moves: Vec<(DeviceSlice<'_>, DeviceSlice<'_>)>) -> Result<()> {
+    let mut kinds: Vec<_> = moves.iter().map(|(to, from)| (to.dtype(), from.dtype())).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    for (to_dtype, from_dtype) in kinds {
+        let mut pieces = Pieces::new(operation);
+        for (to, from) in moves.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {
+            same_queue(operation, to.queue(), from.queue())?;
+            let blocks = to.len().div_ceil(tile_len(to_dtype, from_dtype)) as u64;
+            pieces.push(to.queue(), to.address(), from.address(), to.len(), blocks)?;
+        }
+        // SAFETY: lengths agree, both sides are borrowed and belong to the queue that `pieces` found.
+        unsafe { pieces.launch(&format!("cast_segments_{from_dtype}_{to_dtype}")) }?;
+    }
+    Ok(())
+}
+
+/// The table of a launch over many tensors.
+struct Pieces<'a> {
+    operation: &'static str,
+    queue: Option<&'a Queue>,
+    pieces: Vec<Piece>,
+    blocks: u64,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(operation: &'static str) -> Self {
+        Self { operation, queue: None, pieces: Vec::new(), blocks: 0 }
+    }
+
+    fn push(&mut self, queue: &'a Queue, destination: u64, source: u64, len: usize, blocks: u64) -> Result<()> {
+        same_queue(self.operation, self.queue.get_or_insert(queue), queue)?;
+        self.pieces.push(Piece { destination, source, len: len as u64, first_block: self.blocks });
+        self.blocks += blocks;
+        Ok(())
+    }
+
+    /// # Safety
+    /// See [`Queue::launch`]; the pieces must be what the kernel expects.
+    unsafe fn launch(self, name: &str) -> Result<()> {
+        let Some(queue) = self.queue.filter(|_| self.blocks > 0) else { return Ok(()) };
+        let words: Vec<u64> = self
+            .pieces
+            .iter()
+            .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
+            .collect();
+        // Freeing the table at the end of this function waits for the launch.
+        let table: DeviceBuffer = upload_words(queue, &words)?;
+        let arguments = [pointer(table.as_slice()), self.pieces.len().into()];
+        // SAFETY: the caller's promise; the table has that many rows.
+        Ok(unsafe { queue.launch(name, self.blocks, THREADS, &arguments) }?)
+    }
+}

@@ -1,0 +1,323 @@
+//! [`Layers`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
+//!
+//! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
+
+use std::ops::Range;
+
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len};
+use gradsync_device::math::adasum::{Pair, pairs, products};
+
+use super::{pointer, pointer_mut, same_queue, upload_words};
+use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::cpu::Coefficients;
+use crate::kernels::same_len;
+use crate::plan::segments;
+
+/// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
+#[derive(Debug)]
+pub struct Layers {
+    queue: Queue,
+    len: usize,
+    count: usize,
+    world_size: usize,
+    chunk_len: usize,
+    chunks: u64,
+    spans: DeviceBuffer,
+    /// `[product][chunk]`
+    partials: DeviceBuffer,
+    /// `[layer][product]`
+    totals: DeviceBuffer,
+    /// `[layer][rank]`
+    weights: DeviceBuffer,
+    /// `[layer]`, a u32 each
+    cancelled: DeviceBuffer,
+    /// The addresses of the vectors of the last launch, and the same on the host.
+    table: DeviceBuffer,
+    addresses: Vec<u64>,
+}
+
+impl Layers {
+    /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of 0; [`Error::Cuda`].
+    pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        segments::check("layers", segments, len)?;
+        if world_size == 0 {
+            return Err(Error::InvalidArgument { operation: "layers", reason: "the world size is 0".into() });
+        }
+        let chunk_len = chunk_len(segments.iter().map(Range::len).sum());
+        let (spans, chunks) = segments::spans(segments, chunk_len);
+        let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
+        let count = segments.len();
+        // A pair of sides has three sums, more than one vector's only product.
+        let sums = products(world_size).max(3);
+        let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
+        Ok(Self {
+            queue: queue.clone(),
+            len,
+            count,
+            world_size,
+            chunk_len,
+            chunks,
+            spans: upload_words(queue, &words)?,
+            partials: zeroed(sums * chunks as usize)?,
+            totals: zeroed(sums * count)?,
+            weights: zeroed(world_size * count)?,
+            cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
+            table: zeroed(world_size)?,
+            addresses: Vec::new(),
+        })
+    }
+
+    /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], [`Error::InvalidArgument`] for vectors of another queue,
+    /// [`Error::Cuda`].
+    pub fn dots(&mut self, a: DeviceSlice<'_>, b: DeviceSlice<'_>) -> Result<()> {
+        let dtype = self.check("dots", &[a, b])?;
+        let arguments =
+            [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)][..], &self.tail()].concat();
+        // SAFETY: vectors checked, workspace sized for three products a chunk.
+        unsafe { self.queue.launch(&format!("dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        self.sum_partials(3)
+    }
+
+    /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
+    ///
+    /// # Errors
+    /// As [`dots`](Self::dots).
+    pub fn squared_norms(&mut self, a: DeviceSlice<'_>) -> Result<()> {
+        let dtype = self.check("squared_norms", &[a])?;
+        let arguments = [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a)][..], &self.tail()].concat();
+        // SAFETY: the vector is checked, the workspace sized for more products than one.
+        unsafe { self.queue.launch(&format!("squared_norms_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        self.sum_partials(1)
+    }
+
+    /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
+    /// are read once; more are taken in tiles.
+    ///
+    /// # Errors
+    /// As [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
+    pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("gram", vectors)?;
+        let ranks = self.world_size;
+        let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+        let partials = pointer_mut(&self.partials.as_mut_slice());
+        let (table, tail) = (pointer(self.table.as_slice()), self.tail());
+        for first in (0..ranks).step_by(widest) {
+            let count = widest.min(ranks - first);
+            let width = GRAM_WIDTHS.into_iter().find(|&width| width >= count).expect("count is at most the widest");
+            let own = [partials, table, first.into(), count.into(), ranks.into()];
+            // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
+            unsafe {
+                let name = format!("gram_{dtype}_p{width}");
+                self.queue.launch(&name, self.chunks, THREADS, &[&own[..], &tail].concat())
+            }?;
+        }
+        // Products of members of different tiles.
+        let cells = || (0..ranks).step_by(GRAM_CROSS_WIDTH);
+        let cross = cells().flat_map(|left| cells().map(move |right| (left, right)));
+        for (left, right) in cross.filter(|(left, right)| left / widest < right / widest) {
+            let width = |first: usize| Argument::from(GRAM_CROSS_WIDTH.min(ranks - first));
+            let own = [partials, table, left.into(), width(left), right.into(), width(right), ranks.into()];
+            // SAFETY: as above.
+            unsafe {
+                let name = format!("gram_cross_{dtype}");
+                self.queue.launch(&name, self.chunks, THREADS, &[&own[..], &tail].concat())
+            }?;
+        }
+        self.sum_partials(products(ranks))
+    }
+
+    /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn coefficients(&mut self) -> Result<()> {
+        let own = [
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.totals.as_slice()),
+            self.count.into(),
+            self.world_size.into(),
+        ];
+        self.per_layer("coefficients", &own)
+    }
+
+    /// Adasum's weights of each layer for these vectors: [`gram`](Self::gram), [`coefficients`](Self::coefficients), and the exact
+    /// path for the layers that lost digits to cancellation, which others skip. Nothing waits for the host.
+    ///
+    /// # Errors
+    /// As [`gram`](Self::gram).
+    pub fn adasum_weights(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        self.gram(vectors)?;
+        self.coefficients()?;
+        self.start_exact()?;
+        for pair in pairs(self.world_size) {
+            self.pair_dots(vectors, pair)?;
+            self.combine_pair(pair)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the weights of cancelled layers to 1, where the exact path starts.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn start_exact(&mut self) -> Result<()> {
+        let weights = pointer_mut(&self.weights.as_mut_slice());
+        let own = [weights, pointer(self.cancelled.as_slice()), self.count.into(), self.world_size.into()];
+        self.per_layer("reset_weights", &own)
+    }
+
+    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, for cancelled layers; others are not read.
+    ///
+    /// # Errors
+    /// As [`gram`](Self::gram).
+    pub fn pair_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
+        let dtype = self.set_vectors("pair_dots", vectors)?;
+        let own = [
+            pointer_mut(&self.partials.as_mut_slice()),
+            pointer(self.table.as_slice()),
+            pointer(self.weights.as_slice()),
+            pointer(self.cancelled.as_slice()),
+            pair.begin.into(),
+            pair.middle.into(),
+            pair.end.into(),
+            self.world_size.into(),
+        ];
+        let arguments = [&own[..], &self.tail()].concat();
+        // SAFETY: vectors checked, workspace sized for three sums a chunk.
+        unsafe { self.queue.launch(&format!("pair_dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        self.sum_partials(3)
+    }
+
+    /// Applies a pair's coefficients, from what [`pair_dots`](Self::pair_dots) put there, to the weights of cancelled layers.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn combine_pair(&mut self, pair: Pair) -> Result<()> {
+        let own = [
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer(self.cancelled.as_slice()),
+            pointer(self.totals.as_slice()),
+            self.count.into(),
+            self.world_size.into(),
+            pair.begin.into(),
+            pair.middle.into(),
+            pair.end.into(),
+        ];
+        self.per_layer("combine_pair", &own)
+    }
+
+    /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine).
+    ///
+    /// # Errors
+    /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
+    pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("combine", vectors)?;
+        let view = dst.as_slice();
+        same_len("combine", ("destination", view.len()), ("each vector", self.len))?;
+        same_queue("combine", view.queue(), &self.queue)?;
+        let arguments = [
+            pointer_mut(&dst),
+            pointer(self.table.as_slice()),
+            self.world_size.into(),
+            pointer(self.weights.as_slice()),
+            pointer(self.spans.as_slice()),
+            self.count.into(),
+            self.chunk_len.into(),
+        ];
+        let name = format!("combine_{dtype}_{}", view.dtype());
+        // SAFETY: vectors and destination checked; weights and spans are this object's.
+        Ok(unsafe { self.queue.launch(&name, self.chunks, THREADS, &arguments) }?)
+    }
+
+    /// Replaces the weights on the device, `layers × P`, and which layers count as cancelled.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`]; [`Error::Cuda`].
+    pub fn write_coefficients(&mut self, coefficients: &Coefficients) -> Result<()> {
+        self.weights.as_mut_slice().copy_from_host((&coefficients.weights).into())?;
+        let flags: Vec<f32> = coefficients.cancelled.iter().map(|&flag| f32::from_bits(flag.into())).collect();
+        self.cancelled.as_mut_slice().copy_from_host((&flags).into())
+    }
+
+    /// Waits, and returns the weights on the device with the layers that were cancelled.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn read_coefficients(&self) -> Result<Coefficients> {
+        let mut weights = vec![0.0; self.count * self.world_size];
+        self.weights.as_slice().copy_to_host((&mut weights).into())?;
+        let mut flags = vec![0.0f32; self.count];
+        self.cancelled.as_slice().copy_to_host((&mut flags).into())?;
+        Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
+    }
+
+    /// Waits, and returns what the last reduction put on the device: `layers × count` numbers.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
+        let mut totals = vec![0.0; self.count * count];
+        self.totals.as_slice().range(0..totals.len()).copy_to_host((&mut totals).into())?;
+        Ok(totals)
+    }
+
+    /// `(…, spans, span count, chunk count, chunk length)`: how the parameters of a reduction end.
+    fn tail(&self) -> [Argument; 4] {
+        [pointer(self.spans.as_slice()), self.count.into(), self.chunks.into(), self.chunk_len.into()]
+    }
+
+    fn sum_partials(&mut self, products: usize) -> Result<()> {
+        let arguments = [
+            pointer_mut(&self.totals.as_mut_slice()),
+            pointer(self.partials.as_slice()),
+            pointer(self.spans.as_slice()),
+            self.count.into(),
+            products.into(),
+            self.chunks.into(),
+        ];
+        // SAFETY: totals and partials have room for that many products.
+        Ok(unsafe { self.queue.launch("sum_partials", (self.count * products) as u64, THREADS, &arguments) }?)
+    }
+
+    fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
+        // SAFETY: called with this object's own buffers, which have room for every layer.
+        Ok(unsafe {
+            self.queue.launch(name, self.count.div_ceil(LAYER_THREADS as usize) as u64, LAYER_THREADS, arguments)
+        }?)
+    }
+
+    /// Checks vectors and returns their dtype.
+    fn check(&self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<DType> {
+        let dtype = vectors[0].dtype();
+        for (rank, vector) in vectors.iter().enumerate() {
+            same_len(operation, ("the layers' arena", self.len), (&format!("vector {rank}"), vector.len()))?;
+            same_queue(operation, &self.queue, vector.queue())?;
+            if vector.dtype() != dtype {
+                let what = format!("vector 0 and vector {rank}");
+                return Err(Error::DTypeMismatch { operation, what, left: dtype, right: vector.dtype() });
+            }
+        }
+        Ok(dtype)
+    }
+
+    /// Checks one vector a rank and puts their addresses on the device, unless they are there already.
+    fn set_vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<DType> {
+        same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
+        let dtype = self.check(operation, vectors)?;
+        let addresses: Vec<u64> = vectors.iter().map(DeviceSlice::address).collect();
+        if addresses != self.addresses {
+            self.table.as_mut_slice().copy_from_host(bytemuck::cast_slice::<u64, f64>(&addresses).into())?;
+            self.addresses = addresses;
+        }
+        Ok(dtype)
+    }
+}

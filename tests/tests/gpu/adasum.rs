@@ -1,0 +1,83 @@
+//! Adasum's weights on the device: bitwise the CPU's for equal inner products, and through the exact path where norms cancel.
+
+use gradsync::driver::{DeviceBuffer, DeviceSlice};
+use gradsync::kernels::cpu::{self, Coefficients};
+use gradsync::kernels::cuda::Layers;
+use gradsync::{DType, Slice};
+
+use crate::{Bits, queue, uniform, upload};
+
+#[test]
+fn coefficients_are_bitwise_those_of_the_cpu() {
+    let queue = queue();
+    for ranks in [1, 2, 3, 4, 5, 6, 7, 8, 13, 16] {
+        let (len, segments) = (4096, [0..1, 1..1000, 1000..1000, 1000..4096]);
+        let hosts: Vec<_> = (0..ranks).map(|rank| uniform(DType::F32, len, rank as u64)).collect();
+        let devices: Vec<_> = hosts.iter().map(|host| upload(&queue, host.tensor(0).data(), 0)).collect();
+        let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
+        let mut layers = Layers::new(&queue, len, &segments, ranks).unwrap();
+        layers.gram(&views).unwrap();
+        let gram = layers.read_totals(ranks * (ranks + 1) / 2).unwrap();
+        layers.coefficients().unwrap();
+        let actual = layers.read_coefficients().unwrap();
+        let expected = cpu::coefficients(&gram, ranks).unwrap();
+        assert_eq!(actual.cancelled, expected.cancelled, "{ranks} ranks");
+        let bits = |found: &Coefficients| found.weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&actual), bits(&expected), "{ranks} ranks");
+    }
+}
+
+/// Four ranks whose pairs nearly cancel in one layer and not in the other.
+#[test]
+fn cancelled_layers_take_the_exact_path() {
+    let queue = queue();
+    for dtype in DType::ALL {
+        let (len, segments) = (5000, [0..2500, 2500..5000]);
+        let mut bits = Bits(3);
+        let base: Vec<f64> = (0..len).map(|_| bits.unit() + 2.0).collect();
+        let ranks: Vec<Vec<f64>> = (0..4)
+            .map(|rank| {
+                let sign = if rank % 2 == 0 { 1.0 } else { -1.0 };
+                let layer = |index: usize| if index < 2500 { sign * base[index] } else { bits.unit() };
+                let mut values: Vec<f64> = (0..len).map(layer).collect();
+                // A perturbation that every dtype resolves, and that leaves a norm of about 1 % of the vectors'.
+                values.iter_mut().step_by(100).for_each(|value| *value *= 1.0 + 0.0625 * f64::from(rank));
+                values
+            })
+            .collect();
+        let hosts: Vec<_> = ranks
+            .iter()
+            .map(|values| {
+                let mut vector = crate::host(dtype, len);
+                cpu::cast(vector.tensor_mut(0).into_data(), values.into()).unwrap();
+                vector
+            })
+            .collect();
+        let slices: Vec<Slice<'_>> = hosts.iter().map(|host| host.tensor(0).data()).collect();
+
+        let found = cpu::coefficients(&cpu::gram(&slices, &segments).unwrap(), 4).unwrap();
+        assert_eq!(found.cancelled, [true, false], "{dtype}: the inputs must cancel in the first layer alone");
+        let mut expected = found.weights.clone();
+        cpu::reset_weights(&mut expected, &found.cancelled, 4);
+        for pair in gradsync_device::math::adasum::pairs(4) {
+            let sums = cpu::pair_dots(&slices, &segments, &expected, pair, &found.cancelled).unwrap();
+            cpu::combine_pair(&mut expected, &found.cancelled, &sums, pair, 4);
+        }
+
+        let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
+        let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
+        let mut layers = Layers::new(&queue, len, &segments, 4).unwrap();
+        layers.adasum_weights(&views).unwrap();
+        let actual = layers.read_coefficients().unwrap();
+        assert_eq!(actual.cancelled, found.cancelled, "{dtype}");
+        for (index, (actual, expected)) in actual.weights.iter().zip(&expected).enumerate() {
+            // Sums of 2500 terms in two orders differ by 2500 units at most, relative to norms that are exact sums of squares; a
+            // dot product may be smaller than the norms by their ratio, about 1e4 at each of two levels of which one counts.
+            let bound = 2.0 * 2500.0 * f64::EPSILON * 1e4;
+            assert!(
+                (actual - expected).abs() <= bound * expected.abs().max(1.0),
+                "{dtype} {index}: {actual} {expected}"
+            );
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Inner products per segment: within the rounding of a sum in another order, the same in every run and at every alignment.
+
+use std::ops::Range;
+
+use gradsync::driver::{DeviceBuffer, DeviceSlice};
+use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::{cpu, cuda};
+use gradsync::{DType, GradientBuffer, Slice};
+
+use crate::{assert_same, download, host, queue, uniform, upload};
+
+/// Segments that begin anywhere, are empty, tiny and longer than a chunk, with gaps.
+fn segments() -> Vec<Range<usize>> {
+    vec![0..1, 1..1, 1..257, 300..301, 301..5000, 5001..5001, 5001..70_000, 70_003..100_003]
+}
+const LEN: usize = 100_010;
+
+fn vectors(dtype: DType, count: usize, len: usize) -> Vec<GradientBuffer> {
+    (0..count).map(|rank| uniform(dtype, len, rank as u64 + 10)).collect()
+}
+
+/// The bound for a sum of `len` products, added in `f64` in any order: `len × 2^-53 × Σ|x||y|` on each side of the comparison
+/// (Higham, Accuracy and Stability, 4.2), with `|x|, |y| ≤ 1`; one more unit a term for f64 products, which round themselves.
+fn bound(len: usize) -> f64 {
+    2.0 * (len as f64 + 1.0) * f64::EPSILON / 2.0 * len as f64
+}
+
+#[test]
+fn gram_matches_the_cpu_for_any_number_of_vectors() {
+    let queue = queue();
+    for dtype in DType::ALL {
+        for ranks in [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17] {
+            let hosts = vectors(dtype, ranks, LEN);
+            let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
+            let expected = cpu::gram(&slices, &segments()).unwrap();
+            let mut runs = Vec::new();
+            // The same vectors aligned, aligned again, and one element off.
+            for shift in [0, 0, 1] {
+                let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, shift)).collect();
+                let views: Vec<DeviceSlice<'_>> =
+                    devices.iter().map(|device| device.as_slice().range(shift..shift + LEN)).collect();
+                let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+                layers.gram(&views).unwrap();
+                runs.push(layers.read_totals(ranks * (ranks + 1) / 2).unwrap());
+            }
+            let bits = |run: &Vec<f64>| run.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&runs[0]), bits(&runs[1]), "{dtype}, {ranks} vectors: two runs differ");
+            assert_eq!(bits(&runs[0]), bits(&runs[2]), "{dtype}, {ranks} vectors: alignment changes the result");
+            let per_layer = ranks * (ranks + 1) / 2;
+            for (index, (actual, expected)) in runs[0].iter().zip(&expected).enumerate() {
+                let bound = bound(segments()[index / per_layer].len());
+                assert!((actual - expected).abs() <= bound, "{dtype}, {ranks} vectors, {index}: {actual} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dots_and_norms_match_the_cpu() {
+    let queue = queue();
+    for dtype in DType::ALL {
+        let hosts = vectors(dtype, 2, LEN);
+        let (a, b) = (hosts[0].tensor(0).data(), hosts[1].tensor(0).data());
+        let (device_a, device_b) = (upload(&queue, a, 0), upload(&queue, b, 0));
+        let mut layers = Layers::new(&queue, LEN, &segments(), 2).unwrap();
+        layers.dots(device_a.as_slice(), device_b.as_slice()).unwrap();
+        let actual = layers.read_totals(3).unwrap();
+        let expected = cpu::dots(a, b, &segments()).unwrap();
+        layers.squared_norms(device_a.as_slice()).unwrap();
+        let norms = layers.read_totals(1).unwrap();
+        for (index, segment) in segments().iter().enumerate() {
+            let bound = bound(segment.len());
+            for product in 0..3 {
+                let (actual, expected) = (actual[index * 3 + product], expected[index][product]);
+                assert!((actual - expected).abs() <= bound, "{dtype}, layer {index}, {product}: {actual} {expected}");
+            }
+            assert!((norms[index] - expected[index][1]).abs() <= bound, "{dtype}, layer {index}: {}", norms[index]);
+        }
+    }
+}
+
+#[test]
+fn products_of_huge_and_tiny_values_keep_their_range() {
+    let queue = queue();
+    for (value, dtype) in
+        [(f64::from(f32::MAX), DType::F32), (1e-45, DType::F32), (3.3e38, DType::BF16), (6e-8, DType::F16)]
+    {
+        let mut vector = host(dtype, 1000);
+        let wide = vec![value; 1000];
+        cpu::cast(vector.tensor_mut(0).into_data(), (&wide).into()).unwrap();
+        let element = vector.tensor(0).data().to_f64_vec()[0];
+        assert!(element != 0.0 && element.is_finite());
+        let device = upload(&queue, vector.tensor(0).data(), 0);
+        let mut layers = Layers::new(&queue, 1000, &[0..1000], 1).unwrap();
+        layers.squared_norms(device.as_slice()).unwrap();
+        let norm = layers.read_totals(1).unwrap()[0];
+        // A thousand equal terms: each addition rounds once.
+        assert!(
+            (norm / (element * element) - 1000.0).abs() <= 1000.0 * 1000.0 * f64::EPSILON,
+            "{dtype} {value}: {norm}"
+        );
+    }
+}
+
+#[test]
+fn combine_matches_the_cpu_bitwise() {
+    let queue = queue();
+    for from in DType::ALL {
+        for to in DType::ALL {
+            for ranks in [1, 2, 3, 4, 5, 8, 11] {
+                for shift in [0, 1] {
+                    let hosts = vectors(from, ranks, LEN);
+                    let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
+                    let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, shift)).collect();
+                    let views: Vec<DeviceSlice<'_>> =
+                        devices.iter().map(|device| device.as_slice().range(shift..shift + LEN)).collect();
+                    let count = segments().len();
+                    let weights: Vec<f64> = (0..count * ranks).map(|index| 0.3 + (index % 7) as f64 / 3.0).collect();
+                    let coefficients = cpu::Coefficients { weights, cancelled: vec![false; count] };
+                    let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+                    layers.write_coefficients(&coefficients).unwrap();
+                    let mut expected = uniform(to, LEN, 99);
+                    let mut result = upload(&queue, expected.tensor(0).data(), 0);
+                    layers.combine(result.as_mut_slice(), &views).unwrap();
+                    cpu::combine(expected.tensor_mut(0).into_data(), &slices, &coefficients.weights, &segments())
+                        .unwrap();
+                    let what = format!("combine {ranks} × {from} to {to}, shift {shift}");
+                    assert_same(download(&result, 0).tensor(0).data(), expected.tensor(0).data(), &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_buffer_can_be_the_source_of_many_launches_in_order() {
+    let queue = queue();
+    let ones = vec![1.0f32; 1 << 20];
+    let one = DeviceBuffer::from_host(&queue, (&ones).into()).unwrap();
+    let mut sum = DeviceBuffer::zeroed(&queue, DType::F32, ones.len()).unwrap();
+    for _ in 0..100 {
+        cuda::accumulate(sum.as_mut_slice(), one.as_slice()).unwrap();
+    }
+    assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
+}
