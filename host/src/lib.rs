@@ -33,3 +33,8 @@ pub use dtype::{DType, Element};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};
+
+/// Compiles and runs the program in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -42,6 +42,11 @@ impl Queue {
     /// [`CudaError`] if there is no driver (code 100), no device of that ordinal (101), or its compute capability is below 7.5.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         cust::init(cust::CudaFlags::empty()).named("cuInit")?;
+        let count = Device::num_devices().named("cuDeviceGetCount")?;
+        if ordinal >= count {
+            let (call, code) = (format!("device {ordinal}"), cust::error::CudaError::InvalidDevice as u32);
+            return Err(CudaError { call, code, text: format!("there are {count} devices, numbered from 0") });
+        }
         let device = Device::get_device(ordinal).named("cuDeviceGet")?;
         let capability = |attribute| device.get_attribute(attribute).named("cuDeviceGetAttribute");
         let major = capability(DeviceAttribute::ComputeCapabilityMajor)?;

@@ -6,6 +6,7 @@
 
 mod combine;
 mod elementwise;
+mod f16c;
 mod isa;
 mod pack;
 mod products;

@@ -10,7 +10,7 @@ use gradsync_device::math::adasum::{self, Pair, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::isa::vectorized;
-use super::{BLOCK_LEN, CHUNK_LEN, map};
+use super::{BLOCK_LEN, CHUNK_LEN, f16c, map};
 use crate::dtype::storage;
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
@@ -20,16 +20,33 @@ use crate::slice::{Slice, with_typed};
 /// Sums that run side by side, one vector register's worth or two.
 const LANES: usize = 8;
 
+/// Widens a slice of at most a block; the rest of the block becomes zero.
+fn widen_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T]) {
+    block[src.len()..].fill(0.0);
+    let block = &mut block[..src.len()];
+    match f16c::view(src) {
+        Some(src) => f16c::widened(block, src, widen_loop::<f32>),
+        None => widen_loop(block, src),
+    }
+}
+
+/// `block[i] += weight × src[i]`; elements past `src` are left alone.
+pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
+    let block = &mut block[..src.len()];
+    match f16c::view(src) {
+        Some(src) => f16c::widened(block, src, |block, src| add_weighted_loop(block, src, weight)),
+        None => add_weighted_loop(block, src, weight),
+    }
+}
+
 vectorized! {
-    fn widen_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T]) {
+    fn widen_loop<T: Formula>(block: &mut [f64], src: &[T]) {
         for (to, &from) in block.iter_mut().zip(src) {
             *to = from.to_f64();
         }
-        block[src.len()..].fill(0.0);
     }
 
-    /// `block[i] += weight × src[i]`; elements past `src` are left alone.
-    pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
+    fn add_weighted_loop<T: Formula>(block: &mut [f64], src: &[T], weight: f64) {
         for (to, &from) in block.iter_mut().zip(src) {
             *to = elementwise::add_weighted(*to, weight, from.to_f64());
         }

@@ -1,0 +1,120 @@
+//! The PTX in the crate, read as text: entry points and parameters are those of the host's table, loads are 16 bytes wide, and no
+//! instruction may be fused or flushed behind our back. That it assembles is `cargo xtask ptxas`'s to prove.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use gradsync::DType;
+use gradsync_device::abi::{self, Entry};
+
+const ARCHS: [&str; 2] = ["sm_75", "sm_80"];
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../host/ptx")
+}
+
+/// Every entry point of an architecture's files: name, then family, parameter types and body.
+fn entry_points(arch: &str) -> BTreeMap<String, (String, Vec<String>, String)> {
+    let mut found = BTreeMap::new();
+    for file in std::fs::read_dir(folder().join(arch)).expect("the folder of PTX is there") {
+        let path = file.expect("a readable folder").path();
+        let family = path.file_stem().expect("a named file").to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).expect("a readable file");
+        for entry in text.split(".visible .entry ").skip(1) {
+            let (name, rest) = entry.split_once('(').expect("an entry has parameters");
+            let (params, body) = rest.split_once(')').expect("parameters end");
+            let types = params
+                .split(',')
+                .map(|param| param.split_whitespace().nth(1).expect("`.param` and a type").to_owned())
+                .collect();
+            assert!(found.insert(name.to_owned(), (family.clone(), types, body.to_owned())).is_none(), "{name} twice");
+        }
+    }
+    found
+}
+
+#[test]
+fn entry_points_and_parameters_are_those_of_the_table() {
+    for arch in ARCHS {
+        let found = entry_points(arch);
+        let names: Vec<_> = found.keys().cloned().collect();
+        let mut expected: Vec<_> = abi::entries().map(|entry| entry.name.to_owned()).collect();
+        expected.sort();
+        assert_eq!(names, expected, "{arch}");
+        for Entry { name, family, params } in abi::entries() {
+            let (found_family, types, _) = &found[*name];
+            assert_eq!(found_family, family, "{arch} {name}");
+            assert_eq!(types, &params.iter().map(|param| param.ptx()).collect::<Vec<_>>(), "{arch} {name}");
+        }
+    }
+}
+
+#[test]
+fn the_manifest_lists_the_entry_points() {
+    let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest is there");
+    let manifest: serde_json::Value = serde_json::from_str(&text).expect("the manifest is JSON");
+    let mut listed: Vec<_> =
+        manifest["entries"].as_array().expect("a list").iter().map(|entry| entry["name"].as_str().expect("a name")).collect();
+    listed.sort_unstable();
+    let mut expected: Vec<_> = abi::entries().map(|entry| entry.name).collect();
+    expected.sort_unstable();
+    assert_eq!(listed, expected);
+}
+
+/// The dtypes in the name of an entry point, in order.
+fn dtypes(name: &str) -> Vec<DType> {
+    name.split('_').filter_map(|part| part.parse().ok()).collect()
+}
+
+#[test]
+fn streaming_kernels_move_16_bytes_at_once() {
+    const LOAD: &str = "ld.global.v4.b32";
+    const STORE: &str = "st.global.v4.b32";
+    for arch in ARCHS {
+        for (name, (family, _, body)) in entry_points(arch) {
+            let dtypes = dtypes(&name);
+            let (reads, writes) = match family.as_str() {
+                "zero" | "zero_segments" => (false, true),
+                // The sum is read and written; the wider operand moves 16 bytes at once, the other as many elements.
+                "accumulate" | "accumulate_segments" => (true, dtypes[0].size_bytes() >= dtypes[1].size_bytes()),
+                "cast" | "cast_segments" | "scale" | "combine" => {
+                    let (from, to) = (dtypes[0].size_bytes(), dtypes[1].size_bytes());
+                    (from >= to, to >= from)
+                }
+                // Eight vectors of 16-bit elements fill the registers with 8 bytes each.
+                "gram" | "gram_cross" if dtypes[0].size_bytes() == 2 && !name.ends_with("_p2") && !name.ends_with("_p4") => {
+                    assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
+                    continue;
+                }
+                "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" => (true, false),
+                // One thread an element or a layer: never the bottleneck.
+                "pair_dots" | "sum_partials" | "coefficients" | "reset_weights" | "combine_pair" => continue,
+                other => panic!("{arch}: family {other} is not known to this test"),
+            };
+            assert!(!reads || body.contains(LOAD), "{arch} {name} has no {LOAD}");
+            assert!(!writes || body.contains(STORE), "{arch} {name} has no {STORE}");
+        }
+    }
+}
+
+#[test]
+fn rounding_is_as_written() {
+    for arch in ARCHS {
+        for (name, (_, _, body)) in entry_points(arch) {
+            for line in body.lines().map(str::trim) {
+                let what = format!("{arch} {name}: {line}");
+                // Without `.rn`, the assembler may fuse a multiplication into an addition.
+                for operation in ["add", "sub", "mul"] {
+                    for kind in [".f32", ".f64"] {
+                        assert!(!line.starts_with(&format!("{operation}{kind}")), "{what} may be fused");
+                    }
+                }
+                assert!(!line.contains(".ftz"), "{what} flushes subnormals");
+                assert!(!line.contains(".approx"), "{what} approximates");
+                assert!(!line.starts_with("call"), "{what} calls");
+                assert!(!line.starts_with("trap"), "{what}: a panic was compiled in");
+                assert!(!line.starts_with(".local"), "{what} needs local memory");
+            }
+        }
+    }
+}
