@@ -1,0 +1,189 @@
+//! Owned data of any of the four dtypes: what a test hands to gradsync and reads back.
+//!
+//! Conversions to and from `f64` are the oracle's, never gradsync's: a wrong cast in gradsync must not cancel out.
+
+use std::fmt;
+use std::ops::Range;
+
+use gradsync::{DType, Slice, SliceMut, bf16, f16};
+
+use crate::oracle::Format;
+
+/// A vector of one of the four dtypes.
+#[derive(Clone)]
+pub enum Array {
+    /// f64
+    F64(Vec<f64>),
+    /// f32
+    F32(Vec<f32>),
+    /// f16
+    F16(Vec<f16>),
+    /// bf16
+    BF16(Vec<bf16>),
+}
+
+/// Runs one expression for whichever vector is inside.
+macro_rules! each {
+    ($array:expr, $data:ident => $body:expr) => {
+        match $array {
+            Array::F64($data) => $body,
+            Array::F32($data) => $body,
+            Array::F16($data) => $body,
+            Array::BF16($data) => $body,
+        }
+    };
+}
+
+impl Array {
+    /// The given numbers, each of which must be of the format.
+    pub fn new(format: Format, values: &[f64]) -> Array {
+        Array::from_patterns(format, values.iter().map(|&value| format.encode(value)))
+    }
+
+    /// The given bit patterns.
+    pub fn from_patterns(format: Format, patterns: impl Iterator<Item = u64>) -> Array {
+        match format {
+            Format::F64 => Array::F64(patterns.map(f64::from_bits).collect()),
+            Format::F32 => Array::F32(patterns.map(|pattern| f32::from_bits(pattern as u32)).collect()),
+            Format::F16 => Array::F16(patterns.map(|pattern| f16::from_bits(pattern as u16)).collect()),
+            Format::BF16 => Array::BF16(patterns.map(|pattern| bf16::from_bits(pattern as u16)).collect()),
+        }
+    }
+
+    /// `len` times 7: a destination in which an element that was not written shows.
+    pub fn unwritten(format: Format, len: usize) -> Array {
+        Array::new(format, &vec![7.0; len])
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        each!(self, data => data.len())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        match self {
+            Array::F64(_) => Format::F64,
+            Array::F32(_) => Format::F32,
+            Array::F16(_) => Format::F16,
+            Array::BF16(_) => Format::BF16,
+        }
+    }
+
+    /// The bit patterns.
+    pub fn patterns(&self) -> Vec<u64> {
+        patterns_of(self.slice())
+    }
+
+    /// The numbers.
+    pub fn values(&self) -> Vec<f64> {
+        values_of(self.slice())
+    }
+
+    /// All of it, for gradsync.
+    pub fn slice(&self) -> Slice<'_> {
+        self.part(0..self.len())
+    }
+
+    /// All of it, for gradsync to write.
+    pub fn slice_mut(&mut self) -> SliceMut<'_> {
+        self.part_mut(0..self.len())
+    }
+
+    /// Some of it; an odd start gives a slice aligned to no more than its element.
+    pub fn part(&self, range: Range<usize>) -> Slice<'_> {
+        each!(self, data => Slice::from(&data[range]))
+    }
+
+    /// Some of it, for gradsync to write.
+    pub fn part_mut(&mut self, range: Range<usize>) -> SliceMut<'_> {
+        each!(self, data => SliceMut::from(&mut data[range]))
+    }
+
+    /// The bytes, little-endian, as a file holds them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let size = self.format().size_bytes();
+        self.patterns().into_iter().flat_map(|pattern| pattern.to_le_bytes().into_iter().take(size)).collect()
+    }
+
+    /// From the bytes of a file.
+    pub fn from_bytes(format: Format, bytes: &[u8]) -> Array {
+        let patterns = bytes.chunks_exact(format.size_bytes()).map(|chunk| {
+            let mut all = [0; 8];
+            all[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(all)
+        });
+        Array::from_patterns(format, patterns)
+    }
+}
+
+/// Bitwise: NaN payloads and the sign of zero count.
+impl PartialEq for Array {
+    fn eq(&self, other: &Array) -> bool {
+        self.format() == other.format() && self.patterns() == other.patterns()
+    }
+}
+
+/// The format and the first numbers; a failed comparison of long arrays stays readable.
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values = self.values();
+        write!(f, "{:?} × {} {:?}…", self.format(), values.len(), &values[..values.len().min(8)])
+    }
+}
+
+/// The dtype of a format.
+pub fn dtype(format: Format) -> DType {
+    match format {
+        Format::F64 => DType::F64,
+        Format::F32 => DType::F32,
+        Format::F16 => DType::F16,
+        Format::BF16 => DType::BF16,
+    }
+}
+
+/// The bit patterns in a slice of gradsync's.
+pub fn patterns_of(slice: Slice<'_>) -> Vec<u64> {
+    match slice {
+        Slice::F64(data) => data.iter().map(|value| value.to_bits()).collect(),
+        Slice::F32(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
+        Slice::F16(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
+        Slice::BF16(data) => data.iter().map(|value| u64::from(value.to_bits())).collect(),
+    }
+}
+
+/// The numbers in a slice of gradsync's, decoded by the oracle.
+pub fn values_of(slice: Slice<'_>) -> Vec<f64> {
+    let format = match slice {
+        Slice::F64(_) => Format::F64,
+        Slice::F32(_) => Format::F32,
+        Slice::F16(_) => Format::F16,
+        Slice::BF16(_) => Format::BF16,
+    };
+    patterns_of(slice).into_iter().map(|pattern| format.decode(pattern)).collect()
+}
+
+/// Writes numbers of the slice's format from element `start` on.
+pub fn write(destination: SliceMut<'_>, start: usize, values: &[f64]) {
+    let range = start..start + values.len();
+    match destination {
+        SliceMut::F64(data) => data[range].copy_from_slice(values),
+        SliceMut::F32(data) => {
+            let source = values.iter().map(|&value| f32::from_bits(Format::F32.encode(value) as u32));
+            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
+        }
+        SliceMut::F16(data) => {
+            let source = values.iter().map(|&value| f16::from_bits(Format::F16.encode(value) as u16));
+            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
+        }
+        SliceMut::BF16(data) => {
+            let source = values.iter().map(|&value| bf16::from_bits(Format::BF16.encode(value) as u16));
+            data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
+        }
+    }
+}

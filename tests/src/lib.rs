@@ -1,0 +1,15 @@
+//! What the tests of gradsync stand on: an oracle, tolerances, inputs, and ranks.
+//!
+//! - [`oracle`]: the right answers, written again from the specification; imports nothing of gradsync;
+//! - [`tolerance`]: how far a correct answer may be off, with the derivation; imports nothing of gradsync;
+//! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
+//! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
+//! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog.
+//!
+//! Never published, and never a dependency of anything but tests.
+
+pub mod array;
+pub mod inputs;
+pub mod oracle;
+pub mod ranks;
+pub mod tolerance;

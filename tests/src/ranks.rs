@@ -1,0 +1,87 @@
+//! Ranks for tests: run a body on each, demand that all agree bit for bit, and never hang.
+//!
+//! Agreement is checked before any comparison with the oracle: ranks that are each within tolerance but differ from one
+//! another would drift apart in training.
+
+use std::fmt::Debug;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use gradsync::comm::local::{LocalCommunicator, run};
+
+/// What every rank returned, in rank order; a panic of a rank is the panic of the test.
+pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {
+    let outcomes = run(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
+    assert_eq!(outcomes.len(), world_size, "one outcome per rank");
+    let mut results = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(result) => results.push(result),
+            Err(panic) => {
+                eprintln!("rank {rank} of {world_size} panicked");
+                resume_unwind(panic);
+            }
+        }
+    }
+    results
+}
+
+/// The common result of all ranks; fails, naming the first rank that differs from rank 0.
+pub fn agree<T: PartialEq + Debug>(what: &str, results: Vec<T>) -> T {
+    let mut results = results.into_iter();
+    let first = results.next().expect("at least one rank");
+    for (offset, result) in results.enumerate() {
+        assert!(result == first, "{what}: rank {} has {result:?}, rank 0 has {first:?}", offset + 1);
+    }
+    first
+}
+
+/// [`on_ranks`], then [`agree`].
+pub fn agreed<T: Send + PartialEq + Debug>(
+    what: &str,
+    world_size: usize,
+    body: impl Fn(LocalCommunicator) -> T + Sync,
+) -> T {
+    agree(what, on_ranks(world_size, body))
+}
+
+/// Runs `body`, failing if it takes longer than `seconds`: a hang becomes a failure.
+///
+/// A body that hangs is left behind on its thread; the test process ends without it.
+pub fn guarded<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, finished) = channel();
+    let worker = thread::Builder::new()
+        .name(thread::current().name().unwrap_or("test").to_owned())
+        .spawn(move || {
+            // The receiver is gone only if the guard has failed already.
+            let _ = done.send(body());
+        })
+        .expect("a thread for the guarded test");
+    match finished.recv_timeout(Duration::from_secs(seconds)) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => panic!("still running after {seconds} s: it hangs"),
+        Err(RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => resume_unwind(panic),
+            Ok(()) => unreachable!("the worker sends before it ends"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "it hangs")]
+    fn the_guard_ends_a_hang() {
+        guarded(0, || thread::sleep(Duration::from_secs(5)));
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 2 has 5, rank 0 has 4")]
+    fn disagreement_names_the_rank() {
+        agree("x", vec![4, 4, 5]);
+    }
+}

@@ -1,0 +1,310 @@
+//! The error bound of an Adasum all-reduce, one number per element.
+//!
+//! # Derivation
+//!
+//! Take one node of the oracle's tree, `c = k_a a + k_b b` with `k_a = 1 − s/2q_a`, `s = a·b`, `q_a = |a|²`. The
+//! implementation has `ã` instead of `a`. Carried for every node, all as upper bounds:
+//!
+//! - `E_i ≥ |ã_i − a_i|`, and `e = |E|` its Euclidean norm;
+//! - `W_i ≥ Σ_r |c_r||x_r,i|`, the magnitude of element i before cancellation (`c_r` are the weights of the inputs);
+//! - `M ≥ Σ_r |c_r||x_r|`, the same for norms.
+//!
+//! **Inner products.** `ã·b̃ − a·b = (ã−a)·b + a·(b̃−b) + (ã−a)·(b̃−b)`, and evaluating it errs by a relative `η`
+//! of a magnitude `m_a m_b`:
+//!
+//! > δs = e_a|b| + |a|e_b + e_a e_b + η m_a m_b,   δq_a = 2 e_a|a| + e_a² + η m_a².
+//!
+//! *Tree* forms the vectors, so `m_a = |a| + e_a` and `η = γ_{n+P}` (n products; the partial sums of P ranks). *Gram*
+//! evaluates `uᵀGv` from the inputs' Gram matrix, so `m_a = M_a + e_a`, and `η = γ_{n+P} + γ_{4P+4}`, because every
+//! term `u_i v_j G_ij` is two multiplications and takes part in at most `P² `additions done as two nested sums of P.
+//! This is where nearly opposite vectors hurt: |a| ≪ M_a.
+//!
+//! **Coefficients.** With `t = s/2q_a`: `|t̃ − t| ≤ (δs + 2|t|δq_a) / (2 (q_a − δq_a))` if `q_a > δq_a`, and two
+//! roundings more: `δk = |t̃ − t| + 3u (1 + |t| + |t̃ − t|)`. A computed `q̃_a` below the threshold gives `k̃_a = 1`, and
+//! then `δk = |t|` at most; the threshold itself is part of the rule, so this matters only where `q_a − δq_a` is below it.
+//!
+//! **A direction lost.** If `δq_a ≥ q_a`, nothing is known of the direction of `ã`. In the tree its contribution is still
+//! bounded, since `s̃ ≤ (1+η)|ã||b̃|`: `|k̃_a ã_i| ≤ |ã_i| + (1+2η)(|b|+e_b)|ã_i| / 2|ã| ≤ |a_i| + E_i + (1+2η)(|b|+e_b)/2`.
+//! In the Gram form it is not (q̃ may be anything), the bound is infinite, and the exact fall-back has to be used.
+//!
+//! **The new vector.** Per element
+//!
+//! > E_c = (|k_a|+δk_a) E_a + δk_a |a_i| + (the same for b) + rounding,
+//!
+//! where rounding is, for *Tree*, `3u (|k_a a_i| + |k_b b_i|)` for the f64 arithmetic and one rounding to the dtype; for
+//! *Gram*, three roundings in `f64` of every weight, `3u W_c`, and at the root `γ_{P+1} W` for the weighted sum and the one
+//! rounding to the dtype.
+//!
+//! **Which one.** design.md wants a layer recomputed by the tree where the survival of a node that takes part in a pair
+//! (`|u|²/Σ|u_i||u_j||G_ij|`) is below about 1e-10; it then has the tree's bound, which also covers an exact path
+//! that keeps `f64` between levels. gradsync switches earlier, below 1e-4 of `P Σ u_i²|x_i|²`, which is at most P times
+//! that sum: above `1e-4 P` the bound is Gram's. In between either may run, and the larger bound holds.
+
+use std::ops::Range;
+
+use super::{UNIT, gamma, survival};
+use crate::oracle::Format;
+use crate::oracle::adasum::{Node, Origin, Pair, SMALLEST_SQUARED_NORM, trees};
+use crate::oracle::exact::dot;
+
+/// The two ways of computing that gradsync has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// One weighted sum of the inputs, weights from the Gram matrix.
+    Gram,
+    /// Level by level, rounding to the dtype at each.
+    Tree,
+}
+
+/// What is expected of one Adasum all-reduce.
+#[derive(Clone, Debug)]
+pub struct Expectation {
+    /// The exact result, flat, with zeros outside the layers.
+    pub exact: Vec<f64>,
+    /// The largest admissible error, element by element.
+    pub bounds: Vec<f64>,
+    /// The exact weights, layers × ranks.
+    pub weights: Vec<f64>,
+    /// The largest admissible error of each weight.
+    pub weight_bounds: Vec<f64>,
+    /// The smallest survival of each layer.
+    pub survival: Vec<f64>,
+    surely_sound: f64,
+}
+
+impl Expectation {
+    /// Layers that cancel so far that the Gram form cannot be right: these must have been recomputed.
+    pub fn surely_cancelled(&self) -> usize {
+        self.survival.iter().filter(|&&left| left < SURELY_CANCELLED).count()
+    }
+
+    /// Layers that might have been recomputed.
+    pub fn possibly_cancelled(&self) -> usize {
+        self.survival.iter().filter(|&&left| left < self.surely_sound).count()
+    }
+}
+
+/// Where the exact path is a must.
+const SURELY_CANCELLED: f64 = 1e-10;
+/// Where there is no reason for it, per rank; the factor 2 is for rounding in either computation of the ratio.
+const SURELY_SOUND_PER_RANK: f64 = 2e-4;
+
+/// The exact result and its bounds for flat inputs (one per rank) cut into layers.
+pub fn expect(method: Method, format: Format, inputs: &[Vec<f64>], layers: &[Range<usize>]) -> Expectation {
+    let len = inputs[0].len();
+    let mut expectation = Expectation {
+        exact: vec![0.0; len],
+        bounds: vec![0.0; len],
+        weights: Vec::new(),
+        weight_bounds: Vec::new(),
+        survival: Vec::new(),
+        surely_sound: SURELY_SOUND_PER_RANK * inputs.len() as f64,
+    };
+    for (node, layer) in trees(inputs, layers).iter().zip(layers) {
+        let parts: Vec<&[f64]> = inputs.iter().map(|input| &input[layer.clone()]).collect();
+        let left = smallest_survival(node, &parts, true);
+        let walk =
+            |method| Walk { method, format, len: layer.len(), world_size: inputs.len(), inputs: &parts }.root(node);
+        let (bounds, weight_bounds) = match method {
+            Method::Tree => walk(Method::Tree),
+            Method::Gram if left >= expectation.surely_sound => walk(Method::Gram),
+            Method::Gram if left < SURELY_CANCELLED => walk(Method::Tree),
+            Method::Gram => larger(walk(Method::Gram), walk(Method::Tree)),
+        };
+        for (offset, i) in layer.clone().enumerate() {
+            expectation.exact[i] = node.vector[offset].value();
+            expectation.bounds[i] = bounds[offset];
+        }
+        expectation.weights.extend(node.weights.iter().map(|weight| weight.value()));
+        expectation.weight_bounds.extend(weight_bounds);
+        expectation.survival.push(left);
+    }
+    expectation
+}
+
+fn larger(a: (Vec<f64>, Vec<f64>), b: (Vec<f64>, Vec<f64>)) -> (Vec<f64>, Vec<f64>) {
+    let max = |a: Vec<f64>, b: Vec<f64>| a.into_iter().zip(b).map(|(x, y)| x.max(y)).collect();
+    (max(a.0, b.0), max(a.1, b.1))
+}
+
+/// The root takes part in no pair, so its own cancellation does not matter.
+fn smallest_survival(node: &Node, inputs: &[&[f64]], root: bool) -> f64 {
+    let own = if root { 1.0 } else { survival(node, inputs) };
+    match &node.origin {
+        Origin::Input(_) => own,
+        Origin::Pair(a, b, _) => own.min(smallest_survival(a, inputs, false)).min(smallest_survival(b, inputs, false)),
+    }
+}
+
+/// What is carried from node to node; see the module's header.
+struct State {
+    element: Vec<f64>,
+    magnitude: Vec<f64>,
+    norm_magnitude: f64,
+    norm: f64,
+    weight: Vec<f64>,
+}
+
+/// How far one coefficient may be off.
+enum Slack {
+    Known(f64),
+    DirectionLost,
+}
+
+struct Walk<'a> {
+    method: Method,
+    format: Format,
+    len: usize,
+    world_size: usize,
+    inputs: &'a [&'a [f64]],
+}
+
+impl Walk<'_> {
+    fn root(&self, node: &Node) -> (Vec<f64>, Vec<f64>) {
+        let state = self.node(node);
+        let bounds = match self.method {
+            Method::Tree => state.element,
+            Method::Gram => {
+                let sum = gamma(self.world_size + 1);
+                let before =
+                    state.element.iter().zip(&state.magnitude).map(|(error, magnitude)| error + sum * magnitude);
+                before
+                    .zip(&node.vector)
+                    .map(|(error, value)| error + self.format.rounding_error(value.value().abs() + error))
+                    .collect()
+            }
+        };
+        (bounds, state.weight)
+    }
+
+    fn node(&self, node: &Node) -> State {
+        let norm = dot(&node.vector, &node.vector).value().sqrt();
+        match &node.origin {
+            Origin::Input(rank) => State {
+                element: vec![0.0; self.len],
+                magnitude: self.inputs[*rank].iter().map(|value| value.abs()).collect(),
+                norm_magnitude: norm,
+                norm,
+                weight: vec![0.0; self.world_size],
+            },
+            Origin::Pair(a, b, pair) => self.pair(node, norm, (a, &self.node(a)), (b, &self.node(b)), pair),
+        }
+    }
+
+    fn pair(
+        &self,
+        node: &Node,
+        norm: f64,
+        (a, in_a): (&Node, &State),
+        (b, in_b): (&Node, &State),
+        pair: &Pair,
+    ) -> State {
+        let (left, right) = (pair.left.value(), pair.right.value());
+        let slack_left = self.slack(pair.dot.value(), pair.left_square.value(), in_a, in_b);
+        let slack_right = self.slack(pair.dot.value(), pair.right_square.value(), in_b, in_a);
+        let mut element = Vec::with_capacity(self.len);
+        let mut magnitude = Vec::with_capacity(self.len);
+        for i in 0..self.len {
+            let (x, y) = (a.vector[i].value(), b.vector[i].value());
+            let mut error = self.term(left, &slack_left, x, in_a.element[i], in_b)
+                + self.term(right, &slack_right, y, in_b.element[i], in_a);
+            magnitude.push(left.abs() * in_a.magnitude[i] + right.abs() * in_b.magnitude[i]);
+            match self.method {
+                Method::Gram => error += 3.0 * UNIT * magnitude[i],
+                Method::Tree => {
+                    error += 3.0 * UNIT * ((left * x).abs() + (right * y).abs());
+                    error += self.format.rounding_error(node.vector[i].value().abs() + error);
+                }
+            }
+            element.push(error);
+        }
+        let weight = (0..self.world_size)
+            .map(|rank| {
+                weight_error(left, &slack_left, a.weights[rank].value(), in_a.weight[rank])
+                    + weight_error(right, &slack_right, b.weights[rank].value(), in_b.weight[rank])
+                    + 3.0 * UNIT * node.weights[rank].value().abs()
+            })
+            .collect();
+        State {
+            element,
+            magnitude,
+            norm_magnitude: left.abs() * in_a.norm_magnitude + right.abs() * in_b.norm_magnitude,
+            norm,
+            weight,
+        }
+    }
+
+    /// The error of `k̃_a ã_i` against `k_a a_i`.
+    fn term(&self, coefficient: f64, slack: &Slack, value: f64, error: f64, other: &State) -> f64 {
+        match slack {
+            Slack::Known(slack) => (coefficient.abs() + slack) * error + slack * value.abs(),
+            Slack::DirectionLost => {
+                let reach = (1.0 + 2.0 * self.evaluation()) * (other.norm + norm_of(&other.element)) / 2.0;
+                (coefficient * value).abs() + value.abs() + error + reach
+            }
+        }
+    }
+
+    /// The error of the coefficient `1 - dot / 2 square` of the vector described by `own`.
+    fn slack(&self, dot: f64, square: f64, own: &State, other: &State) -> Slack {
+        let (own_error, other_error) = (norm_of(&own.element), norm_of(&other.element));
+        let (own_magnitude, other_magnitude) = match self.method {
+            Method::Tree => (own.norm + own_error, other.norm + other_error),
+            Method::Gram => (own.norm_magnitude + own_error, other.norm_magnitude + other_error),
+        };
+        let evaluation = self.evaluation();
+        // What the products of subnormals lose does not scale with the magnitudes.
+        let underflow = (self.len * self.world_size * self.world_size) as f64 * Format::F64.smallest();
+        let dot_error = own_error * other.norm
+            + own.norm * other_error
+            + own_error * other_error
+            + evaluation * own_magnitude * other_magnitude
+            + underflow;
+        let square_error =
+            2.0 * own_error * own.norm + own_error * own_error + evaluation * own_magnitude * own_magnitude + underflow;
+        let rest = square - square_error;
+        if square < SMALLEST_SQUARED_NORM && square + square_error < SMALLEST_SQUARED_NORM {
+            return Slack::Known(0.0);
+        }
+        if rest <= 0.0 || (square < SMALLEST_SQUARED_NORM) != (rest < SMALLEST_SQUARED_NORM) {
+            return match self.method {
+                Method::Tree => Slack::DirectionLost,
+                Method::Gram => Slack::Known(f64::INFINITY),
+            };
+        }
+        let ratio = (dot / (2.0 * square)).abs();
+        let drift = (dot_error + 2.0 * ratio * square_error) / (2.0 * rest);
+        Slack::Known(drift + 3.0 * UNIT * (1.0 + ratio + drift))
+    }
+
+    /// `η` of the header.
+    fn evaluation(&self) -> f64 {
+        let sums = gamma(self.len + self.world_size);
+        match self.method {
+            Method::Tree => sums,
+            Method::Gram => sums + gamma(4 * self.world_size + 4),
+        }
+    }
+}
+
+fn weight_error(coefficient: f64, slack: &Slack, weight: f64, error: f64) -> f64 {
+    match slack {
+        Slack::Known(slack) if weight != 0.0 || error != 0.0 => {
+            (coefficient.abs() + slack) * error + slack * weight.abs()
+        }
+        Slack::DirectionLost if weight != 0.0 || error != 0.0 => f64::INFINITY,
+        _ => 0.0,
+    }
+}
+
+fn norm_of(values: &[f64]) -> f64 {
+    // Scaled, so that errors of huge vectors do not overflow when squared.
+    let largest = values.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
+    if largest == 0.0 || !largest.is_finite() {
+        return largest;
+    }
+    largest * values.iter().map(|value| (value / largest).powi(2)).sum::<f64>().sqrt()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! What Adasum refuses, on every rank.
+
+use gradsync::comm::Communicator;
+use gradsync::ops::{Algorithm, Granularity, adasum_all_reduce};
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::{guarded, on_ranks};
+
+use crate::case::Case;
+
+#[test]
+fn tree_needs_a_power_of_two_and_names_the_count() {
+    guarded(60, || {
+        for world_size in [3, 5, 6, 7, 12] {
+            let case = Case::of(Kind::Random, Format::F32, world_size, &[&[100]], 1);
+            let case = case.with(Algorithm::Tree, Granularity::Tensor);
+            let outcome = on_ranks(world_size, |comm| {
+                let mut buffer = case.buffer(comm.rank());
+                let error = adasum_all_reduce(&comm, &mut buffer, case.options()).expect_err("no power of two");
+                // It was refused before anything was exchanged: the group is still usable.
+                comm.barrier().unwrap();
+                error.to_string()
+            });
+            for text in outcome {
+                assert!(text.contains(&world_size.to_string()), "\"{text}\" does not name {world_size}");
+                assert!(text.contains("power"), "\"{text}\" does not say why");
+            }
+        }
+    });
+}
+
+/// `odd` on one rank, `common` on the others.
+fn assert_refused_everywhere(what: &str, common: &Case, odd: &Case) {
+    for algorithm in [Algorithm::Gram, Algorithm::Tree] {
+        let outcomes = on_ranks(4, |comm| {
+            let case = if comm.rank() == 2 { odd } else { common };
+            let case = case.clone().with(algorithm, Granularity::Tensor);
+            adasum_all_reduce(&comm, &mut case.buffer(comm.rank()), case.options()).is_err()
+        });
+        assert_eq!(outcomes, [true; 4], "{what}, {algorithm:?}: not an error on every rank");
+    }
+}
+
+#[test]
+fn ranks_with_different_lengths_or_dtypes() {
+    guarded(60, || {
+        let case = |format, shapes: &[&[usize]]| Case::of(Kind::Random, format, 4, shapes, 1);
+        let common = case(Format::F32, &[&[60], &[64]]);
+        assert_refused_everywhere("a longer buffer", &common, &case(Format::F32, &[&[60], &[640]]));
+        assert_refused_everywhere("another dtype", &common, &case(Format::F64, &[&[60], &[64]]));
+        // bf16 padded to the same number of elements: only the dtype differs.
+        assert_refused_everywhere("the same length", &case(Format::F16, &[&[128]]), &case(Format::BF16, &[&[128]]));
+    });
+}
+
+/// The same number of elements in the arena, cut at other places: the collectives alone cannot see it, and the ranks would
+/// weigh elements by another layer's coefficients.
+#[test]
+fn ranks_with_different_layouts_of_one_length() {
+    guarded(60, || {
+        let case = |shapes: &[&[usize]]| Case::of(Kind::Random, Format::F32, 4, shapes, 1);
+        assert_refused_everywhere("other cuts", &case(&[&[60], &[64]]), &case(&[&[64], &[60]]));
+        assert_refused_everywhere("other number of tensors", &case(&[&[60], &[64]]), &case(&[&[128]]));
+    });
+}
+
+#[test]
+fn ranks_with_different_options_all_get_an_error() {
+    guarded(60, || {
+        for (common, odd) in [
+            ((Algorithm::Gram, Granularity::Tensor), (Algorithm::Tree, Granularity::Tensor)),
+            ((Algorithm::Gram, Granularity::Tensor), (Algorithm::Gram, Granularity::Whole)),
+            ((Algorithm::Tree, Granularity::Tensor), (Algorithm::Tree, Granularity::Whole)),
+        ] {
+            let case = Case::of(Kind::Random, Format::F32, 4, &[&[60], &[64]], 1);
+            let outcomes = on_ranks(4, |comm| {
+                let (algorithm, granularity) = if comm.rank() == 1 { odd } else { common };
+                let case = case.clone().with(algorithm, granularity);
+                adasum_all_reduce(&comm, &mut case.buffer(comm.rank()), case.options()).is_err()
+            });
+            assert_eq!(outcomes, [true; 4], "{odd:?} among {common:?}");
+        }
+    });
+}
+
+#[test]
+fn a_buffer_for_another_number_of_ranks() {
+    guarded(60, || {
+        let case = Case::of(Kind::Random, Format::F32, 4, &[&[100]], 1);
+        for algorithm in [Algorithm::Gram, Algorithm::Tree] {
+            let case = case.clone().with(algorithm, Granularity::Tensor);
+            let texts = on_ranks(2, |comm| {
+                adasum_all_reduce(&comm, &mut case.buffer(0), case.options()).expect_err("4 is not 2").to_string()
+            });
+            for text in texts {
+                assert!(text.contains('4') && text.contains('2'), "\"{text}\" does not name both counts");
+            }
+        }
+    });
+}
+
+/// Adasum is only as safe as its exchange: a rank that dies in the middle ends the call on the others.
+#[test]
+fn a_rank_that_never_comes_is_an_error_on_the_others() {
+    guarded(60, || {
+        for algorithm in [Algorithm::Gram, Algorithm::Tree] {
+            let case = Case::of(Kind::Random, Format::F32, 4, &[&[100]], 1).with(algorithm, Granularity::Tensor);
+            let outcomes = on_ranks(4, |comm| {
+                if comm.rank() == 3 {
+                    return None;
+                }
+                let outcome = adasum_all_reduce(&comm, &mut case.buffer(comm.rank()), case.options());
+                Some(outcome.expect_err("rank 3 left").to_string())
+            });
+            // In the tree some ranks notice only through a partner that failed, so only "an error" holds for all of them.
+            assert!(outcomes[..3].iter().all(Option::is_some));
+            assert!(outcomes.iter().flatten().any(|text| text.contains("rank 3")), "{outcomes:?}");
+        }
+    });
+}

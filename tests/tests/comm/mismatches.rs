@@ -1,0 +1,171 @@
+//! Ranks that do not call the same thing: an error on every rank that names both sides, and no data moved.
+
+use gradsync::Error;
+use gradsync::comm::Communicator;
+use gradsync::comm::{CommError, ReduceOp};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::{guarded, on_ranks};
+
+type Call = fn(&dyn Communicator) -> gradsync::Result<()>;
+
+fn f32s(len: usize) -> Array {
+    Array::unwritten(Format::F32, len)
+}
+
+/// One rank calls `odd`, all others `common`; every rank gets an error whose text holds both words.
+#[track_caller]
+fn assert_mismatch(common: Call, odd: Call, words: [&str; 2]) {
+    for world_size in [2, 3, 8] {
+        for deviant in [0, world_size - 1] {
+            let errors = on_ranks(world_size, |comm| {
+                let call = if comm.rank() == deviant { odd } else { common };
+                call(&comm).expect_err("the calls differ")
+            });
+            for (rank, error) in errors.into_iter().enumerate() {
+                let what = format!("{words:?}, rank {rank} of {world_size}, deviant {deviant}");
+                assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{what}: {error:?}");
+                let text = error.to_string().to_lowercase();
+                for word in words {
+                    assert!(text.contains(word), "{what}: \"{text}\" does not name {word}");
+                }
+                assert!(text.contains(&deviant.to_string()), "{what}: \"{text}\" does not name the rank");
+            }
+        }
+    }
+}
+
+#[test]
+fn operation() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
+            |comm| comm.broadcast(f32s(5).slice_mut(), 0),
+            ["all_reduce", "broadcast"],
+        );
+        assert_mismatch(
+            |comm| comm.barrier(),
+            |comm| comm.all_gather_in_place(f32s(840).slice_mut()),
+            ["barrier", "all_gather"],
+        );
+        assert_mismatch(
+            |comm| {
+                let len = comm.world_size();
+                comm.all_to_all(f32s(len).slice(), f32s(len).slice_mut())
+            },
+            |comm| {
+                let len = comm.world_size();
+                comm.reduce_scatter(f32s(len).slice(), f32s(1).slice_mut(), ReduceOp::Sum)
+            },
+            ["all_to_all", "reduce_scatter"],
+        );
+    });
+}
+
+#[test]
+fn reduction() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
+            |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Max),
+            ["sum", "max"],
+        );
+    });
+}
+
+#[test]
+fn count() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.all_reduce(f32s(1010).slice_mut(), ReduceOp::Sum),
+            |comm| comm.all_reduce(f32s(1011).slice_mut(), ReduceOp::Sum),
+            ["1010", "1011"],
+        );
+        assert_mismatch(
+            |comm| comm.broadcast(f32s(1010).slice_mut(), 0),
+            |comm| comm.broadcast(f32s(1011).slice_mut(), 0),
+            ["1010", "1011"],
+        );
+        assert_mismatch(
+            |comm| comm.all_gather(f32s(1010).slice(), f32s(1010 * comm.world_size()).slice_mut()),
+            |comm| comm.all_gather(f32s(1011).slice(), f32s(1011 * comm.world_size()).slice_mut()),
+            ["1010", "1011"],
+        );
+        assert_mismatch(
+            |comm| comm.all_reduce(f32s(0).slice_mut(), ReduceOp::Sum),
+            |comm| comm.all_reduce(f32s(1011).slice_mut(), ReduceOp::Sum),
+            ["0", "1011"],
+        );
+    });
+}
+
+#[test]
+fn dtype() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
+            |comm| comm.all_reduce(Array::unwritten(Format::BF16, 5).slice_mut(), ReduceOp::Sum),
+            ["f32", "bf16"],
+        );
+        // The same number of bytes is not the same thing.
+        assert_mismatch(
+            |comm| comm.broadcast(Array::unwritten(Format::F16, 6).slice_mut(), 0),
+            |comm| comm.broadcast(Array::unwritten(Format::BF16, 6).slice_mut(), 0),
+            ["f16", "bf16"],
+        );
+    });
+}
+
+#[test]
+fn root() {
+    guarded(60, || {
+        assert_mismatch(
+            |comm| comm.broadcast(f32s(5).slice_mut(), 0),
+            |comm| comm.broadcast(f32s(5).slice_mut(), 1),
+            ["root 0", "root 1"],
+        );
+    });
+}
+
+#[test]
+fn a_mismatch_moves_no_data() {
+    guarded(60, || {
+        on_ranks(3, |comm| {
+            let mut data = f32s(10 + usize::from(comm.rank() == 1));
+            let before = data.clone();
+            assert!(comm.all_reduce(data.slice_mut(), ReduceOp::Sum).is_err());
+            assert_eq!(data, before, "rank {}", comm.rank());
+        });
+    });
+}
+
+/// Wrong in the same way on every rank: still an error, and not a wait for the deadline.
+#[test]
+fn calls_that_no_rank_can_make() {
+    guarded(20, || {
+        for world_size in [2, 3] {
+            on_ranks(world_size, |comm| {
+                assert!(comm.broadcast(f32s(5).slice_mut(), world_size).is_err(), "a root that does not exist");
+            });
+            on_ranks(world_size, |comm| {
+                let outcome = comm.reduce_scatter(f32s(7).slice(), f32s(3).slice_mut(), ReduceOp::Sum);
+                let text = outcome.expect_err("7 is no multiple of the ranks times 3").to_string();
+                assert!(text.contains('7'), "\"{text}\" does not name the length");
+            });
+            on_ranks(world_size, |comm| {
+                assert!(comm.all_gather(f32s(3).slice(), f32s(7).slice_mut()).is_err());
+            });
+            on_ranks(world_size, |comm| {
+                assert!(comm.all_gather_in_place(f32s(7).slice_mut()).is_err());
+            });
+            on_ranks(world_size, |comm| {
+                assert!(comm.all_to_all(f32s(7).slice(), f32s(7).slice_mut()).is_err());
+            });
+            on_ranks(world_size, |comm| {
+                let len = 3 * world_size;
+                let mut output = Array::unwritten(Format::F16, len);
+                assert!(comm.all_to_all(f32s(len).slice(), output.slice_mut()).is_err(), "two dtypes in one call");
+            });
+        }
+    });
+}

@@ -1,0 +1,95 @@
+//! What a kernel refuses: typed errors that name both lengths, and no element written.
+
+use gradsync::Error;
+use gradsync::kernels::cpu;
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+/// The error is about lengths and its text holds both.
+#[track_caller]
+fn assert_lengths<T: std::fmt::Debug>(what: &str, outcome: Result<T, Error>, lengths: [usize; 2]) {
+    let error = outcome.expect_err(what);
+    assert!(matches!(error, Error::LengthMismatch { .. }), "{what}: {error:?} is not about lengths");
+    let text = error.to_string();
+    for length in lengths {
+        assert!(text.contains(&length.to_string()), "{what}: \"{text}\" does not name {length}");
+    }
+}
+
+#[test]
+fn different_lengths() {
+    for format in Format::ALL {
+        let (a, b) = (Array::unwritten(format, 117), Array::unwritten(format, 118));
+        let mut dst = Array::unwritten(format, 117);
+        assert_lengths("cast", cpu::cast(dst.slice_mut(), b.slice()), [117, 118]);
+        assert_lengths("accumulate", cpu::accumulate(dst.slice_mut(), b.slice()), [117, 118]);
+        assert_lengths("scale", cpu::scale(dst.slice_mut(), b.slice(), 2.0), [117, 118]);
+        assert_eq!(dst, a, "an element was written");
+        let whole = std::slice::from_ref(&(0..117));
+        assert_lengths("dots", cpu::dots(a.slice(), b.slice(), whole), [117, 118]);
+        assert_lengths("gram", cpu::gram(&[a.slice(), b.slice()], whole), [117, 118]);
+        let outcome = cpu::combine(dst.slice_mut(), &[a.slice(), b.slice()], &[1.0, 1.0], whole);
+        assert_lengths("combine", outcome, [117, 118]);
+        assert_eq!(dst, a, "an element was written");
+    }
+}
+
+#[test]
+fn a_length_of_one_is_never_broadcast() {
+    let one = Array::new(Format::F32, &[1.0]);
+    let mut dst = Array::unwritten(Format::F32, 5);
+    assert_lengths("accumulate", cpu::accumulate(dst.slice_mut(), one.slice()), [5, 1]);
+    assert_lengths("cast", cpu::cast(dst.slice_mut(), one.slice()), [5, 1]);
+}
+
+#[test]
+fn segments_outside_the_vector() {
+    let a = Array::unwritten(Format::F32, 100);
+    let mut dst = Array::unwritten(Format::F32, 100);
+    #[allow(clippy::reversed_empty_ranges, reason = "a caller can make one, and it must be an error and no panic")]
+    for segment in [99..101, 101..101, 0..usize::MAX, 50..40] {
+        let segments = [0..1, segment.clone()];
+        assert!(cpu::squared_norms(a.slice(), &segments).is_err(), "squared_norms {segment:?}");
+        assert!(cpu::dots(a.slice(), a.slice(), &segments).is_err(), "dots {segment:?}");
+        assert!(cpu::gram(&[a.slice()], &segments).is_err(), "gram {segment:?}");
+        assert!(cpu::combine(dst.slice_mut(), &[a.slice()], &[1.0, 1.0], &segments).is_err(), "combine {segment:?}");
+        assert_eq!(dst, a, "combine wrote before it refused {segment:?}");
+    }
+}
+
+#[test]
+fn a_wrong_number_of_weights() {
+    let a = Array::unwritten(Format::F32, 10);
+    let mut dst = Array::unwritten(Format::F32, 10);
+    for weights in [&[][..], &[1.0], &[1.0; 3], &[1.0; 5]] {
+        let outcome = cpu::combine(dst.slice_mut(), &[a.slice(), a.slice()], weights, &[0..5, 5..10]);
+        assert!(outcome.is_err(), "{} weights for 2 segments × 2 vectors", weights.len());
+    }
+}
+
+/// Overlapping or descending segments would be written twice, or in a race.
+#[test]
+fn segments_that_overlap_or_descend() {
+    let a = Array::unwritten(Format::F32, 100);
+    let mut dst = Array::unwritten(Format::F32, 100);
+    for segments in [[0..50, 49..60], [50..60, 0..10], [0..10, 0..10]] {
+        for (name, outcome) in [
+            ("squared_norms", cpu::squared_norms(a.slice(), &segments).map(drop)),
+            ("dots", cpu::dots(a.slice(), a.slice(), &segments).map(drop)),
+            ("gram", cpu::gram(&[a.slice()], &segments).map(drop)),
+            ("combine", cpu::combine(dst.slice_mut(), &[a.slice()], &[1.0, 1.0], &segments)),
+        ] {
+            let text = outcome.expect_err(name).to_string();
+            assert!(text.contains(name), "{name} {segments:?}: \"{text}\" names another operation");
+            assert!(text.contains(&format!("{:?}", segments[1])), "{name}: \"{text}\" does not name {:?}", segments[1]);
+        }
+        assert_eq!(dst, a, "combine wrote before it refused {segments:?}");
+    }
+}
+
+#[test]
+fn no_vectors() {
+    let mut dst = Array::unwritten(Format::F32, 10);
+    assert!(cpu::gram(&[], &[0..0, 0..0]).is_err());
+    assert!(cpu::combine(dst.slice_mut(), &[], &[], std::slice::from_ref(&(0..10))).is_err());
+}

@@ -1,0 +1,90 @@
+//! Files that are no safetensors files, or not all of one: an error that names the file, and nothing left behind.
+
+use gradsync_tests::oracle::Format;
+
+use crate::files::{Ranks, entry, save_raw, tensor};
+
+fn two() -> Ranks {
+    let tensors = vec![tensor("weight", Format::F32, &[100], &[1.0; 100])];
+    Ranks::new(&[tensors.clone(), tensors])
+}
+
+/// Replaces the second input and expects a refusal that names it.
+#[track_caller]
+fn refuses_bytes(what: &str, bytes: &[u8]) {
+    let ranks = two();
+    std::fs::write(&ranks.inputs[1], bytes).unwrap();
+    for op in ["sum", "adasum"] {
+        ranks.refuses(what, &["--op", op], &["in1.safetensors"]);
+        std::fs::remove_file(ranks.output()).unwrap();
+    }
+}
+
+#[track_caller]
+fn refuses_header(what: &str, header: &str, data: usize) {
+    let ranks = two();
+    save_raw(&ranks.inputs[1], header, &vec![0; data]);
+    ranks.refuses(what, &["--op", "sum"], &["in1.safetensors"]);
+}
+
+#[test]
+fn truncated_anywhere() {
+    let whole = std::fs::read(&two().inputs[0]).unwrap();
+    for len in [0, 1, 7, 8, 9, 20, whole.len() - 401, whole.len() - 400, whole.len() - 4, whole.len() - 1] {
+        refuses_bytes(&format!("truncated to {len} of {} bytes", whole.len()), &whole[..len]);
+    }
+}
+
+#[test]
+fn longer_than_its_header_says() {
+    let mut bytes = std::fs::read(&two().inputs[0]).unwrap();
+    bytes.extend([0; 4]);
+    refuses_bytes("four bytes too many", &bytes);
+}
+
+#[test]
+fn a_header_length_beyond_the_file() {
+    for length in [401_u64, 1 << 20, 1 << 40, u64::MAX, u64::MAX - 7] {
+        let mut bytes = std::fs::read(&two().inputs[0]).unwrap();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        refuses_bytes(&format!("header length {length}"), &bytes);
+    }
+}
+
+#[test]
+fn a_header_that_is_garbage() {
+    refuses_bytes("noise", &(0..1000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect::<Vec<_>>());
+    refuses_header("not JSON", "this is not JSON", 400);
+    refuses_header("a list", "[1, 2, 3]", 400);
+    refuses_header("cut short", "{\"weight\":{\"dtype\":\"F32\"", 400);
+    refuses_header("no offsets", "{\"weight\":{\"dtype\":\"F32\",\"shape\":[100]}}", 400);
+    refuses_header("unknown dtype", &format!("{{{}}}", entry("weight", "F33", &[100], 0, 400)), 400);
+    refuses_bytes("not UTF-8", &[8_u64.to_le_bytes().to_vec(), vec![0xff; 8], vec![0; 400]].concat());
+}
+
+#[test]
+fn offsets_that_do_not_fit() {
+    let weight = |start, end| format!("{{{}}}", entry("weight", "F32", &[100], start, end));
+    refuses_header("past the end", &weight(0, 400), 396);
+    refuses_header("too few bytes for the shape", &weight(0, 396), 396);
+    refuses_header("reversed", &weight(400, 0), 400);
+    refuses_header("a hole before", &weight(8, 408), 408);
+    refuses_header("huge", &weight(usize::MAX - 400, usize::MAX), 400);
+    let shape = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4],\"data_offsets\":[0,400]}}";
+    refuses_header("a shape whose product overflows", shape, 400);
+    let both = format!("{{{},{}}}", entry("weight", "F32", &[100], 0, 400), entry("other", "F32", &[100], 0, 400));
+    refuses_header("two tensors over each other", &both, 400);
+    let negative = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[-100],\"data_offsets\":[0,400]}}";
+    refuses_header("a negative size", negative, 400);
+}
+
+#[test]
+fn no_such_file_and_no_file_at_all() {
+    let ranks = two();
+    std::fs::remove_file(&ranks.inputs[1]).unwrap();
+    ranks.refuses("no such file", &["--op", "sum"], &["in1.safetensors"]);
+    let ranks = two();
+    std::fs::remove_file(&ranks.inputs[1]).unwrap();
+    std::fs::create_dir(&ranks.inputs[1]).unwrap();
+    ranks.refuses("a folder", &["--op", "sum"], &["in1.safetensors"]);
+}

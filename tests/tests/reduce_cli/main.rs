@@ -1,0 +1,12 @@
+//! The program `gradsync reduce`: results against the oracle, its JSON, and every bad file that it has to refuse without
+//! leaving anything behind.
+
+mod bad_files;
+mod bad_tensors;
+mod files;
+mod json;
+mod layouts;
+mod numbers;
+mod outputs;
+mod program;
+mod python;

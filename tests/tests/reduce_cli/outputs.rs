@@ -1,0 +1,118 @@
+//! Where the output may and may not go, and arguments that make no sense.
+
+use gradsync_tests::oracle::Format;
+
+use crate::files::{Ranks, load, tensor};
+use crate::program::reduce;
+
+fn two() -> Ranks {
+    let tensors = vec![tensor("weight", Format::F32, &[4], &[1.0; 4])];
+    Ranks::new(&[tensors.clone(), tensors])
+}
+
+/// Whatever it is called: the same path, a relative one, one with detours, a symbolic link on either side.
+#[test]
+fn an_output_that_is_an_input() {
+    let ranks = two();
+    let (folder, absolute) = (ranks.folder.path(), ranks.inputs[1].clone());
+    std::fs::create_dir(folder.join("sub")).unwrap();
+    let mut outputs =
+        vec![absolute.clone(), "in1.safetensors".into(), "./in1.safetensors".into(), "sub/../in1.safetensors".into()];
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&absolute, folder.join("link.safetensors")).unwrap();
+        std::os::unix::fs::symlink(folder, folder.join("here")).unwrap();
+        outputs.extend(["link.safetensors".into(), "here/in1.safetensors".into()]);
+    }
+    let before = ranks.contents();
+    for output in outputs {
+        let what = format!("output {}", output.display());
+        let finished = reduce(folder, &[&"--op", &"sum", &"--output", &output, &ranks.inputs[0], &absolute]);
+        let name = output.file_name().expect("an output has a name").to_string_lossy().into_owned();
+        finished.refused(&what, &[&name]);
+        assert!(ranks.contents() == before, "{what}: the folder changed: {:?}", ranks.contents().keys());
+    }
+    #[cfg(unix)]
+    {
+        let link = folder.join("link.safetensors");
+        let finished = reduce(folder, &[&"--op", &"sum", &"--output", &absolute, &ranks.inputs[0], &link]);
+        finished.refused("an input through a link", &["in1.safetensors"]);
+        assert!(ranks.contents() == before, "an input through a link: the folder changed");
+    }
+}
+
+#[test]
+fn success_replaces_an_older_output_and_leaves_nothing_beside_it() {
+    let ranks = two();
+    std::fs::write(ranks.output(), b"an older result").unwrap();
+    ranks.reduce(&["--op", "sum"]).succeeded("replace");
+    assert_eq!(load(&ranks.output())["weight"].data.values(), [2.0; 4]);
+    let names: Vec<String> = ranks.contents().into_keys().collect();
+    assert_eq!(names, ["in0.safetensors", "in1.safetensors", "out.safetensors"]);
+}
+
+#[test]
+fn a_relative_output_in_the_current_folder() {
+    let ranks = two();
+    let finished = reduce(ranks.folder.path(), &[&"--op", &"sum", &"--output", &"o.safetensors", &"in0.safetensors"]);
+    finished.succeeded("relative");
+    assert_eq!(load(&ranks.folder.path().join("o.safetensors"))["weight"].data.values(), [1.0; 4]);
+}
+
+#[test]
+fn an_output_folder_that_does_not_exist() {
+    let ranks = two();
+    let before = ranks.contents();
+    let output = ranks.folder.path().join("nowhere").join("out.safetensors");
+    let finished = reduce(ranks.folder.path(), &[&"--op", &"sum", &"--output", &output, &ranks.inputs[0]]);
+    finished.refused("no such folder", &["nowhere"]);
+    assert!(ranks.contents() == before);
+}
+
+#[test]
+fn an_output_that_is_a_folder() {
+    let ranks = two();
+    std::fs::create_dir(ranks.output()).unwrap();
+    let before = ranks.contents();
+    ranks.reduce(&["--op", "sum"]).refused("a folder", &["out.safetensors"]);
+    assert!(ranks.contents() == before, "the folder now holds {:?}", ranks.contents().keys());
+}
+
+#[test]
+fn no_inputs() {
+    let ranks = Ranks::new(&[]);
+    for op in ["sum", "mean", "adasum"] {
+        ranks.reduce(&["--op", op]).refused("no inputs", &[]);
+        assert!(ranks.contents().is_empty());
+    }
+}
+
+#[test]
+fn arguments_that_make_no_sense() {
+    for options in [
+        &["--op", "product"][..],
+        &[],
+        &["--op", "sum", "--output-dtype", "i8"],
+        &["--op", "sum", "--scale", "much"],
+        &["--op", "adasum", "--algorithm", "ring"],
+        &["--op", "adasum", "--granularity", "element"],
+        &["--op", "sum", "--backend", "tpu"],
+        &["--op", "sum", "--no-such-flag"],
+    ] {
+        two().refuses(&format!("{options:?}"), options, &[]);
+    }
+}
+
+/// Built without CUDA, or on a machine without a driver: asked for, it is an error and no silent fall-back; on a machine
+/// with a GPU it is a result.
+#[test]
+fn the_cuda_backend_is_never_silently_the_cpu() {
+    let ranks = two();
+    let finished = ranks.reduce(&["--op", "sum", "--backend", "cuda", "--json"]);
+    if finished.code == Some(0) {
+        assert!(finished.stdout.replace(' ', "").contains("\"backend\":\"cuda\""), "{}", finished.stdout);
+    } else {
+        finished.refused("cuda", &["cuda"]);
+        assert_eq!(ranks.contents().len(), 2, "{:?}", ranks.contents().keys());
+    }
+}

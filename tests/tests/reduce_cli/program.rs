@@ -1,0 +1,88 @@
+//! The binary under test, and one run of it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// The path of the program: `GRADSYNC_BINARY` if set, otherwise the one that belongs to this build.
+///
+/// Cargo tells a test only about the binaries of its own package, so the program is built here; that is quick when
+/// it is up to date, and a stale one is never tested.
+pub(crate) fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("GRADSYNC_BINARY") {
+        Some(path) => {
+            let path = PathBuf::from(path);
+            assert!(path.is_file(), "GRADSYNC_BINARY is {}, which is no file", path.display());
+            path
+        }
+        None => build(),
+    })
+}
+
+fn build() -> PathBuf {
+    // target/<profile>/deps/<this test>
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let profile = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
+    let target = profile.parent().expect("the profile's folder lies in the target folder");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "gradsync", "--bin", "gradsync", "--target-dir"]).arg(target);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    match profile.file_name().and_then(OsStr::to_str) {
+        Some("debug") => {}
+        Some(name) => {
+            cargo.args(["--profile", name]);
+        }
+        None => panic!("{} is no build folder", profile.display()),
+    }
+    let status = cargo.status().expect("cargo starts");
+    let binary = profile.join(format!("gradsync{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        status.success() && binary.is_file(),
+        "the program is not at {} and `cargo build --package gradsync --bin gradsync` ended with {status}; \
+         build it, or set GRADSYNC_BINARY",
+        binary.display()
+    );
+    binary
+}
+
+/// What one run left on its standard streams.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `gradsync reduce` with these arguments in `folder`.
+pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished {
+    let mut command = Command::new(binary());
+    command.current_dir(folder).arg("reduce").args(arguments.iter().map(|argument| argument.as_ref()));
+    let Output { status, stdout, stderr } = command.output().expect("the program starts");
+    Finished {
+        code: status.code(),
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+    }
+}
+
+impl Finished {
+    /// Fails, showing what the program said, unless it succeeded.
+    #[track_caller]
+    pub(crate) fn succeeded(self, what: &str) -> Finished {
+        assert_eq!(self.code, Some(0), "{what}: {}", self.stderr);
+        self
+    }
+
+    /// Fails unless it refused in words that hold all of `words`; a panic or a signal is no refusal.
+    #[track_caller]
+    pub(crate) fn refused(self, what: &str, words: &[&str]) {
+        let Some(code) = self.code else { panic!("{what}: killed by a signal: {}", self.stderr) };
+        assert!(code != 0, "{what}: succeeded, stdout: {}", self.stdout);
+        assert!(code != 101 && !self.stderr.contains("panicked"), "{what}: panicked: {}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "{what}: stderr does not name {word}: {}", self.stderr);
+        }
+    }
+}

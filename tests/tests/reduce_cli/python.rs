@@ -1,0 +1,49 @@
+//! Python's safetensors reads what the program writes.
+
+use std::process::Command;
+
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+
+use crate::files::{Ranks, load};
+use crate::numbers::inputs;
+
+/// Shapes, dtypes and, where numpy has the dtype, the bytes; bf16 is compared as its shape and dtype.
+const SCRIPT: &str = r#"
+import sys
+from safetensors import safe_open
+with safe_open(sys.argv[1], framework="np") as file:
+    for name in sorted(file.keys()):
+        part = file.get_slice(name)
+        dtype = part.get_dtype()
+        data = "" if dtype == "BF16" else file.get_tensor(name).tobytes().hex()
+        print("%s %s %s %s" % (name, dtype, "x".join(map(str, part.get_shape())), data))
+"#;
+
+/// Not run, and said so, where `GRADSYNC_PYTHONPATH` (a folder with Python's safetensors and numpy) is not given.
+#[test]
+fn python_reads_the_same_tensors() {
+    let Some(path) = std::env::var_os("GRADSYNC_PYTHONPATH") else {
+        eprintln!(
+            "NOT RUN: reading the result with Python; set GRADSYNC_PYTHONPATH to a folder with safetensors and numpy"
+        );
+        return;
+    };
+    let ranks = Ranks::new(&inputs(Kind::Random, &Format::ALL, 3));
+    ranks.reduce(&["--op", "adasum"]).succeeded("adasum");
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", path).args(["-c", SCRIPT]).arg(ranks.output());
+    let output = python.output().expect("python3 starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let expected: String = load(&ranks.output())
+        .values()
+        .map(|tensor| {
+            let format = tensor.data.format();
+            let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+            let bytes = if format == Format::BF16 { Vec::new() } else { tensor.data.to_bytes() };
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{} {} {} {hex}\n", tensor.name, format.name().to_uppercase(), shape.join("x"))
+        })
+        .collect();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
