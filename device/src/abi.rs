@@ -222,6 +222,10 @@ pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
 /// `combine`: `(destination, table of vectors, vector count, weights, spans, span count, chunk length)`.
 pub const COMBINE_ENTRIES: [Entry; 16] = pairs_of!("combine", &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
 
+/// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
+pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
+    pairs_of!("tree_combine", &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
+
 /// Kernels over one dtype.
 pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
@@ -236,8 +240,8 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     dtypes_of!("gram", "_p8", GRAM),
     // (partials, table of vectors, first and count of the left, first and count of the right, world size, spans, …)
     dtypes_of!("gram_cross", "", &[Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64]),
-    // (partials, table of vectors, weights, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
-    dtypes_of!("pair_dots", "", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]),
+    // (partials, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
+    dtypes_of!("tree_dots", "", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]),
 ];
 const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 
@@ -252,8 +256,9 @@ pub const PLAIN_ENTRIES: [Entry; 6] = [
     plain("coefficients", &[Pointer, Pointer, Pointer, U64, U64]),
     // (weights, cancelled, layers, world size): weights of cancelled layers become 1
     plain("reset_weights", &[Pointer, Pointer, U64, U64]),
-    // (weights, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²]
-    plain("combine_pair", &[Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
+    // (weights, tree, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²], and the pair's
+    // two coefficients go to tree[layer][pair][side]
+    plain("combine_pair", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
 ];
 
 const fn plain(name: &'static str, params: &'static [Param]) -> Entry {
@@ -262,6 +267,6 @@ const fn plain(name: &'static str, params: &'static [Param]) -> Entry {
 
 /// Every entry point of the PTX.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    let pairs = STREAM_ENTRIES.iter().flatten().chain(&COMBINE_ENTRIES);
+    let pairs = STREAM_ENTRIES.iter().flatten().chain(&COMBINE_ENTRIES).chain(&TREE_COMBINE_ENTRIES);
     pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

@@ -64,7 +64,7 @@ pub(crate) fn walk<const N: usize>(chunk: Chunk, mut visit: impl FnMut(u64, usiz
         visit(index, N);
         index += stride;
     }
-    while index < chunk.end {
+    while N > 1 && index < chunk.end {
         visit(index, 1);
         index += 1;
     }

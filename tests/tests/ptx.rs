@@ -53,8 +53,12 @@ fn entry_points_and_parameters_are_those_of_the_table() {
 fn the_manifest_lists_the_entry_points() {
     let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest is there");
     let manifest: serde_json::Value = serde_json::from_str(&text).expect("the manifest is JSON");
-    let mut listed: Vec<_> =
-        manifest["entries"].as_array().expect("a list").iter().map(|entry| entry["name"].as_str().expect("a name")).collect();
+    let mut listed: Vec<_> = manifest["entries"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|entry| entry["name"].as_str().expect("a name"))
+        .collect();
     listed.sort_unstable();
     let mut expected: Vec<_> = abi::entries().map(|entry| entry.name).collect();
     expected.sort_unstable();
@@ -82,13 +86,17 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     (from >= to, to >= from)
                 }
                 // Eight vectors of 16-bit elements fill the registers with 8 bytes each.
-                "gram" | "gram_cross" if dtypes[0].size_bytes() == 2 && !name.ends_with("_p2") && !name.ends_with("_p4") => {
+                "gram" | "gram_cross"
+                    if dtypes[0].size_bytes() == 2 && !name.ends_with("_p2") && !name.ends_with("_p4") =>
+                {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" => (true, false),
                 // One thread an element or a layer: never the bottleneck.
-                "pair_dots" | "sum_partials" | "coefficients" | "reset_weights" | "combine_pair" => continue,
+                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "reset_weights" | "combine_pair" => {
+                    continue;
+                }
                 other => panic!("{arch}: family {other} is not known to this test"),
             };
             assert!(!reads || body.contains(LOAD), "{arch} {name} has no {LOAD}");

@@ -177,7 +177,7 @@ fn check_ptx() -> Result<Outcome> {
 
 /// Every feature set that somebody builds; the flag is whether it links the driver.
 const FEATURE_SETS: [(&[&str], bool); 5] = [
-    (&["--workspace"], false),
+    (&["--workspace", "--features", "gradsync-tests/prepared"], false),
     (&["--package", "gradsync", "--no-default-features"], false),
     (&["--package", "gradsync", "--features", "cuda"], true),
     (&["--package", "gradsync-tests", "--features", "cuda"], true),
@@ -203,7 +203,7 @@ fn docs() -> Result<Outcome> {
 fn tests() -> Result<Outcome> {
     let binary = cuda_binary()?;
     let cmd = Cmd::cargo("test")
-        .args(["--workspace", "--exclude", "xtask"])
+        .args(["--workspace", "--exclude", "xtask", "--features", "gradsync-tests/prepared"])
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     passed(cmd.run())

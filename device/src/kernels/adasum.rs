@@ -1,9 +1,18 @@
-//! Adasum's weights on the device, one thread a layer: `coefficients` from Gram matrices, and the two steps of the exact
-//! path, `reset_weights` and `combine_pair`, which touch only layers that lost digits to cancellation.
+//! Adasum's weights on the device, one thread a layer: `coefficients` from Gram matrices, and the exact path for layers that lost
+//! digits to cancellation: `reset_weights`, then for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
+//!
+//! The exact path evaluates the combination tree at every element, from the ranks' own values. Other layers skip it. It is never
+//! the bottleneck: layers cancel where gradients are opposite to within a hundredth.
 
-use super::kernel;
-use crate::math::adasum::{Pair, Weights, combine_pair, product_index, products, weights};
-use crate::thread;
+use super::products::{add_dots, partial_slot};
+use super::{for_each_dtype, for_each_pair, kernel};
+use crate::abi::Span;
+use crate::half::{BF16, F16};
+use crate::math::Element;
+use crate::math::adasum::{
+    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, tree_value, weights,
+};
+use crate::{reduce, thread};
 
 /// One layer's weights in device memory.
 struct LayerWeights(*mut f64);
@@ -19,6 +28,34 @@ impl Weights for LayerWeights {
     fn set(&mut self, rank: usize, weight: f64) {
         // SAFETY: as above.
         unsafe { *self.0.add(rank) = weight }
+    }
+}
+
+/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs.
+#[derive(Clone, Copy)]
+struct Tree<S> {
+    table: *const *const S,
+    coefficients: *const f64,
+}
+
+impl<S: Element> Tree<S> {
+    /// One element of the node over ranks `begin..end`.
+    #[inline(always)]
+    unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
+        // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
+        let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().to_f64() };
+        let of_pair = |pair: Pair| -> Coefficients {
+            let index = 2 * pair.index();
+            // SAFETY: as above.
+            unsafe { (*self.coefficients.add(index), *self.coefficients.add(index + 1)) }
+        };
+        tree_value(begin, end, value, of_pair)
+    }
+
+    /// The tree of layer `layer`, out of those of all layers.
+    #[inline(always)]
+    fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
+        Self { table, coefficients: tree.wrapping_add((layer * 2 * (world_size - 1)) as usize) }
     }
 }
 
@@ -47,7 +84,7 @@ kernel!("reset_weights", fn (out: *mut f64, cancelled: *const u32, layers: u64, 
 });
 
 kernel!("combine_pair", fn (
-    out: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
+    out: *mut f64, tree: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
     begin: u64, middle: u64, end: u64,
 ) {
     let layer = thread::index_1d();
@@ -56,6 +93,54 @@ kernel!("combine_pair", fn (
     }
     let sums = sums.add(layer as usize * 3);
     let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
-    let mut layer_weights = LayerWeights(out.add((layer * world_size) as usize));
-    combine_pair(&mut layer_weights, pair, *sums, *sums.add(1), *sums.add(2));
+    let both = coefficients(*sums, *sums.add(1), *sums.add(2));
+    combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
+    let place = (layer * 2 * (world_size - 1)) as usize + 2 * pair.index();
+    tree.add(place).write(both.0);
+    tree.add(place + 1).write(both.1);
 });
+
+macro_rules! of_dtype {
+    ($name:literal $T:ident) => {
+        kernel!(concat!("tree_dots_", $name), fn (
+            partials: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
+            begin: u64, middle: u64, end: u64, world_size: u64,
+            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            // The same for the whole block, so that it reaches the barrier below together or not at all.
+            if *cancelled.add(chunk.span as usize) == 0 {
+                return;
+            }
+            let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
+            let mut totals = [0.0; 3];
+            reduce::walk::<1>(chunk, |element, _| {
+                let left = tree.value(element, begin as usize, middle as usize);
+                let right = tree.value(element, middle as usize, end as usize);
+                totals = add_dots(totals, left, right);
+            });
+            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+        });
+    };
+}
+for_each_dtype!(of_dtype);
+
+macro_rules! from_to {
+    ($from:literal $S:ident $to:literal $D:ident) => {
+        kernel!(concat!("tree_combine_", $from, "_", $to), fn (
+            destination: *mut $D, table: *const *const $S, world_size: u64, tree: *const f64, cancelled: *const u32,
+            spans: *const Span, span_count: u64, chunk_len: u64,
+        ) {
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            if *cancelled.add(chunk.span as usize) == 0 {
+                return;
+            }
+            let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
+            reduce::walk::<1>(chunk, |element, _| {
+                let value = tree.value(element, 0, world_size as usize);
+                destination.add(element as usize).write(<$D>::from_f64(value));
+            });
+        });
+    };
+}
+for_each_pair!(from_to);

@@ -12,7 +12,7 @@ use crate::{reduce, thread};
 
 /// Where `sum_partials` finds the partial of this block for one product.
 #[inline(always)]
-fn partial_slot(product: usize, chunks: u64) -> usize {
+pub(super) fn partial_slot(product: usize, chunks: u64) -> usize {
     product * chunks as usize + thread::block_idx_x() as usize
 }
 
@@ -150,37 +150,13 @@ macro_rules! of_dtype {
                 }
             })
         });
-        kernel!(concat!("pair_dots_", $name), fn (
-            partials: *mut f64, table: *const *const $T, weights: *const f64, cancelled: *const u32,
-            begin: u64, middle: u64, end: u64, world_size: u64,
-            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
-        ) {
-            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            // The same for the whole block, so that it reaches the barrier below together or not at all.
-            if *cancelled.add(chunk.span as usize) == 0 {
-                return;
-            }
-            let weights = weights.add((chunk.span * world_size) as usize);
-            let side = |element: u64, from: u64, to: u64| {
-                (from..to).fold(0.0, |total, rank| {
-                    let value = (*table.add(rank as usize)).add(element as usize).read().to_f64();
-                    elementwise::add_weighted(total, *weights.add(rank as usize), value)
-                })
-            };
-            let mut totals = [0.0; 3];
-            reduce::walk::<1>(chunk, |element, _| {
-                let (u, v) = (side(element, begin, middle), side(element, middle, end));
-                totals = add_dots(totals, u, v);
-            });
-            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
-        });
     };
 }
 for_each_dtype!(of_dtype);
 
 /// `x·y`, `|x|²`, `|y|²`.
 #[inline(always)]
-fn add_dots(totals: [f64; 3], x: f64, y: f64) -> [f64; 3] {
+pub(super) fn add_dots(totals: [f64; 3], x: f64, y: f64) -> [f64; 3] {
     [
         elementwise::add_product(totals[0], x, y),
         elementwise::add_product(totals[1], x, x),

@@ -15,7 +15,7 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 ///
 /// An entry of the matrix is wrong by at most `γ |xᵢ| |xⱼ|` (`γ` about 1e-14 for blocked sums of 2^30 terms), hence `u·u` by
 /// at most `γ (Σ |wᵢ| |xᵢ|)² ≤ γ n Σ wᵢ² |xᵢ|²`. Where `u·u` is at least `1e-4` of that last bound, its relative error is at
-/// most 1e-10, far under the unit roundoff of `f32`. Below it the caller computes norms and products from the vectors.
+/// most 1e-10, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
 
 /// The coefficient of one side of a pair, from the dot product of both and the squared norm of that side.
@@ -67,6 +67,13 @@ impl Pair {
         Self::at_level(2 * half, world_size)
     }
 
+    /// The place of this pair's coefficients among those of all pairs of a tree: every rank but the first is the first rank of
+    /// exactly one pair's right side.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.middle - 1
+    }
+
     #[inline]
     fn at_level(half: usize, world_size: usize) -> Option<Self> {
         (half < world_size).then(|| Self { begin: 0, middle: half, end: world_size.min(2 * half) })
@@ -96,15 +103,84 @@ impl Weights for [f64] {
     }
 }
 
-/// Applies one pair's coefficients to the weights of its two sides.
+/// The coefficients of a pair: of its left side and of its right side.
+pub type Coefficients = (f64, f64);
+
+/// Both coefficients of a pair, from the dot product of its sides and their squared norms.
+#[inline(always)]
+pub fn coefficients(dot: f64, left_norm: f64, right_norm: f64) -> Coefficients {
+    (coefficient(dot, left_norm), coefficient(dot, right_norm))
+}
+
+/// Applies a pair's coefficients to the weights of the ranks on its two sides.
 #[inline]
-pub fn combine_pair<W: Weights + ?Sized>(weights: &mut W, pair: Pair, dot: f64, left_norm: f64, right_norm: f64) {
-    let left = coefficient(dot, left_norm);
-    let right = coefficient(dot, right_norm);
+pub fn combine_pair<W: Weights + ?Sized>(weights: &mut W, pair: Pair, (left, right): Coefficients) {
     for rank in pair.begin..pair.end {
         let side = if rank < pair.middle { left } else { right };
         weights.set(rank, weights.get(rank) * side);
     }
+}
+
+/// One element of a pair's combination: two products and their sum, each rounded.
+#[inline(always)]
+pub fn join((left, right): Coefficients, a: f64, b: f64) -> f64 {
+    left * a + right * b
+}
+
+/// The most levels that a combination tree may have: 4096 ranks.
+pub const LEVELS: usize = 12;
+
+/// One element of the combination of ranks `begin..end`, a node of the tree or a whole tree cut off at the right: `value(rank)`
+/// are the ranks' elements, `coefficients(pair)` those of the pairs below the node.
+///
+/// Joins as soon as both sides are there, lowest level first, so that it needs one value a level and never an array of ranks.
+/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`.
+#[inline(always)]
+pub fn tree_value(
+    begin: usize,
+    end: usize,
+    value: impl Fn(usize) -> f64,
+    coefficients: impl Fn(Pair) -> Coefficients,
+) -> f64 {
+    let mut waiting = [0.0; LEVELS + 1];
+    for rank in begin..end {
+        let place = rank - begin;
+        let mut node = value(rank);
+        // Binary counting: a node of a level waits where a bit is 0, and joins the one that waits where it is 1.
+        let mut is_placed = false;
+        let mut level = 0;
+        while level <= LEVELS {
+            if !is_placed {
+                if place >> level & 1 == 0 {
+                    waiting[level] = node;
+                    is_placed = true;
+                } else {
+                    let half = 1 << level;
+                    let pair = Pair { begin: rank + 1 - 2 * half, middle: rank + 1 - half, end: rank + 1 };
+                    node = join(coefficients(pair), waiting[level], node);
+                }
+            }
+            level += 1;
+        }
+    }
+    // What still waits, from the right: an odd one out has moved up unchanged.
+    let count = end - begin;
+    let mut node = 0.0;
+    let mut start = end;
+    let mut level = 0;
+    while level <= LEVELS {
+        if count >> level & 1 == 1 {
+            let left = start - (1 << level);
+            node = if start == end {
+                waiting[level]
+            } else {
+                join(coefficients(Pair { begin: left, middle: start, end }), waiting[level], node)
+            };
+            start = left;
+        }
+        level += 1;
+    }
+    node
 }
 
 /// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only.
@@ -126,7 +202,7 @@ pub fn weights<W: Weights + ?Sized>(weights: &mut W, world_size: usize, gram: im
                 dot += weights.get(i) * weights.get(j) * gram(i, j);
             }
         }
-        combine_pair(weights, pair, dot, left, right);
+        combine_pair(weights, pair, coefficients(dot, left, right));
     }
     cancelled
 }
@@ -148,4 +224,63 @@ fn squared_norm<W: Weights + ?Sized>(
         }
     }
     (diagonal + 2.0 * rest, (end - begin) as f64 * diagonal)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn pairs_are_those_of_adjacent_halving() {
+        let of = |ranks| pairs(ranks).map(|pair| (pair.begin, pair.middle, pair.end)).collect::<Vec<_>>();
+        assert_eq!(of(1), []);
+        assert_eq!(of(5), [(0, 1, 2), (2, 3, 4), (0, 2, 4), (0, 4, 5)]);
+        assert_eq!(of(7), [(0, 1, 2), (2, 3, 4), (4, 5, 6), (0, 2, 4), (4, 6, 7), (0, 4, 7)]);
+        for ranks in 1..200 {
+            let all: Vec<_> = pairs(ranks).collect();
+            assert_eq!(all.len(), ranks - 1);
+            let mut places: Vec<_> = all.into_iter().map(Pair::index).collect();
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..ranks - 1), "{ranks} ranks");
+        }
+    }
+
+    /// Combining whole vectors in place, pair by pair, is what `tree_value` must reproduce to the bit.
+    #[test]
+    fn tree_values_are_those_of_combining_in_place() {
+        for ranks in 1..70 {
+            let value = |rank: usize| 1.0 / (rank as f64 + 3.0);
+            let coefficients = |pair: Pair| {
+                let index = pair.index() as f64;
+                (1.0 + 1.0 / (index + 2.0), 0.3 - 1.0 / (index + 7.0))
+            };
+            let mut values: Vec<f64> = (0..ranks).map(value).collect();
+            for pair in pairs(ranks) {
+                let left = tree_value(pair.begin, pair.middle, value, coefficients);
+                let right = tree_value(pair.middle, pair.end, value, coefficients);
+                assert_eq!(left.to_bits(), values[pair.begin].to_bits(), "{pair:?} of {ranks}");
+                assert_eq!(right.to_bits(), values[pair.middle].to_bits(), "{pair:?} of {ranks}");
+                values[pair.begin] = join(coefficients(pair), values[pair.begin], values[pair.middle]);
+            }
+            assert_eq!(tree_value(0, ranks, value, coefficients).to_bits(), values[0].to_bits(), "{ranks}");
+        }
+    }
+
+    #[test]
+    fn weights_of_known_pairs() {
+        // Orthogonal: the sum. Parallel, one twice the other: coefficients 0 and 3/4.
+        let mut found = [0.0; 2];
+        assert!(!weights(&mut found[..], 2, |i, j| if i == j { 1.0 } else { 0.0 }));
+        assert_eq!(found, [1.0, 1.0]);
+        let parallel = [[5.0, 10.0], [10.0, 20.0]];
+        assert!(!weights(&mut found[..], 2, |i, j| parallel[i][j]));
+        assert_eq!(found, [0.0, 0.75]);
+        // Opposite pairs cancel, which only shows where the next level needs their norms.
+        let mut found = [0.0; 4];
+        let opposite = |i: usize, j: usize| if (i + j) % 2 == 0 { 1.0 } else { -1.0 };
+        assert!(weights(&mut found[..], 4, opposite));
+    }
 }

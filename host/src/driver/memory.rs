@@ -178,6 +178,11 @@ impl<'a> DeviceSliceMut<'a> {
         self.view
     }
 
+    /// The same elements for a shorter borrow.
+    pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
+        DeviceSliceMut { view: self.view, unique: PhantomData }
+    }
+
     /// The elements of a range; panics as slicing does when it is out of bounds.
     pub fn range_mut(self, range: Range<usize>) -> DeviceSliceMut<'a> {
         DeviceSliceMut { view: self.view.range(range), unique: PhantomData }

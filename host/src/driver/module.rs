@@ -24,8 +24,8 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "gram" "gram_cross" "pair_dots" "reset_weights" "scale" "squared_norms" "sum_partials" "zero"
-            "zero_segments")
+            "dots" "gram" "gram_cross" "reset_weights" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
+            "zero" "zero_segments")
     };
 }
 const SM_75: &Families = library!("sm_75");

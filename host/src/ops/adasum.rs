@@ -5,6 +5,7 @@
 //! weighted sum. *Tree* is upstream's vector halving, distance doubling. Arithmetic is in `kernels`, the steps are in `plan`;
 //! nothing here depends on a transport.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use gradsync_device::math::adasum::{self, Pair};
@@ -13,11 +14,12 @@ use crate::buffer::{Arena, GradientBuffer};
 use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
+use crate::ops::same_world;
 use crate::plan::{segments, tree};
 use crate::slice::{Slice, SliceMut};
 
 /// How the ranks' vectors are combined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// The best for the world at hand; at present always [`Gram`](Self::Gram).
     #[default]
@@ -29,7 +31,7 @@ pub enum Algorithm {
 }
 
 /// What shares one set of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// Each tensor on its own ("per layer"), as upstream has it.
     #[default]
@@ -39,7 +41,7 @@ pub enum Granularity {
 }
 
 /// Choices of an Adasum all-reduce; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AdasumOptions {
     /// The algorithm.
     pub algorithm: Algorithm,
@@ -66,7 +68,8 @@ pub struct AdasumReport {
 /// spreads over its layer as the formula says.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the buffer was made for another world size, [`Error::UnsupportedWorldSize`] for `Tree` on a
+/// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every
+/// rank, naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a
 /// number of ranks that is no power of two, and those of the communicator. After a communicator's error the contents of the
 /// buffer are unspecified; the other errors leave it alone.
 pub fn adasum_all_reduce(
@@ -76,15 +79,13 @@ pub fn adasum_all_reduce(
 ) -> Result<AdasumReport> {
     const OPERATION: &str = "adasum_all_reduce";
     let world_size = comm.world_size();
-    if buffer.world_size() != world_size {
-        let reason = format!("the buffer is shared out over {} ranks, the world has {world_size}", buffer.world_size());
-        return Err(Error::InvalidArgument { operation: OPERATION, reason });
-    }
+    same_world(OPERATION, comm, buffer)?;
     if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
         let needs = "a power of two";
         return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
     }
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
+    same_plan(comm, buffer.segments(), options)?;
     let whole = [0..buffer.len()];
     let (arena, tensors) = buffer.parts_mut();
     let layers = match options.granularity {
@@ -92,12 +93,39 @@ pub fn adasum_all_reduce(
         Granularity::Whole => &whole[..],
     };
     match options.algorithm {
-        Algorithm::Auto | Algorithm::Gram => gram(comm, arena, layers),
-        Algorithm::Tree => tree(comm, arena, layers),
+        Algorithm::Auto | Algorithm::Gram => gram(comm, arena, layers, tensors),
+        Algorithm::Tree => tree(comm, arena, layers, tensors),
     }
 }
 
-fn gram(comm: &dyn Communicator, mut arena: SliceMut<'_>, layers: &[Range<usize>]) -> Result<AdasumReport> {
+/// Refuses ranks whose tensors lie elsewhere in the arena, or that chose other options: their counts may all agree.
+fn same_plan(comm: &dyn Communicator, tensors: &[Range<usize>], options: AdasumOptions) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    (tensors, options).hash(&mut hasher);
+    // The bits travel as a number and are never computed with.
+    let own = [f64::from_bits(hasher.finish())];
+    let mut all = vec![0.0f64; comm.world_size()];
+    comm.all_gather((&own[..]).into(), (&mut all).into())?;
+    match all.iter().position(|other| other.to_bits() != all[0].to_bits()) {
+        None => Ok(()),
+        Some(rank) => Err(Error::InvalidArgument {
+            operation: "adasum_all_reduce",
+            reason: format!("rank 0 and rank {rank} have tensors of different shapes or order, or other options"),
+        }),
+    }
+}
+
+/// The weights of each tensor, `width` numbers each, from those of each layer: one for one, or one for all.
+fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
+    if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
+}
+
+fn gram(
+    comm: &dyn Communicator,
+    mut arena: SliceMut<'_>,
+    layers: &[Range<usize>],
+    tensors: &[Range<usize>],
+) -> Result<AdasumReport> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let shard_len = arena.len() / world_size;
     let window = rank * shard_len..(rank + 1) * shard_len;
@@ -106,47 +134,62 @@ fn gram(comm: &dyn Communicator, mut arena: SliceMut<'_>, layers: &[Range<usize>
     comm.all_to_all(arena.as_slice(), exchanged.as_mut_slice())?;
     let vectors: Vec<Slice<'_>> =
         (0..world_size).map(|peer| exchanged.as_slice().range(peer * shard_len..(peer + 1) * shard_len)).collect();
-    let parts = segments::clip(layers, window.clone());
+    let layer_parts = segments::clip(layers, window.clone());
 
-    let mut products = cpu::gram(&vectors, &parts)?;
+    let mut products = cpu::gram(&vectors, &layer_parts)?;
     comm.all_reduce((&mut products).into(), ReduceOp::Sum)?;
     let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients(&products, world_size)?;
     let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
+
+    // Weights belong to layers, results to tensors: the gaps between tensors stay what they are.
+    let tensor_parts = segments::clip(tensors, window.clone());
+    let mut shard = arena.reborrow().range_mut(window);
+    let of_tensors = for_tensors(&weights, world_size, tensors.len());
+    cpu::combine(shard.reborrow(), &vectors, &of_tensors, &tensor_parts)?;
     if recomputed > 0 {
         tracing::debug!(recomputed, "norms cancelled: computing their layers from the vectors");
-        recompute(comm, &vectors, &parts, &cancelled, &mut weights)?;
+        let trees = recompute(comm, &vectors, &layer_parts, cancelled, &mut weights)?;
+        let trees = if layers.len() == tensors.len() { trees } else { trees.repeated(tensors.len()) };
+        cpu::tree_combine(shard, &vectors, &tensor_parts, &trees, 1.0)?;
     }
-    cpu::combine(arena.reborrow().range_mut(window), &vectors, &weights, &parts)?;
     comm.all_gather_in_place(arena)?;
     Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
 }
 
-/// Computes the weights of cancelled layers along the tree, from the vectors instead of their inner products.
+/// Finds the coefficients of cancelled layers along the tree, from the vectors instead of their inner products.
 fn recompute(
     comm: &dyn Communicator,
     vectors: &[Slice<'_>],
     parts: &[Range<usize>],
-    cancelled: &[bool],
+    cancelled: Vec<bool>,
     weights: &mut [f64],
-) -> Result<()> {
+) -> Result<cpu::Trees> {
     let ranks = vectors.len();
-    cpu::reset_weights(weights, cancelled, ranks);
+    for (weights, _) in weights.chunks_exact_mut(ranks).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
+        weights.fill(1.0);
+    }
+    let mut trees = cpu::Trees::new(ranks, cancelled);
     let pairs: Vec<Pair> = adasum::pairs(ranks).collect();
     // The pairs of one level are independent: their sums travel together.
     for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
         let mut sums = Vec::with_capacity(level.len() * parts.len());
         for &pair in level {
-            sums.extend(cpu::pair_dots(vectors, parts, weights, pair, cancelled)?);
+            sums.extend(cpu::tree_dots(vectors, parts, &trees, pair)?);
         }
         comm.all_reduce(sums.as_flattened_mut().into(), ReduceOp::Sum)?;
         for (&pair, sums) in level.iter().zip(sums.chunks_exact(parts.len())) {
-            cpu::combine_pair(weights, cancelled, sums, pair, ranks);
+            trees.set_pair(pair, sums, weights);
         }
     }
-    Ok(())
+    Ok(trees)
 }
 
-fn tree(comm: &dyn Communicator, mut arena: SliceMut<'_>, layers: &[Range<usize>]) -> Result<AdasumReport> {
+fn tree(
+    comm: &dyn Communicator,
+    mut arena: SliceMut<'_>,
+    layers: &[Range<usize>],
+    tensors: &[Range<usize>],
+) -> Result<AdasumReport> {
     let rank = comm.rank();
     let half = arena.len().div_ceil(2);
     let (mut mine, mut theirs) = (Arena::zeroed(arena.dtype(), half), Arena::zeroed(arena.dtype(), half));
@@ -162,13 +205,12 @@ fn tree(comm: &dyn Communicator, mut arena: SliceMut<'_>, layers: &[Range<usize>
 
         let (left, right) =
             if step.is_left { (mine.as_slice(), theirs.as_slice()) } else { (theirs.as_slice(), mine.as_slice()) };
-        let parts = segments::clip(layers, step.keep.clone());
-        let mut sums = cpu::dots(left, right, &parts)?;
+        let mut sums = cpu::dots(left, right, &segments::clip(layers, step.keep.clone()))?;
         group_sum(comm, step.group.len(), sums.as_flattened_mut())?;
-        let weights: Vec<f64> = sums
-            .iter()
-            .flat_map(|&[dot, left, right]| [adasum::coefficient(dot, left), adasum::coefficient(dot, right)])
-            .collect();
+        let pairs = sums.iter().map(|&[dot, left, right]| adasum::coefficients(dot, left, right));
+        let weights: Vec<f64> = pairs.flat_map(<[f64; 2]>::from).collect();
+        let weights = for_tensors(&weights, 2, tensors.len());
+        let parts = segments::clip(tensors, step.keep.clone());
         cpu::combine(arena.reborrow().range_mut(step.keep.clone()), &[left, right], &weights, &parts)?;
     }
     for step in steps.iter().rev() {

@@ -1,9 +1,10 @@
 //! Adasum's weights on the device: bitwise the CPU's for equal inner products, and through the exact path where norms cancel.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice};
-use gradsync::kernels::cpu::{self, Coefficients};
+use gradsync::kernels::cpu::{self, Coefficients, Trees};
 use gradsync::kernels::cuda::Layers;
 use gradsync::{DType, Slice};
+use gradsync_device::math::adasum;
 
 use crate::{Bits, queue, uniform, upload};
 
@@ -58,26 +59,44 @@ fn cancelled_layers_take_the_exact_path() {
         let found = cpu::coefficients(&cpu::gram(&slices, &segments).unwrap(), 4).unwrap();
         assert_eq!(found.cancelled, [true, false], "{dtype}: the inputs must cancel in the first layer alone");
         let mut expected = found.weights.clone();
-        cpu::reset_weights(&mut expected, &found.cancelled, 4);
-        for pair in gradsync_device::math::adasum::pairs(4) {
-            let sums = cpu::pair_dots(&slices, &segments, &expected, pair, &found.cancelled).unwrap();
-            cpu::combine_pair(&mut expected, &found.cancelled, &sums, pair, 4);
+        expected[..4].fill(1.0);
+        let mut trees = Trees::new(4, found.cancelled.clone());
+        for pair in adasum::pairs(4) {
+            let sums = cpu::tree_dots(&slices, &segments, &trees, pair).unwrap();
+            trees.set_pair(pair, &sums, &mut expected);
         }
+        let mut expected_result = crate::host(dtype, len);
+        cpu::combine(expected_result.tensor_mut(0).into_data(), &slices, &expected, &segments).unwrap();
+        cpu::tree_combine(expected_result.tensor_mut(0).into_data(), &slices, &segments, &trees, 1.0).unwrap();
 
         let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
         let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
         let mut layers = Layers::new(&queue, len, &segments, 4).unwrap();
-        layers.adasum_weights(&views).unwrap();
+        let mut result = DeviceBuffer::zeroed(&queue, dtype, len).unwrap();
+        layers.adasum(result.as_mut_slice(), &views).unwrap();
         let actual = layers.read_coefficients().unwrap();
         assert_eq!(actual.cancelled, found.cancelled, "{dtype}");
+        // Both sides form the same values at every element and add 2500 of them in another order, which moves a sum of squares by
+        // at most 2500 units; a dot product of the two sides, at most 2500 units of the product of their norms. The norms of the
+        // sides are within a factor of 4 of each other here, so a coefficient 1 - dot / 2 norm² moves by at most 3 × 4 × 2500
+        // units, two of them make a weight, and their own roundings are nothing beside that.
+        let bound = 2.0 * 3.0 * 4.0 * 2500.0 * f64::EPSILON;
         for (index, (actual, expected)) in actual.weights.iter().zip(&expected).enumerate() {
-            // Sums of 2500 terms in two orders differ by 2500 units at most, relative to norms that are exact sums of squares; a
-            // dot product may be smaller than the norms by their ratio, about 1e4 at each of two levels of which one counts.
-            let bound = 2.0 * 2500.0 * f64::EPSILON * 1e4;
-            assert!(
-                (actual - expected).abs() <= bound * expected.abs().max(1.0),
-                "{dtype} {index}: {actual} {expected}"
-            );
+            let close = (actual - expected).abs() <= bound * expected.abs().max(1.0);
+            assert!(close, "{dtype} weight {index}: {actual} {expected}");
+        }
+        // A result moves with the weights, which multiply vectors below 3.5 in magnitude, and then by one unit of its dtype.
+        let unit = match dtype {
+            DType::F64 => f64::EPSILON,
+            DType::F32 => f64::from(f32::EPSILON),
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+        };
+        let result = crate::download(&result, 0);
+        let pairs = result.tensor(0).data().to_f64_vec().into_iter().zip(expected_result.tensor(0).data().to_f64_vec());
+        for (index, (actual, expected)) in pairs.enumerate() {
+            let close = (actual - expected).abs() <= 4.0 * 3.5 * bound + unit * expected.abs();
+            assert!(close, "{dtype} element {index}: {actual} {expected}");
         }
     }
 }

@@ -9,4 +9,5 @@ mod layouts;
 mod numbers;
 mod outputs;
 mod program;
+#[cfg(feature = "prepared")]
 mod python;

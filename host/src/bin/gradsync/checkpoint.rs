@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use gradsync::{DType, Element, GradientBuffer, Slice};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 
@@ -118,6 +118,17 @@ impl Checkpoint {
         }
         self.tensors = matched;
         Ok(())
+    }
+
+    /// Gives back the memory that reading a piece took; the pages stay in the system's cache for another pass.
+    pub(crate) fn release(&self, tensor: usize, range: Range<usize>) {
+        let Tensor { dtype, place, .. } = &self.tensors[tensor];
+        let (begin, len) = (place.start + range.start * dtype.size_bytes(), range.len() * dtype.size_bytes());
+        // SAFETY: dropping clean pages of a read-only file mapping loses nothing; they are read again when touched.
+        let advised = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, len) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "a mapped piece stays in memory");
+        }
     }
 
     /// The elements `range` of a tensor: where they lie in the file if that is aligned, otherwise copied to `scratch`.

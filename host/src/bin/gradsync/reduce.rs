@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use gradsync::kernels::cpu;
+use gradsync::kernels::cpu::{self, Trees};
 use gradsync::{DType, GradientBuffer, Slice};
-use gradsync_device::math::adasum::{self, Pair};
+use gradsync_device::math::adasum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::{self, Backend, BackendChoice};
@@ -117,6 +117,13 @@ impl Reduce {
     }
 }
 
+/// How the ranks combine: by one weight each, and along a tree where those weights alone would amplify rounding.
+#[derive(Clone)]
+struct Combination {
+    weights: Vec<f64>,
+    tree: Option<Trees>,
+}
+
 /// A reduction of checkpoints that are known to match.
 struct Reduction<'a> {
     options: &'a Reduce,
@@ -140,17 +147,16 @@ impl Reduction<'_> {
 
         self.progress = self.progress_bar(tensors);
         let shared = match (self.options.op, self.options.granularity) {
-            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum_weights(0..tensors.len())?),
+            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum(0..tensors.len())?),
             _ => None,
         };
         let mut reports = Vec::with_capacity(tensors.len());
         for &tensor in &order {
-            let weights = match &shared {
-                Some(weights) => weights.clone(),
-                None => self.weights(tensor)?,
+            let combination = match &shared {
+                Some(combination) => combination.clone(),
+                None => self.combination(tensor)?,
             };
-            let weights: Vec<f64> = weights.into_iter().map(|weight| weight * self.options.scale).collect();
-            reports.push(self.combine(tensor, output_dtype(&tensors[tensor]), weights, &mut writer)?);
+            reports.push(self.combine(tensor, output_dtype(&tensors[tensor]), combination, &mut writer)?);
         }
         writer.finish()?;
         self.progress.finish_and_clear();
@@ -177,18 +183,18 @@ impl Reduction<'_> {
         bar.with_style(style.expect("the template is well-formed"))
     }
 
-    /// Each rank's weight in one tensor.
-    fn weights(&mut self, tensor: usize) -> Result<Vec<f64>, ReduceError> {
+    /// How the ranks combine in one tensor.
+    fn combination(&mut self, tensor: usize) -> Result<Combination, ReduceError> {
         let ranks = self.ranks.len();
         match self.options.op {
-            Op::Sum => Ok(vec![1.0; ranks]),
-            Op::Mean => Ok(vec![1.0 / ranks as f64; ranks]),
-            Op::Adasum => self.adasum_weights(tensor..tensor + 1),
+            Op::Sum => Ok(Combination { weights: vec![1.0; ranks], tree: None }),
+            Op::Mean => Ok(Combination { weights: vec![1.0 / ranks as f64; ranks], tree: None }),
+            Op::Adasum => self.adasum(tensor..tensor + 1),
         }
     }
 
-    /// Adasum's weights for some tensors taken as one vector.
-    fn adasum_weights(&mut self, tensors: Range<usize>) -> Result<Vec<f64>, ReduceError> {
+    /// How Adasum combines some tensors taken as one vector.
+    fn adasum(&mut self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
         let ranks = self.ranks.len();
         if self.options.algorithm != AlgorithmChoice::Tree {
             let mut gram = vec![0.0; adasum::products(ranks)];
@@ -198,23 +204,21 @@ impl Reduction<'_> {
             })?;
             let found = cpu::coefficients(&gram, ranks)?;
             if !found.cancelled[0] {
-                return Ok(found.weights);
+                return Ok(Combination { weights: found.weights, tree: None });
             }
             // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves.
         }
-        let mut weights = vec![1.0; ranks];
-        let mut next = Pair::first(ranks);
-        while let Some(pair) = next {
+        let (mut weights, mut tree) = (vec![1.0; ranks], Trees::new(ranks, vec![true]));
+        for pair in adasum::pairs(ranks) {
             let mut sums = [0.0; 3];
             self.for_each_piece(tensors.clone(), |backend, vectors| {
-                let part = backend.pair_dots(vectors, &weights, pair)?;
+                let part = backend.tree_dots(vectors, &tree, pair)?;
                 sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
                 Ok(())
             })?;
-            adasum::combine_pair(&mut weights[..], pair, sums[0], sums[1], sums[2]);
-            next = pair.next(ranks);
+            tree.set_pair(pair, &[sums], &mut weights);
         }
-        Ok(weights)
+        Ok(Combination { weights, tree: Some(tree) })
     }
 
     /// Writes one tensor's weighted sum.
@@ -222,14 +226,19 @@ impl Reduction<'_> {
         &mut self,
         tensor: usize,
         dtype: DType,
-        weights: Vec<f64>,
+        combination: Combination,
         writer: &mut Writer,
     ) -> Result<TensorReport, ReduceError> {
         let Tensor { name, shape, len, .. } = self.ranks[0].tensors[tensor].clone();
         let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
-        let (mut squared_norm, mut finite) = (0.0, true);
+        let Combination { weights, tree } = combination;
+        let (factor, mut squared_norm, mut finite) = (self.options.scale, 0.0, true);
+        let weights: Vec<f64> = weights.into_iter().map(|weight| weight * factor).collect();
         self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
-            backend.combine(&mut output, vectors, &weights)?;
+            match &tree {
+                Some(tree) => backend.tree_combine(&mut output, vectors, tree, factor)?,
+                None => backend.combine(&mut output, vectors, &weights)?,
+            }
             let written = output.as_slice().range(0..vectors[0].len());
             squared_norm += cpu::squared_norms(written, &[0..written.len()])?[0];
             finite &= cpu::all_finite(written);
@@ -257,6 +266,7 @@ impl Reduction<'_> {
                     .map(|(rank, copy)| rank.elements(tensor, range.clone(), copy))
                     .collect::<gradsync::Result<Vec<_>>>()?;
                 work(self.backend.as_mut(), &vectors)?;
+                self.ranks.iter().for_each(|rank| rank.release(tensor, range.clone()));
                 self.progress.inc((range.len() * dtype.size_bytes() * vectors.len()) as u64);
             }
         }

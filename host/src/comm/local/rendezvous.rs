@@ -136,7 +136,8 @@ impl Rendezvous {
         state.waiting[rank] = Some(Waiting::Collective(post));
         state.find_mismatch(rank);
         let generation = state.completed;
-        if state.failure.is_none() && state.waiting.iter().all(Option::is_some) {
+        // A rank whose transfer is over may not have noticed yet; it is not here before it has.
+        if state.failure.is_none() && state.waiting.iter().all(is_in_collective) {
             state.is_working = true;
         }
         self.changed.notify_all();
@@ -145,7 +146,7 @@ impl Rendezvous {
             if state.is_working {
                 return Progress::Done;
             }
-            let absent = |peer: &usize| state.waiting[*peer].is_none();
+            let absent = |peer: &usize| !is_in_collective(&state.waiting[*peer]);
             Progress::Missing((0..state.waiting.len()).filter(absent).collect())
         })?;
 
@@ -262,6 +263,10 @@ impl Rendezvous {
         state.waiting[rank] = None;
         state.check(operation)
     }
+}
+
+fn is_in_collective(waiting: &Option<Waiting>) -> bool {
+    matches!(waiting, Some(Waiting::Collective(_)))
 }
 
 /// How far a wait has come.

@@ -15,7 +15,7 @@ use crate::plan::segments;
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Rounds a block's sums, of which `dst` may take fewer than a whole block.
-fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
+pub(super) fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
     let block = &block[..dst.len()];
     match f16c::view_mut(dst) {
         Some(dst) => f16c::narrowed(dst, block, round_odd_loop),
@@ -57,7 +57,10 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
 }
 
 /// The chunks of the segments, each with its piece of the destination.
-fn parts<'a, T: Element>(dst: &'a mut [T], segments: &[Range<usize>]) -> Vec<(usize, Range<usize>, &'a mut [T])> {
+pub(super) fn parts<'a, T: Element>(
+    dst: &'a mut [T],
+    segments: &[Range<usize>],
+) -> Vec<(usize, Range<usize>, &'a mut [T])> {
     let (mut rest, mut at) = (dst, 0);
     let mut parts = Vec::new();
     for (segment, range) in segments::chunks(segments, CHUNK_LEN) {

@@ -10,11 +10,13 @@ mod f16c;
 mod isa;
 mod pack;
 mod products;
+mod tree;
 
 pub use combine::combine;
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub use pack::{pack, unpack};
-pub use products::{Coefficients, coefficients, combine_pair, dots, gram, pair_dots, reset_weights, squared_norms};
+pub use products::{Coefficients, coefficients, dots, gram, squared_norms};
+pub use tree::{Trees, tree_combine, tree_dots};
 
 /// Elements of a chunk: what one thread takes at a time. A power of two, so that chunks of every dtype keep alignment.
 pub(crate) const CHUNK_LEN: usize = 1 << 16;

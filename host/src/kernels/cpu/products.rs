@@ -1,4 +1,4 @@
-//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], [`pair_dots`], and what Adasum makes of them.
+//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and the weights that Adasum makes of them.
 //!
 //! A chunk of every vector is widened block by block into the cache and multiplied there, so that memory is read once
 //! whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight interleaved
@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use gradsync_device::math::adasum::{self, Pair, product_index, products};
+use gradsync_device::math::adasum::{self, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::isa::vectorized;
@@ -18,7 +18,7 @@ use crate::plan::segments;
 use crate::slice::{Slice, with_typed};
 
 /// Sums that run side by side, one vector register's worth or two.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 
 /// Widens a slice of at most a block; the rest of the block becomes zero.
 fn widen_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T]) {
@@ -52,7 +52,7 @@ vectorized! {
         }
     }
 
-    fn add_dot<>(lanes: &mut [f64; LANES], x: &[f64; BLOCK_LEN], y: &[f64; BLOCK_LEN]) {
+    pub(super) fn add_dot<>(lanes: &mut [f64; LANES], x: &[f64; BLOCK_LEN], y: &[f64; BLOCK_LEN]) {
         let mut sums = *lanes;
         for (x, y) in x.chunks_exact(LANES).zip(y.chunks_exact(LANES)) {
             for lane in 0..LANES {
@@ -64,18 +64,18 @@ vectorized! {
 }
 
 /// Adds the lanes up as a tree.
-fn lane_sum(lanes: [f64; LANES]) -> f64 {
+pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     let [a, b, c, d, e, f, g, h] = lanes;
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
 /// Widens a range of a vector into a block.
-fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
+pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
     with_typed!(Slice, vector.range(range), data => widen_block(block, storage(data)));
 }
 
 /// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
-fn sum_chunks(
+pub(super) fn sum_chunks(
     segments: &[Range<usize>],
     count: usize,
     of_chunk: impl Fn(usize, Range<usize>) -> Vec<f64> + Sync + Send,
@@ -92,7 +92,7 @@ fn sum_chunks(
 }
 
 /// The blocks of a chunk.
-fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = chunk.end;
     chunk.step_by(BLOCK_LEN).map(move |begin| begin..end.min(begin + BLOCK_LEN))
 }
@@ -102,7 +102,7 @@ fn blocks(chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// # Errors
 /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed the slice.
 pub fn squared_norms(src: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<f64>> {
-    gram(&[src], segments)
+    all_products("squared_norms", &[src], segments)
 }
 
 /// `[a·b, |a|², |b|²]` of each segment, in `f64`.
@@ -112,7 +112,7 @@ pub fn squared_norms(src: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<f6
 /// or exceed them.
 pub fn dots(a: Slice<'_>, b: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<[f64; 3]>> {
     same_len("dots", ("a", a.len()), ("b", b.len()))?;
-    let gram = gram(&[a, b], segments)?;
+    let gram = all_products("dots", &[a, b], segments)?;
     Ok(gram.chunks_exact(3).map(|products| [products[1], products[0], products[2]]).collect())
 }
 
@@ -123,7 +123,11 @@ pub fn dots(a: Slice<'_>, b: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec
 /// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for no vectors or for segments that
 /// overlap, descend or exceed them.
 pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
-    check_vectors("gram", vectors, segments)?;
+    all_products("gram", vectors, segments)
+}
+
+fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
+    check_vectors(operation, vectors, segments)?;
     let count = products(vectors.len());
     Ok(sum_chunks(segments, count, |_, chunk| {
         let mut lanes = vec![[0.0; LANES]; count];
@@ -140,51 +144,6 @@ pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>
         }
         lanes.into_iter().map(lane_sum).collect()
     }))
-}
-
-/// `[u·v, |u|², |v|²]` of each segment for the two sides of a pair, `u = Σ wᵢ xᵢ` over its left ranks and `v` over its right
-/// ones, formed from the vectors themselves; segments for which `wanted` is false are not read and give zeros.
-///
-/// This is the exact path of Adasum: where `u` is a small difference of large vectors, its norm has digits here that the
-/// quadratic form of a Gram matrix has lost.
-///
-/// # Errors
-/// As [`gram`], and [`Error::LengthMismatch`] unless there are `segments × P` weights and one `wanted` a segment.
-pub fn pair_dots(
-    vectors: &[Slice<'_>],
-    segments: &[Range<usize>],
-    weights: &[f64],
-    pair: Pair,
-    wanted: &[bool],
-) -> Result<Vec<[f64; 3]>> {
-    check_vectors("pair_dots", vectors, segments)?;
-    let ranks = vectors.len();
-    same_len("pair_dots", ("weights", weights.len()), ("segments × vectors", segments.len() * ranks))?;
-    same_len("pair_dots", ("wanted", wanted.len()), ("segments", segments.len()))?;
-    let sums = sum_chunks(segments, 3, |segment, chunk| {
-        if !wanted[segment] {
-            return vec![0.0; 3];
-        }
-        let weights = &weights[segment * ranks..][..ranks];
-        let mut lanes = [[0.0; LANES]; 3];
-        for block in blocks(chunk) {
-            let side = |side: Range<usize>| {
-                let mut sum = [0.0; BLOCK_LEN];
-                for rank in side {
-                    with_typed!(Slice, vectors[rank].range(block.clone()), data => {
-                        add_weighted_block(&mut sum, storage(data), weights[rank]);
-                    });
-                }
-                sum
-            };
-            let (u, v) = (side(pair.begin..pair.middle), side(pair.middle..pair.end));
-            add_dot(&mut lanes[0], &u, &v);
-            add_dot(&mut lanes[1], &u, &u);
-            add_dot(&mut lanes[2], &v, &v);
-        }
-        lanes.into_iter().map(lane_sum).collect()
-    });
-    Ok(sums.chunks_exact(3).map(|sums| [sums[0], sums[1], sums[2]]).collect())
 }
 
 /// Adasum's weights of every rank's vector in each layer.
@@ -215,24 +174,6 @@ pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
         .map(|(weights, gram)| adasum::weights(weights, world_size, |i, j| gram[product_index(i, j, world_size)]))
         .collect();
     Ok(Coefficients { weights, cancelled })
-}
-
-/// Sets the weights of cancelled layers back to 1, where the exact path starts.
-pub fn reset_weights(weights: &mut [f64], cancelled: &[bool], world_size: usize) {
-    for (weights, &cancelled) in weights.chunks_exact_mut(world_size).zip(cancelled) {
-        if cancelled {
-            weights.fill(1.0);
-        }
-    }
-}
-
-/// Applies a pair's coefficients to the weights of cancelled layers, from its `[u·v, |u|², |v|²]` in each layer.
-pub fn combine_pair(weights: &mut [f64], cancelled: &[bool], sums: &[[f64; 3]], pair: Pair, world_size: usize) {
-    for ((weights, &cancelled), &[dot, left, right]) in weights.chunks_exact_mut(world_size).zip(cancelled).zip(sums) {
-        if cancelled {
-            adasum::combine_pair(weights, pair, dot, left, right);
-        }
-    }
 }
 
 pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<()> {

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len};
-use gradsync_device::math::adasum::{Pair, pairs, products};
+use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 use super::{pointer, pointer_mut, same_queue, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
@@ -33,6 +33,8 @@ pub struct Layers {
     weights: DeviceBuffer,
     /// `[layer]`, a u32 each
     cancelled: DeviceBuffer,
+    /// `[layer][pair][side]`, the coefficients of the combination trees of cancelled layers
+    tree: DeviceBuffer,
     /// The addresses of the vectors of the last launch, and the same on the host.
     table: DeviceBuffer,
     addresses: Vec<u64>,
@@ -42,11 +44,14 @@ impl Layers {
     /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of 0; [`Error::Cuda`].
+    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
+    /// ranks; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
         segments::check("layers", segments, len)?;
-        if world_size == 0 {
-            return Err(Error::InvalidArgument { operation: "layers", reason: "the world size is 0".into() });
+        const MOST: usize = 1 << LEVELS;
+        if world_size == 0 || world_size > MOST {
+            let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
+            return Err(Error::InvalidArgument { operation: "layers", reason });
         }
         let chunk_len = chunk_len(segments.iter().map(Range::len).sum());
         let (spans, chunks) = segments::spans(segments, chunk_len);
@@ -67,6 +72,7 @@ impl Layers {
             totals: zeroed(sums * count)?,
             weights: zeroed(world_size * count)?,
             cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
+            tree: zeroed(2 * (world_size - 1) * count)?,
             table: zeroed(world_size)?,
             addresses: Vec::new(),
         })
@@ -149,42 +155,45 @@ impl Layers {
         self.per_layer("coefficients", &own)
     }
 
-    /// Adasum's weights of each layer for these vectors: [`gram`](Self::gram), [`coefficients`](Self::coefficients), and the exact
-    /// path for the layers that lost digits to cancellation, which others skip. Nothing waits for the host.
+    /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
+    /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the others skip.
+    /// Nothing waits for the host.
     ///
     /// # Errors
-    /// As [`gram`](Self::gram).
-    pub fn adasum_weights(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+    /// As [`combine`](Self::combine).
+    pub fn adasum(&mut self, mut dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         self.gram(vectors)?;
         self.coefficients()?;
-        self.start_exact()?;
+        self.combine(dst.reborrow(), vectors)?;
+        self.start_tree()?;
         for pair in pairs(self.world_size) {
-            self.pair_dots(vectors, pair)?;
-            self.combine_pair(pair)?;
+            self.tree_dots(vectors, pair)?;
+            self.set_pair(pair)?;
         }
-        Ok(())
+        self.tree_combine(dst, vectors)
     }
 
     /// Sets the weights of cancelled layers to 1, where the exact path starts.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn start_exact(&mut self) -> Result<()> {
+    pub fn start_tree(&mut self) -> Result<()> {
         let weights = pointer_mut(&self.weights.as_mut_slice());
         let own = [weights, pointer(self.cancelled.as_slice()), self.count.into(), self.world_size.into()];
         self.per_layer("reset_weights", &own)
     }
 
-    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, for cancelled layers; others are not read.
+    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, for cancelled layers; others are not read. The pairs
+    /// below it must have been set.
     ///
     /// # Errors
     /// As [`gram`](Self::gram).
-    pub fn pair_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
-        let dtype = self.set_vectors("pair_dots", vectors)?;
+    pub fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
+        let dtype = self.set_vectors("tree_dots", vectors)?;
         let own = [
             pointer_mut(&self.partials.as_mut_slice()),
             pointer(self.table.as_slice()),
-            pointer(self.weights.as_slice()),
+            pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
             pair.begin.into(),
             pair.middle.into(),
@@ -193,17 +202,19 @@ impl Layers {
         ];
         let arguments = [&own[..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three sums a chunk.
-        unsafe { self.queue.launch(&format!("pair_dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        unsafe { self.queue.launch(&format!("tree_dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
         self.sum_partials(3)
     }
 
-    /// Applies a pair's coefficients, from what [`pair_dots`](Self::pair_dots) put there, to the weights of cancelled layers.
+    /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
+    /// cancelled layers.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn combine_pair(&mut self, pair: Pair) -> Result<()> {
+    pub fn set_pair(&mut self, pair: Pair) -> Result<()> {
         let own = [
             pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
             pointer(self.totals.as_slice()),
             self.count.into(),
@@ -215,15 +226,35 @@ impl Layers {
         self.per_layer("combine_pair", &own)
     }
 
+    /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
+    ///
+    /// # Errors
+    /// As [`combine`](Self::combine).
+    pub fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("tree_combine", vectors)?;
+        self.check_destination("tree_combine", &dst)?;
+        let arguments = [
+            pointer_mut(&dst),
+            pointer(self.table.as_slice()),
+            self.world_size.into(),
+            pointer(self.tree.as_slice()),
+            pointer(self.cancelled.as_slice()),
+            pointer(self.spans.as_slice()),
+            self.count.into(),
+            self.chunk_len.into(),
+        ];
+        let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
+        // SAFETY: vectors and destination checked; trees and spans are this object's.
+        Ok(unsafe { self.queue.launch(&name, self.chunks, THREADS, &arguments) }?)
+    }
+
     /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine).
     ///
     /// # Errors
     /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
     pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let dtype = self.set_vectors("combine", vectors)?;
-        let view = dst.as_slice();
-        same_len("combine", ("destination", view.len()), ("each vector", self.len))?;
-        same_queue("combine", view.queue(), &self.queue)?;
+        self.check_destination("combine", &dst)?;
         let arguments = [
             pointer_mut(&dst),
             pointer(self.table.as_slice()),
@@ -233,7 +264,7 @@ impl Layers {
             self.count.into(),
             self.chunk_len.into(),
         ];
-        let name = format!("combine_{dtype}_{}", view.dtype());
+        let name = format!("combine_{dtype}_{}", dst.as_slice().dtype());
         // SAFETY: vectors and destination checked; weights and spans are this object's.
         Ok(unsafe { self.queue.launch(&name, self.chunks, THREADS, &arguments) }?)
     }
@@ -293,6 +324,12 @@ impl Layers {
         Ok(unsafe {
             self.queue.launch(name, self.count.div_ceil(LAYER_THREADS as usize) as u64, LAYER_THREADS, arguments)
         }?)
+    }
+
+    fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {
+        let view = dst.as_slice();
+        same_len(operation, ("destination", view.len()), ("each vector", self.len))?;
+        same_queue(operation, view.queue(), &self.queue)
     }
 
     /// Checks vectors and returns their dtype.

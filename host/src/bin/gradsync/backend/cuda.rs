@@ -1,20 +1,23 @@
 //! The GPU's side of `gradsync reduce`: each piece is copied to the device, worked on there, and only results come back.
+//!
+//! The tree's passes stay on the CPU: they are for the rare layer whose gradients cancel, and give the same bits there.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
-use gradsync::kernels::cpu::Coefficients;
+use gradsync::kernels::cpu::{Coefficients, Trees};
 use gradsync::kernels::cuda::Layers;
 use gradsync::{GradientBuffer, Result, Slice};
 use gradsync_device::math::adasum::{Pair, products};
 
-use super::Backend;
+use super::{Backend, Cpu};
 
 pub(super) struct Cuda {
     queue: Queue,
+    cpu: Cpu,
 }
 
 impl Cuda {
     pub(super) fn open() -> Result<Self> {
-        Ok(Self { queue: Queue::new(0)? })
+        Ok(Self { queue: Queue::new(0)?, cpu: Cpu })
     }
 
     /// Copies the vectors to the device and hands them on, with one layer over their length.
@@ -43,13 +46,8 @@ impl Backend for Cuda {
         })
     }
 
-    fn pair_dots(&mut self, vectors: &[Slice<'_>], weights: &[f64], pair: Pair) -> Result<[f64; 3]> {
-        self.with_device(vectors, |layers, views| {
-            layers.write_coefficients(&Coefficients { weights: weights.to_vec(), cancelled: vec![true] })?;
-            layers.pair_dots(views, pair)?;
-            let sums = layers.read_totals(3)?;
-            Ok([sums[0], sums[1], sums[2]])
-        })
+    fn tree_dots(&mut self, vectors: &[Slice<'_>], tree: &Trees, pair: Pair) -> Result<[f64; 3]> {
+        self.cpu.tree_dots(vectors, tree, pair)
     }
 
     fn combine(&mut self, output: &mut GradientBuffer, vectors: &[Slice<'_>], weights: &[f64]) -> Result<()> {
@@ -60,5 +58,15 @@ impl Backend for Cuda {
             layers.combine(sum.as_mut_slice(), views)?;
             sum.as_slice().copy_to_host(output.as_mut_slice().range_mut(0..len))
         })
+    }
+
+    fn tree_combine(
+        &mut self,
+        output: &mut GradientBuffer,
+        vectors: &[Slice<'_>],
+        tree: &Trees,
+        factor: f64,
+    ) -> Result<()> {
+        self.cpu.tree_combine(output, vectors, tree, factor)
     }
 }
