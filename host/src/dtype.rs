@@ -18,7 +18,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// A type of gradient elements: `f64`, `f32`, [`f16`] or [`bf16`].
+/// A type of gradient elements: `f64`, `f32`, [`struct@f16`] or [`bf16`].
 pub trait Element:
     sealed::Sealed + bytemuck::Pod + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
 {

@@ -206,7 +206,9 @@ fn tests() -> Result<Outcome> {
         .args(["--workspace", "--exclude", "xtask", "--features", "gradsync-tests/prepared"])
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
-    passed(cmd.run())
+    cmd.run()?;
+    // The launch side of the CUDA backend has tests that need no GPU.
+    passed(libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run())
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
