@@ -62,6 +62,31 @@ fn metadata_is_no_tensor() {
     assert_eq!((got.len(), got["a"].data.values()), (1, vec![1.0, 2.0]));
 }
 
+/// The first file's metadata are kept, in an order that no run changes: equal inputs give equal files.
+#[test]
+fn metadata_of_the_first_file_are_kept_and_outputs_repeat() {
+    let ranks = Ranks::new(&[vec![], vec![]]);
+    let keys = ["zeta", "alpha", "format", "step", "mid", "omega"];
+    let data = Array::new(Format::F32, &[1.5]);
+    for (rank, path) in ranks.inputs.iter().enumerate() {
+        let pairs: Vec<String> = keys.iter().map(|key| format!("\"{key}\":\"{key} of {rank}\"")).collect();
+        let header = format!("{{\"__metadata__\":{{{}}},{}}}", pairs.join(","), entry("a", "F32", &[1], 0, 4));
+        save_raw(path, &header, &data.to_bytes());
+    }
+    let runs: Vec<Vec<u8>> = (0..5)
+        .map(|_| {
+            ranks.reduce(&["--op", "sum"]).succeeded("metadata");
+            std::fs::read(ranks.output()).unwrap()
+        })
+        .collect();
+    assert!(runs.iter().all(|run| *run == runs[0]), "five runs gave different files");
+    let header_len = u64::from_le_bytes(runs[0][..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&runs[0][8..8 + header_len]).unwrap();
+    for key in keys {
+        assert_eq!(header["__metadata__"][key], format!("{key} of 0"));
+    }
+}
+
 #[test]
 fn files_without_tensors() {
     let ranks = Ranks::new(&[vec![], vec![]]);

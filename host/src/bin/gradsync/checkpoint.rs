@@ -3,7 +3,7 @@
 //! A file is checked as a whole when it is opened; tensors are then read where they lie, piece by piece. The output is written
 //! beside its final place and renamed when complete, so that a failure leaves no half-written file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -197,8 +197,14 @@ impl Writer {
             (name, TensorInfo { dtype, shape, data_offsets: (begin, end) })
         });
         let invalid = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
-        let header = Metadata::new(metadata, infos.collect()).map_err(|error| invalid(error.to_string()))?;
-        let mut header = serde_json::to_vec(&header).map_err(|error| invalid(error.to_string()))?;
+        let header = Metadata::new(None, infos.collect()).map_err(|error| invalid(error.to_string()))?;
+        let mut header = serde_json::to_value(&header).map_err(|error| invalid(error.to_string()))?;
+        if let Some(metadata) = metadata {
+            // Sorted, so that the same inputs give the same file, to the byte.
+            let sorted: BTreeMap<_, _> = metadata.into_iter().collect();
+            header["__metadata__"] = serde_json::json!(sorted);
+        }
+        let mut header = header.to_string().into_bytes();
         // The data start at a multiple of 8, as the format asks; spaces may follow the JSON.
         header.resize(header.len().next_multiple_of(8), b' ');
 

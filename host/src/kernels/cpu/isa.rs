@@ -18,7 +18,7 @@ macro_rules! vectorized {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,f16c,fma")]
-                fn avx2<$($generic: $bound),*>($($argument: $type),*) $(-> $result)? {
+                unsafe fn avx2<$($generic: $bound),*>($($argument: $type),*) $(-> $result)? {
                     body::<$($generic),*>($($argument),*)
                 }
                 if $crate::kernels::cpu::isa::has_avx2() {
