@@ -80,8 +80,9 @@ pub const WARP: u32 = 32;
 pub const LAYER_THREADS: u32 = 64;
 /// Bytes that one thread moves at once, where addresses allow it.
 pub const VECTOR_BYTES: usize = 16;
-/// Vectors in flight for each operand of a streaming kernel.
-pub const STREAM_UNROLL: usize = 4;
+/// Vectors in flight for each operand of a streaming kernel. On an H200, 2 gives casts 1 to 2 % more than 4 and 8 do, and sums the
+/// same.
+pub const STREAM_UNROLL: usize = 2;
 /// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: many chunks for the
 /// whole GPU to share, few enough that adding their partial sums costs nothing. It depends on the length alone, so that results
 /// do not depend on the device.

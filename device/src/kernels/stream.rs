@@ -1,6 +1,6 @@
 //! Streaming kernels: `cast`, `accumulate`, `scale`, contiguous or over a table of pieces, and `all_finite`.
 //!
-//! One block handles one tile: every thread has four vectors of each operand in flight, then computes, then writes.
+//! One block handles one tile: every thread has two vectors of each operand in flight, then computes, then writes.
 //! Reads of a destination whose old value a formula ignores are removed by the compiler.
 
 use super::{for_each_dtype, for_each_pair, kernel};

@@ -69,3 +69,46 @@ pub fn f64_to_f32_odd(value: f64) -> f32 {
     let exact = back == value || value.is_nan();
     f32::from_bits(if exact { magnitude } else { truncated | 1 })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Rounding to odd by its definition: exact if it can be, otherwise the neighbour whose last bit is set.
+    fn is_odd_rounding(value: f64, result: f32) -> bool {
+        let back = f64::from(result);
+        if value.is_nan() || back == value {
+            return result.is_nan() == value.is_nan();
+        }
+        let (below, above) = (f64::from(result.next_down()), f64::from(result.next_up()));
+        result.to_bits() & 1 == 1 && below < value && value < above
+    }
+
+    proptest! {
+        #[test]
+        fn odd_rounding_of_any_bits(bits: u64) {
+            let value = f64::from_bits(bits);
+            prop_assert!(is_odd_rounding(value, f64_to_f32_odd(value)), "{value:e} {:e}", f64_to_f32_odd(value));
+        }
+
+        #[test]
+        fn odd_rounding_near_f32_values(bits: u32, offset in -3i64..4) {
+            let near = f64::from(f32::from_bits(bits));
+            let value = f64::from_bits(near.to_bits().wrapping_add_signed(offset));
+            prop_assert!(is_odd_rounding(value, f64_to_f32_odd(value)), "{value:e} {:e}", f64_to_f32_odd(value));
+        }
+    }
+
+    #[test]
+    fn every_half_survives() {
+        for bits in 0..=u16::MAX {
+            let value = f16_to_f32(bits);
+            assert_eq!(value.to_bits(), half::f16::from_bits(bits).to_f32().to_bits(), "{bits:#x}");
+            if !value.is_nan() {
+                assert_eq!(f32_to_f16(value), bits);
+            }
+        }
+    }
+}
