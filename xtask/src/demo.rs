@@ -2,7 +2,9 @@
 //!
 //! The training, its table and its report are `tests/examples/digits`; nothing here looks at the numbers.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
 
 use crate::{
     flags,
@@ -19,14 +21,32 @@ impl flags::Demo {
             python::digits().display()
         );
         println!("compiling candle takes about three minutes the first time");
-        Cmd::cargo("run")
-            .args(["--release", "--package", "gradsync-tests", "--features", "demo", "--example", "digits", "--"])
-            .arg("--data")
+        example("run", &["--release"])
+            .args(["--", "--data"])
             .arg(python::digits())
             .arg("--output")
             .arg(&output)
             .run()?;
-        println!("report: {}", output.join("report.html").display());
+        println!("report: {}", report(&output)?);
         Ok(())
     }
+}
+
+/// The example's own tests, and a short training, in the profile that the other tests are built in.
+pub(crate) fn check() -> Result<()> {
+    example("test", &[]).run()?;
+    let output = target("demo-quick");
+    example("run", &[]).args(["--", "--quick", "--data"]).arg(python::digits()).arg("--output").arg(&output).run()?;
+    report(&output).map(|_| ())
+}
+
+fn example(command: &str, profile: &[&str]) -> Cmd {
+    let package = ["--package", "gradsync-tests", "--features", "demo", "--example", "digits"];
+    Cmd::cargo(command).args(profile).args(package)
+}
+
+fn report(folder: &Path) -> Result<String> {
+    let report = folder.join("report.html");
+    ensure!(report.is_file(), "the training ended without writing {}", report.display());
+    Ok(report.display().to_string())
 }

@@ -68,6 +68,8 @@ pub(crate) enum Stage {
     Docs,
     /// Unit, property, rank and documentation tests
     Tests,
+    /// The demo's own tests and a short training
+    Demo,
     /// A crate outside the workspace builds on gradsync with nothing installed
     Downstream,
     /// The GPU tier

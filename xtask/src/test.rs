@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    bundle,
+    bundle, demo,
     flags::{self, Stage},
     libcuda,
     process::{Cmd, target},
@@ -38,7 +38,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -46,6 +46,7 @@ impl Stage {
         Self::Clippy,
         Self::Docs,
         Self::Tests,
+        Self::Demo,
         Self::Downstream,
         Self::Gpu,
     ];
@@ -58,6 +59,7 @@ impl Stage {
             Self::Clippy => &[Need::Clippy, Need::CCompiler],
             Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages],
+            Self::Demo => &[Need::CCompiler, Need::Digits],
             Self::Tidy | Self::Downstream => &[],
         }
     }
@@ -71,6 +73,7 @@ impl Stage {
             Self::Clippy => clippy(),
             Self::Docs => docs(),
             Self::Tests => tests(),
+            Self::Demo => passed(demo::check()),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }

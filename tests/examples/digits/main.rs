@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 }
 
 /// The ranks are the threads. candle and rayon would each start more of them for every matrix product, which made the
-/// training three times slower on two cores. Who sets the variable keeps his value.
+/// training half as fast on two cores. Who sets the variable keeps his value.
 fn one_thread_a_rank() {
     const VARIABLE: &str = "RAYON_NUM_THREADS";
     if std::env::var_os(VARIABLE).is_none() {
