@@ -11,6 +11,7 @@ use gradsync_device::math::Element as Formula;
 use super::rendezvous::{Memory, Post};
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
+use crate::kernels::cpu::isa::vectorized;
 
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
@@ -101,10 +102,11 @@ fn reduce_typed<T: Formula>(inputs: &[*mut u8], outputs: &[*mut u8], range: Rang
             // SAFETY: the range lies within every input, by the compared counts; its owner waits, and the elements of this
             // range are written by this rank alone, after all of them have been read.
             let values = unsafe { std::slice::from_raw_parts(input.cast::<T>().add(begin), len) };
-            if rank == 0 {
-                totals.iter_mut().zip(values).for_each(|(total, value)| *total = value.to_f64());
-            } else {
-                join_block(totals, values, op);
+            match op {
+                _ if rank == 0 => widen_block(totals, values),
+                ReduceOp::Sum | ReduceOp::Mean => add_block(totals, values),
+                ReduceOp::Max => max_block(totals, values),
+                ReduceOp::Min => min_block(totals, values),
             }
         }
         if op == ReduceOp::Mean {
@@ -114,21 +116,37 @@ fn reduce_typed<T: Formula>(inputs: &[*mut u8], outputs: &[*mut u8], range: Rang
         for output in outputs {
             // SAFETY: as above; the slices of the inputs are gone.
             let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin - shift), len) };
-            values.iter_mut().zip(&*totals).for_each(|(value, &total)| *value = T::from_f64(total));
+            narrow_block(values, totals);
         }
     }
 }
 
-fn join_block<T: Formula>(totals: &mut [f64], values: &[T], op: ReduceOp) {
-    let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => pairs.for_each(|(total, value)| *total += value),
-        ReduceOp::Max => pairs.for_each(|(total, value)| *total = first_if(*total, value, *total >= value)),
-        ReduceOp::Min => pairs.for_each(|(total, value)| *total = first_if(*total, value, *total <= value)),
+vectorized! {
+    fn widen_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        totals.iter_mut().zip(values).for_each(|(total, value)| *total = value.to_f64());
+    }
+
+    fn add_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        totals.iter_mut().zip(values).for_each(|(total, value)| *total += value.to_f64());
+    }
+
+    fn max_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
+        pairs.for_each(|(total, value)| *total = first_if(*total, value, *total >= value));
+    }
+
+    fn min_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
+        pairs.for_each(|(total, value)| *total = first_if(*total, value, *total <= value));
+    }
+
+    fn narrow_block<T: Formula>(values: &mut [T], totals: &[f64]) {
+        values.iter_mut().zip(totals).for_each(|(value, &total)| *value = T::from_f64(total));
     }
 }
 
-/// The one that is chosen, or NaN if either is.
+/// The one that is chosen, or NaN if either is: a NaN `second` is never smaller or larger, so it is never passed over.
+#[inline(always)]
 fn first_if(first: f64, second: f64, is_first: bool) -> f64 {
     if first.is_nan() || is_first { first } else { second }
 }

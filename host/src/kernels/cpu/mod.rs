@@ -7,7 +7,7 @@
 mod combine;
 mod elementwise;
 mod f16c;
-mod isa;
+pub(crate) mod isa;
 mod pack;
 mod products;
 mod tree;
