@@ -3,6 +3,7 @@
 //! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use crate::dtype::{DType, Element};
@@ -28,9 +29,11 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn zeroed(dtype: DType, len: usize) -> Self {
-        let blocks = (len * dtype.size_bytes()).div_ceil(TENSOR_ALIGNMENT);
-        Self { dtype, len, blocks: bytemuck::zeroed_vec(blocks) }
+    pub(crate) fn zeroed(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = len * dtype.size_bytes();
+        let blocks = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT));
+        let blocks = blocks.map_err(|()| Error::OutOfMemory { operation, bytes })?;
+        Ok(Self { dtype, len, blocks })
     }
 
     pub(crate) fn as_slice(&self) -> Slice<'_> {
@@ -80,13 +83,15 @@ pub struct GradientBuffer {
     shapes: Vec<Vec<usize>>,
     index: HashMap<String, usize>,
     arena: Arena,
+    fingerprint: u64,
 }
 
 impl GradientBuffer {
     /// Makes a buffer of zeros for tensors given by name and shape, to be shared out over `world_size` ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
+    /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space;
+    /// [`Error::OutOfMemory`] naming the bytes.
     pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,
@@ -106,8 +111,10 @@ impl GradientBuffer {
             shapes.push(shape);
         }
         let layout = Layout::new(dtype, world_size, &lens)?;
-        let arena = Arena::zeroed(dtype, layout.shard_len * world_size);
-        Ok(Self { world_size, layout, names, shapes, index, arena })
+        let arena = Arena::zeroed(OPERATION, dtype, layout.shard_len * world_size)?;
+        let mut hasher = DefaultHasher::new();
+        (dtype, world_size, &names, &shapes).hash(&mut hasher);
+        Ok(Self { world_size, layout, names, shapes, index, arena, fingerprint: hasher.finish() })
     }
 
     /// The dtype of every tensor.
@@ -180,6 +187,11 @@ impl GradientBuffer {
     /// The whole arena, to write. Whoever writes to the gaps between [`segments`](Self::segments) must leave zeros there.
     pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
         self.arena.as_mut_slice()
+    }
+
+    /// A hash of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// The arena and the segments in it, both borrowed at once.

@@ -57,6 +57,14 @@ pub enum Error {
         /// What is wrong, with the value.
         reason: String,
     },
+    /// The system gave no memory for a buffer.
+    #[error("{operation}: no memory for {bytes} bytes")]
+    OutOfMemory {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What it asked for.
+        bytes: usize,
+    },
     /// The algorithm asked for cannot run on this many ranks.
     #[error("{operation}: the {algorithm} algorithm needs {needs}, and the world size is {world_size}")]
     UnsupportedWorldSize {
@@ -152,7 +160,8 @@ impl std::fmt::Display for Departure {
 /// Why ranks could not complete a call together.
 ///
 /// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
-/// asked for. Drop the communicator and make a new group to go on. [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
+/// asked for. Drop the communicator and make a new group to go on. A transfer's
+/// [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {

@@ -14,7 +14,8 @@
 //! # Features
 //!
 //! * `cli` (default): the program `gradsync`.
-//! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Needs no toolkit to build and no GPU to start.
+//! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
+//!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
 
 pub mod buffer;
 pub mod comm;

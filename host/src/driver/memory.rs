@@ -204,11 +204,12 @@ impl<'a> DeviceSliceMut<'a> {
         Ok(self.view.queue.synchronize()?)
     }
 
-    /// Puts a copy of other device memory of the same dtype and length into the queue.
+    /// Puts a copy of other device memory of the same dtype, length and queue into the queue.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], [`Error::InvalidArgument`] for another queue, or [`Error::Cuda`].
     pub fn copy_from_device(&mut self, source: DeviceSlice<'_>) -> Result<()> {
+        self.view.queue.check_same("copy on the device", source.queue)?;
         same_host("copy on the device", self.view, source.len, source.dtype)?;
         self.view.queue.make_current()?;
         let bytes = self.view.len * self.view.dtype.size_bytes();

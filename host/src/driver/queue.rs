@@ -10,6 +10,7 @@ use cust::stream::{Stream, StreamFlags};
 
 use super::module::{Argument, Kernel, Library};
 use super::{CudaError, Named};
+use crate::error::Error;
 
 /// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
 ///
@@ -102,8 +103,14 @@ impl Queue {
         self.with_kernel(name, |_| Ok(()))
     }
 
-    pub(crate) fn is_same(&self, other: &Queue) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+    /// Refuses operands whose work is ordered on another queue: nothing would order this one's work after it.
+    pub(crate) fn check_same(&self, operation: &'static str, other: &Queue) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.inner, &other.inner) {
+            return Ok(());
+        }
+        let (left, right) = (self.ordinal(), other.ordinal());
+        let reason = format!("operands belong to different queues, on device {left} and on device {right}");
+        Err(Error::InvalidArgument { operation, reason })
     }
 
     /// Makes the context current on this thread, which every call of the driver needs.

@@ -21,3 +21,40 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
         right: right.1,
     })
 }
+
+/// Whether tensors may share elements of an arena: harmless where it is read, a race of launches where it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overlap {
+    Allowed,
+    Refused,
+}
+
+/// Refuses tensors that end beyond an arena of `arena` elements, or that overlap in it where they must not.
+pub(crate) fn check_places(
+    operation: &'static str,
+    arena: usize,
+    offsets: &[usize],
+    lens: impl ExactSizeIterator<Item = usize>,
+    overlap: Overlap,
+) -> Result<()> {
+    same_len(operation, ("offsets", offsets.len()), ("tensors", lens.len()))?;
+    let mut places = Vec::with_capacity(offsets.len());
+    for (index, (&offset, len)) in offsets.iter().zip(lens).enumerate() {
+        let Some(end) = offset.checked_add(len).filter(|&end| end <= arena) else {
+            let reason = format!("tensor {index} of {len} elements at {offset} ends beyond the arena of {arena}");
+            return Err(Error::InvalidArgument { operation, reason });
+        };
+        if len > 0 {
+            places.push((offset, end, index));
+        }
+    }
+    places.sort_unstable();
+    for pair in places.windows(2) {
+        if overlap == Overlap::Refused && pair[1].0 < pair[0].1 {
+            let ((_, end, left), (begin, _, right)) = (pair[0], pair[1]);
+            let reason = format!("tensor {right} begins at {begin}, before the end {end} of tensor {left}");
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+    }
+    Ok(())
+}

@@ -5,7 +5,6 @@
 //! weighted sum. *Tree* is upstream's vector halving, distance doubling. Arithmetic is in `kernels`, the steps are in `plan`;
 //! nothing here depends on a transport.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use gradsync_device::math::adasum::{self, Pair};
@@ -14,9 +13,11 @@ use crate::buffer::{Arena, GradientBuffer};
 use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
-use crate::ops::same_world;
+use crate::ops::same_plan;
 use crate::plan::{segments, tree};
 use crate::slice::{Slice, SliceMut};
+
+const OPERATION: &str = "adasum_all_reduce";
 
 /// How the ranks' vectors are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -65,7 +66,7 @@ pub struct AdasumReport {
 /// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, a coefficient being 1 where the squared
 /// norm is below the square root of the smallest normal `f64`; an odd rank out moves up unchanged. Inner products and weighted
 /// sums are `f64`; the result is rounded once ([`Algorithm::Gram`]) or once a level ([`Algorithm::Tree`]). A NaN or an infinity
-/// spreads over its layer as the formula says.
+/// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every
@@ -77,15 +78,13 @@ pub fn adasum_all_reduce(
     buffer: &mut GradientBuffer,
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
-    const OPERATION: &str = "adasum_all_reduce";
     let world_size = comm.world_size();
-    same_world(OPERATION, comm, buffer)?;
+    same_plan(OPERATION, comm, buffer, options)?;
     if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
         let needs = "a power of two";
         return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
     }
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-    same_plan(comm, buffer.segments(), options)?;
     let whole = [0..buffer.len()];
     let (arena, tensors) = buffer.parts_mut();
     let layers = match options.granularity {
@@ -95,23 +94,6 @@ pub fn adasum_all_reduce(
     match options.algorithm {
         Algorithm::Auto | Algorithm::Gram => gram(comm, arena, layers, tensors),
         Algorithm::Tree => tree(comm, arena, layers, tensors),
-    }
-}
-
-/// Refuses ranks whose tensors lie elsewhere in the arena, or that chose other options: their counts may all agree.
-fn same_plan(comm: &dyn Communicator, tensors: &[Range<usize>], options: AdasumOptions) -> Result<()> {
-    let mut hasher = DefaultHasher::new();
-    (tensors, options).hash(&mut hasher);
-    // The bits travel as a number and are never computed with.
-    let own = [f64::from_bits(hasher.finish())];
-    let mut all = vec![0.0f64; comm.world_size()];
-    comm.all_gather((&own[..]).into(), (&mut all).into())?;
-    match all.iter().position(|other| other.to_bits() != all[0].to_bits()) {
-        None => Ok(()),
-        Some(rank) => Err(Error::InvalidArgument {
-            operation: "adasum_all_reduce",
-            reason: format!("rank 0 and rank {rank} have tensors of different shapes or order, or other options"),
-        }),
     }
 }
 
@@ -130,7 +112,7 @@ fn gram(
     let shard_len = arena.len() / world_size;
     let window = rank * shard_len..(rank + 1) * shard_len;
 
-    let mut exchanged = Arena::zeroed(arena.dtype(), arena.len());
+    let mut exchanged = Arena::zeroed(OPERATION, arena.dtype(), arena.len())?;
     comm.all_to_all(arena.as_slice(), exchanged.as_mut_slice())?;
     let vectors: Vec<Slice<'_>> =
         (0..world_size).map(|peer| exchanged.as_slice().range(peer * shard_len..(peer + 1) * shard_len)).collect();
@@ -168,7 +150,7 @@ fn recompute(
     for (weights, _) in weights.chunks_exact_mut(ranks).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
         weights.fill(1.0);
     }
-    let mut trees = cpu::Trees::new(ranks, cancelled);
+    let mut trees = cpu::Trees::new(ranks, cancelled)?;
     let pairs: Vec<Pair> = adasum::pairs(ranks).collect();
     // The pairs of one level are independent: their sums travel together.
     for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
@@ -178,7 +160,7 @@ fn recompute(
         }
         comm.all_reduce(sums.as_flattened_mut().into(), ReduceOp::Sum)?;
         for (&pair, sums) in level.iter().zip(sums.chunks_exact(parts.len())) {
-            trees.set_pair(pair, sums, weights);
+            trees.set_pair(pair, sums, weights)?;
         }
     }
     Ok(trees)
@@ -191,8 +173,8 @@ fn tree(
     tensors: &[Range<usize>],
 ) -> Result<AdasumReport> {
     let rank = comm.rank();
-    let half = arena.len().div_ceil(2);
-    let (mut mine, mut theirs) = (Arena::zeroed(arena.dtype(), half), Arena::zeroed(arena.dtype(), half));
+    let half = || Arena::zeroed(OPERATION, arena.dtype(), arena.len().div_ceil(2));
+    let (mut mine, mut theirs) = (half()?, half()?);
     let steps = tree::steps(rank, comm.world_size(), arena.len());
 
     for step in &steps {

@@ -3,17 +3,18 @@
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp};
 use crate::error::Result;
-use crate::ops::same_world;
+use crate::ops::same_plan;
 
 /// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
 ///
 /// The gaps between tensors take part and stay zero. Sums run in `f64` in rank order and are rounded once ([`ReduceOp`]).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size, and those of
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size, or ranks have other
+/// tensors (on every rank, naming two that differ), and those of
 /// [`Communicator::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
 pub fn all_reduce(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<()> {
-    same_world("all_reduce", comm, buffer)?;
+    same_plan("all_reduce", comm, buffer, ())?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
     comm.all_reduce(buffer.as_mut_slice(), op)
 }

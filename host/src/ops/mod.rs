@@ -10,12 +10,35 @@ pub use adasum::{AdasumOptions, AdasumReport, Algorithm, Granularity, adasum_all
 pub use all_reduce::all_reduce;
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
 
-/// Refuses a buffer that is shared out over another number of ranks than there are.
-fn same_world(operation: &'static str, comm: &dyn Communicator, buffer: &GradientBuffer) -> Result<()> {
+/// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
+/// than there are.
+///
+/// Counts alone do not tell: tensors of two ranks may lie in another order in arenas of one length. The comparison comes first, so
+/// that whatever is wrong with one rank's call is an error on every rank and nobody waits.
+fn same_plan(
+    operation: &'static str,
+    comm: &dyn Communicator,
+    buffer: &GradientBuffer,
+    choices: impl Hash,
+) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    (buffer.fingerprint(), choices).hash(&mut hasher);
+    // The bits travel as a number and are never computed with.
+    let own = [f64::from_bits(hasher.finish())];
+    let mut all = vec![0.0f64; comm.world_size()];
+    comm.all_gather((&own[..]).into(), (&mut all).into())?;
+    if let Some(rank) = all.iter().position(|other| other.to_bits() != all[0].to_bits()) {
+        let reason = format!(
+            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, or other options"
+        );
+        return Err(Error::InvalidArgument { operation, reason });
+    }
     let (world_size, planned) = (comm.world_size(), buffer.world_size());
     if planned == world_size {
         return Ok(());

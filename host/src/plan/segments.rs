@@ -23,12 +23,13 @@ pub fn check(operation: &'static str, segments: &[Range<usize>], len: usize) -> 
 }
 
 /// The part of each segment inside `window`, counted from the window's start; empty where there is none.
+/// Panics if the window ends before it begins.
 pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
     let place = |index: usize| index.clamp(window.start, window.end) - window.start;
     segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
 }
 
-/// The segments cut into chunks of at most `chunk_len` elements: `(segment, range)`, in order.
+/// The segments cut into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
 pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     segments.iter().enumerate().flat_map(move |(index, segment)| {
         let end = segment.end;
@@ -36,7 +37,8 @@ pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item
     })
 }
 
-/// The table that a kernel finds its segment in, and the number of blocks, with one block for each chunk.
+/// The table that a kernel finds its segment in, and the number of blocks, with one block for each chunk. Panics if chunks have
+/// length 0.
 pub fn spans(segments: &[Range<usize>], chunk_len: usize) -> (Vec<Span>, u64) {
     let mut blocks = 0;
     let spans = segments.iter().map(|segment| {

@@ -21,9 +21,10 @@ pub struct Step {
     pub group: Range<usize>,
 }
 
-/// The steps of `rank` in a world of `world_size`, a power of two, over `len` elements.
+/// The steps of `rank` in a world of `world_size`, a power of two, over `len` elements. Panics for any other, or a rank
+/// beyond it.
 pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
-    debug_assert!(world_size.is_power_of_two() && rank < world_size);
+    assert!(world_size.is_power_of_two() && rank < world_size, "rank {rank} of {world_size} has no steps");
     let mut held = 0..len;
     (0..world_size.trailing_zeros())
         .map(|level| {

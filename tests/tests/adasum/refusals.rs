@@ -1,7 +1,8 @@
 //! What Adasum refuses, on every rank.
 
-use gradsync::comm::Communicator;
-use gradsync::ops::{Algorithm, Granularity, adasum_all_reduce};
+use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
+use gradsync::{DType, GradientBuffer};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -116,5 +117,46 @@ fn a_rank_that_never_comes_is_an_error_on_the_others() {
             assert!(outcomes[..3].iter().all(Option::is_some));
             assert!(outcomes.iter().flatten().any(|text| text.contains("rank 3")), "{outcomes:?}");
         }
+    });
+}
+
+/// Tensors of one length in another order, as parameters out of a hash map are: only their names can tell.
+#[test]
+fn ranks_with_the_same_tensors_in_another_order() {
+    guarded(60, || {
+        let buffer = |rank: usize, shape: [usize; 2]| {
+            let (first, second) = if rank == 1 { ("b", "a") } else { ("a", "b") };
+            GradientBuffer::new(DType::F32, 3, [(first, shape), (second, shape)]).unwrap()
+        };
+        let texts = on_ranks(3, |comm| {
+            let mut gradients = buffer(comm.rank(), [2, 3]);
+            let adasum = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default());
+            let sum = all_reduce(&comm, &mut gradients, ReduceOp::Sum);
+            // One rank with the same names in other shapes.
+            let mut gradients = buffer(0, if comm.rank() == 2 { [3, 2] } else { [2, 3] });
+            let reshaped = all_reduce(&comm, &mut gradients, ReduceOp::Sum);
+            (adasum.unwrap_err().to_string(), sum.unwrap_err().to_string(), reshaped.unwrap_err().to_string())
+        });
+        for (adasum, sum, reshaped) in texts {
+            assert!(adasum.contains("rank 1") && sum.contains("rank 1"), "{adasum}; {sum}");
+            assert!(reshaped.contains("rank 2"), "{reshaped}");
+        }
+    });
+}
+
+/// One rank alone is wrong about the world, or asks for what cannot be: the others learn it at once, not at the deadline.
+#[test]
+fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
+    guarded(20, || {
+        let outcomes = on_ranks(3, |comm| {
+            let planned = if comm.rank() == 1 { 4 } else { 3 };
+            let mut gradients = GradientBuffer::new(DType::F32, planned, [("a", [100])]).unwrap();
+            let world = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default());
+            let algorithm = if comm.rank() == 1 { Algorithm::Tree } else { Algorithm::Gram };
+            let mut gradients = GradientBuffer::new(DType::F32, 3, [("a", [100])]).unwrap();
+            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            (world.is_err(), adasum_all_reduce(&comm, &mut gradients, options).is_err())
+        });
+        assert_eq!(outcomes, [(true, true); 3]);
     });
 }

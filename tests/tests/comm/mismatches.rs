@@ -169,3 +169,17 @@ fn calls_that_no_rank_can_make() {
         }
     });
 }
+
+/// A root that does not exist, on one rank alone: the others learn it at once.
+#[test]
+fn an_impossible_root_on_one_rank_is_an_error_on_all() {
+    guarded(20, || {
+        let texts = on_ranks(3, |comm| {
+            let root = if comm.rank() == 1 { 7 } else { 0 };
+            comm.broadcast(f32s(5).slice_mut(), root).expect_err("no rank 7").to_string()
+        });
+        for text in texts {
+            assert!(text.contains('7') && text.contains("rank 1"), "\"{text}\" does not name the root and the rank");
+        }
+    });
+}

@@ -196,6 +196,27 @@ fn many_tensors_in_one_launch() {
 }
 
 #[test]
+fn many_sums_in_one_launch() {
+    let queue = queue();
+    let lens = [5, 0, 1, 4097, 100_003, 2, 256, 0, 33];
+    let dtype = |index: usize| (DType::ALL[index % 4], DType::ALL[index / 2 % 4]);
+    let mut expected: Vec<_> =
+        lens.iter().enumerate().map(|(index, &len)| any_bits(dtype(index).0, len, index as u64)).collect();
+    let values: Vec<_> =
+        lens.iter().enumerate().map(|(index, &len)| any_bits(dtype(index).1, len, index as u64 + 50)).collect();
+    let mut sums: Vec<_> = expected.iter().map(|sum| upload(&queue, sum.tensor(0).data(), 0)).collect();
+    let devices: Vec<_> = values.iter().map(|value| upload(&queue, value.tensor(0).data(), 0)).collect();
+    let mut destinations: Vec<DeviceSliceMut<'_>> = sums.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
+    let sources: Vec<_> = devices.iter().map(DeviceBuffer::as_slice).collect();
+    cuda::accumulate_all(&mut destinations, &sources).unwrap();
+    for (index, (sum, value)) in expected.iter_mut().zip(&values).enumerate() {
+        cpu::accumulate(sum.tensor_mut(0).into_data(), value.tensor(0).data()).unwrap();
+        let what = format!("tensor {index}, {:?}", dtype(index));
+        assert_same(download(&sums[index], 0).tensor(0).data(), sum.tensor(0).data(), &what);
+    }
+}
+
+#[test]
 fn mismatches_are_refused_before_any_launch() {
     let queue = queue();
     let mut three = DeviceBuffer::zeroed(&queue, DType::F32, 3).unwrap();
@@ -206,6 +227,11 @@ fn mismatches_are_refused_before_any_launch() {
     let elsewhere = DeviceBuffer::zeroed(&other, DType::F32, 3).unwrap();
     let message = cuda::cast(three.as_mut_slice(), elsewhere.as_slice()).unwrap_err().to_string();
     assert!(message.contains("different queues"), "{message}");
+    let message = three.as_mut_slice().copy_from_device(elsewhere.as_slice()).unwrap_err().to_string();
+    assert!(message.contains("different queues"), "{message}");
+    let message =
+        cuda::pack(three.as_mut_slice(), &[0, 1], &[elsewhere.as_slice().range(0..2); 2]).unwrap_err().to_string();
+    assert!(message.contains("tensor 1 begins at 1"), "{message}");
     let message = Queue::new(99).unwrap_err().to_string();
     assert!(message.contains("device 99") && message.contains("101"), "{message}");
 }

@@ -75,3 +75,15 @@ fn a_tensor_past_the_end_is_an_error_and_writes_nothing() {
     let mut arena = Array::unwritten(Format::F32, 100);
     assert!(cpu::pack(arena.slice_mut(), &[0, 50, 60], &[source.slice()]).is_err(), "three offsets, one tensor");
 }
+
+#[test]
+fn sources_that_overlap_in_the_arena_are_refused() {
+    let source = Array::new(Format::F32, &[1.0; 4]);
+    let mut arena = Array::unwritten(Format::F32, 10);
+    let error =
+        cpu::pack(arena.slice_mut(), &[3, 0], &[source.slice(), source.slice()]).expect_err("3 is before 0 + 4");
+    let text = error.to_string();
+    assert!(text.contains("tensor 0") && text.contains("tensor 1") && text.contains('3'), "{text}");
+    assert_eq!(arena, Array::unwritten(Format::F32, 10), "pack wrote before it failed");
+    cpu::pack(arena.slice_mut(), &[4, 0], &[source.slice(), source.slice()]).expect("side by side");
+}

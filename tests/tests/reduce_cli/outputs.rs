@@ -116,3 +116,55 @@ fn the_cuda_backend_is_never_silently_the_cpu() {
         assert_eq!(ranks.contents().len(), 2, "{:?}", ranks.contents().keys());
     }
 }
+
+/// Renaming a file onto a folder fails late, and onto a pipe or a device destroys it: refused before anything is computed.
+#[test]
+fn an_output_that_is_no_file() {
+    let ranks = two();
+    let folder = ranks.folder.path();
+    std::fs::create_dir(folder.join("folder")).unwrap();
+    reduce(folder, &[&"--op", &"sum", &"--output", &"folder", &"in0.safetensors"]).refused("a folder", &["folder"]);
+    reduce(folder, &[&"--op", &"sum", &"--output", &"/dev/null", &"in0.safetensors"]).refused("a device", &["null"]);
+    reduce(folder, &[&"--op", &"sum", &"--output", &"none/o", &"in0.safetensors"]).refused("no such folder", &["none"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_through_a_link_replaces_the_file_behind_it_and_keeps_its_mode() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    let ranks = two();
+    let folder = ranks.folder.path();
+    std::fs::write(folder.join("real.safetensors"), b"older").unwrap();
+    std::fs::set_permissions(folder.join("real.safetensors"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("real.safetensors", folder.join("link.safetensors")).unwrap();
+    let arguments: [&dyn AsRef<std::ffi::OsStr>; 5] =
+        [&"--op", &"sum", &"--output", &"link.safetensors", &"in0.safetensors"];
+    reduce(folder, &arguments).succeeded("through a link");
+    assert!(folder.join("link.safetensors").symlink_metadata().unwrap().is_symlink(), "the link was replaced");
+    assert_eq!(load(&folder.join("real.safetensors"))["weight"].data.values(), [1.0; 4]);
+    let mode = std::fs::metadata(folder.join("real.safetensors")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+}
+
+/// A mean is the sum in rank order, divided: not a sum of tenths, to the bit.
+#[test]
+fn a_mean_is_the_sum_divided() {
+    let values = [1.0, 0.7, 3.3, -1e300, 5e-324];
+    let ranks = Ranks::new(&vec![vec![tensor("a", Format::F64, &[5], &values)]; 10]);
+    ranks.reduce(&["--op", "mean"]).succeeded("mean");
+    let expected = values.map(|value| (0..10).fold(0.0, |sum, _| sum + value) / 10.0);
+    assert_eq!(load(&ranks.output())["a"].data.values(), expected);
+}
+
+/// Squares that overflow do not make a finite tensor's norm infinite.
+#[test]
+fn the_norm_of_huge_values_is_finite() {
+    let ranks = Ranks::new(&[vec![tensor("a", Format::F64, &[2], &[3e200, -4e200])]]);
+    let finished = ranks.reduce(&["--op", "sum", "--json"]).succeeded("huge");
+    let report: serde_json::Value = serde_json::from_str(&finished.stdout).unwrap();
+    let norm = report["tensors"][0]["norm"].as_f64().expect("a number");
+    // Two squares, a sum, a root, and two exact scalings.
+    assert!((norm / 5e200 - 1.0).abs() <= 4.0 * f64::EPSILON, "{norm}");
+    assert_eq!(report["tensors"][0]["finite"], true);
+}

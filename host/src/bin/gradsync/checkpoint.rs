@@ -1,7 +1,8 @@
 //! Safetensors files of gradients: reading one rank's through a memory map, and writing the result as a stream.
 //!
 //! A file is checked as a whole when it is opened; tensors are then read where they lie, piece by piece. The output is written
-//! beside its final place and renamed when complete, so that a failure leaves no half-written file.
+//! beside its final place and renamed when complete, so that a failure leaves no half-written file. Only a process that is killed
+//! leaves its part, `.gradsync-….part`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -35,6 +36,8 @@ pub(crate) enum FileError {
     Different { path: PathBuf, tensor: String, found: String, first: PathBuf, expected: String },
     #[error("{path}: the output is also an input", path = path.display())]
     OutputIsInput { path: PathBuf },
+    #[error("{path}: the output is there already and is not a regular file", path = path.display())]
+    OutputIsNoFile { path: PathBuf },
 }
 
 /// A tensor of a checkpoint.
@@ -62,14 +65,15 @@ impl Checkpoint {
     pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
         let malformed = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
         let io = |source| FileError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        let facts = file.metadata().map_err(io)?;
+        // Asked before it is opened: opening a pipe waits for somebody to write to it.
+        let facts = fs::metadata(path).map_err(io)?;
         if !facts.is_file() {
             return Err(malformed("it is not a regular file".into()));
         }
         if facts.len() == 0 {
             return Err(malformed("it is empty".into()));
         }
+        let file = File::open(path).map_err(io)?;
         // SAFETY: the file is only read. If another process shrinks it meanwhile, the system ends this process; every reader of
         // mapped checkpoints lives with that.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
@@ -163,12 +167,21 @@ fn in_place(dtype: DType, bytes: &[u8]) -> Option<Slice<'_>> {
     }
 }
 
-/// Refuses an output that is one of the inputs, by whatever path or link.
-pub(crate) fn check_output(output: &Path, inputs: &[PathBuf]) -> Result<(), FileError> {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|facts| (facts.dev(), facts.ino()));
-    let own = identity(output);
-    let is_input = inputs.iter().any(|input| input == output || (own.is_some() && identity(input) == own));
-    if is_input { Err(FileError::OutputIsInput { path: output.to_owned() }) } else { Ok(()) }
+/// Refuses an output that is one of the inputs, by whatever path or link, or something else than a file; returns where to write:
+/// the file that a link leads to, never the link's own place.
+pub(crate) fn check_output(output: &Path, inputs: &[PathBuf]) -> Result<PathBuf, FileError> {
+    let Ok(facts) = fs::metadata(output) else {
+        return Ok(output.to_owned());
+    };
+    if !facts.is_file() {
+        return Err(FileError::OutputIsNoFile { path: output.to_owned() });
+    }
+    let identity = |facts: &fs::Metadata| (facts.dev(), facts.ino());
+    let same = |input: &PathBuf| fs::metadata(input).is_ok_and(|input| identity(&input) == identity(&facts));
+    if inputs.iter().any(same) {
+        return Err(FileError::OutputIsInput { path: output.to_owned() });
+    }
+    fs::canonicalize(output).map_err(|source| FileError::Io { path: output.to_owned(), source })
 }
 
 /// An output file on its way: the header is written at once, then the tensors' bytes in order.
@@ -210,10 +223,12 @@ impl Writer {
 
         let io = |source| FileError::Io { path: path.to_owned(), source };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Those of the file that is replaced, otherwise what the system gives to a new one.
+        let permissions = fs::metadata(path).map_or(fs::Permissions::from_mode(0o666), |facts| facts.permissions());
         let file = tempfile::Builder::new()
             .prefix(".gradsync-")
             .suffix(".part")
-            .permissions(fs::Permissions::from_mode(0o666))
+            .permissions(permissions)
             .tempfile_in(folder)
             .map_err(io)?;
         let mut writer = Self { path: path.to_owned(), file: BufWriter::with_capacity(1 << 20, file) };

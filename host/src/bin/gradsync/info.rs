@@ -4,6 +4,8 @@ use clap::Args;
 use libloading::Library;
 use serde::Serialize;
 
+use crate::print;
+
 /// The arguments of `gradsync info`.
 #[derive(Args)]
 pub(crate) struct Info {
@@ -45,14 +47,9 @@ struct Found {
 }
 
 impl Info {
-    pub(crate) fn run(self) -> Result<(), serde_json::Error> {
+    pub(crate) fn run(self) -> std::io::Result<()> {
         let machine = Machine::look();
-        if self.json {
-            println!("{}", serde_json::to_string(&machine)?);
-        } else {
-            machine.print();
-        }
-        Ok(())
+        print(&if self.json { serde_json::to_string(&machine)? + "\n" } else { machine.lines() })
     }
 }
 
@@ -81,16 +78,18 @@ impl Machine {
         }
     }
 
-    fn print(&self) {
-        println!("gradsync {} (features: {})", self.version, self.features.join(", "));
-        println!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" "));
-        self.driver.print("CUDA driver");
+    fn lines(&self) -> String {
+        let mut lines = vec![
+            format!("gradsync {} (features: {})", self.version, self.features.join(", ")),
+            format!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" ")),
+            self.driver.line("CUDA driver"),
+        ];
         match &self.gpus_missing {
-            Some(reason) => println!("GPUs: none: {reason}"),
-            None => self.gpus.iter().enumerate().for_each(|(index, name)| println!("GPU {index}: {name}")),
+            Some(reason) => lines.push(format!("GPUs: none: {reason}")),
+            None => lines.extend(self.gpus.iter().enumerate().map(|(index, name)| format!("GPU {index}: {name}"))),
         }
-        self.nccl.print("NCCL");
-        self.mpi.print("MPI");
+        lines.extend([self.nccl.line("NCCL"), self.mpi.line("MPI")]);
+        lines.join("\n") + "\n"
     }
 }
 
@@ -114,10 +113,10 @@ impl Found {
         Self { found: false, name: None, version: None, tried }
     }
 
-    fn print(&self, what: &str) {
+    fn line(&self, what: &str) -> String {
         match &self.name {
-            Some(name) => println!("{what}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
-            None => println!("{what}: not found; tried {}", self.tried.join("; ")),
+            Some(name) => format!("{what}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
+            None => format!("{what}: not found; tried {}", self.tried.join("; ")),
         }
     }
 }

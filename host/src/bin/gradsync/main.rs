@@ -1,7 +1,7 @@
 //! The program `gradsync`: reduces gradient files of several ranks, and tells what a machine has.
 //!
 //! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
-//! line). The arithmetic is the library's; only files and the command line are dealt with here.
+//! line). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
 
 mod backend;
 mod checkpoint;
@@ -9,6 +9,7 @@ mod info;
 mod reduce;
 mod report;
 
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -29,8 +30,19 @@ enum Command {
     Info(info::Info),
 }
 
+/// Writes a result to stdout. A reader that has seen enough and closed the pipe is no failure.
+fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    let level = std::env::var("GRADSYNC_LOG").ok().and_then(|level| level.parse().ok());
+    let level = level.unwrap_or(tracing::level_filters::LevelFilter::WARN);
+    tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).init();
     let result = match Arguments::parse().command {
         Command::Reduce(reduce) => reduce.run().map_err(|error| error.to_string()),
         Command::Info(info) => info.run().map_err(|error| error.to_string()),

@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::{self, Backend, BackendChoice};
 use crate::checkpoint::{Checkpoint, FileError, Tensor, Writer, check_output};
+use crate::print;
 use crate::report::{Report, TensorReport};
 
 /// Elements of every rank that are worked on at a time.
@@ -53,10 +54,10 @@ pub(crate) struct Reduce {
     /// How to combine the ranks.
     #[arg(long, value_enum)]
     op: Op,
-    /// How to find Adasum's weights.
+    /// How to find Adasum's weights; of no matter to other operations.
     #[arg(long, value_enum, default_value_t = AlgorithmChoice::Auto)]
     algorithm: AlgorithmChoice,
-    /// What shares one set of Adasum's weights.
+    /// What shares one set of Adasum's weights; of no matter to other operations.
     #[arg(long, value_enum, default_value_t = GranularityChoice::Tensor)]
     granularity: GranularityChoice,
     /// Where to compute.
@@ -86,6 +87,8 @@ pub(crate) enum ReduceError {
     File(#[from] FileError),
     #[error(transparent)]
     Gradsync(#[from] gradsync::Error),
+    #[error("standard output: {0}")]
+    Stdout(#[from] std::io::Error),
     #[error("--backend cuda: {0}")]
     Backend(String),
     #[error("--scale {0} is not finite")]
@@ -95,25 +98,21 @@ pub(crate) enum ReduceError {
 }
 
 impl Reduce {
-    pub(crate) fn run(self) -> Result<(), ReduceError> {
+    pub(crate) fn run(mut self) -> Result<(), ReduceError> {
         if !self.scale.is_finite() {
             return Err(ReduceError::Scale(self.scale));
         }
         if self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree && !self.inputs.len().is_power_of_two() {
             return Err(ReduceError::NotPowerOfTwo(self.inputs.len()));
         }
-        check_output(&self.output, &self.inputs)?;
+        self.output = check_output(&self.output, &self.inputs)?;
         let mut ranks = self.inputs.iter().map(|path| Checkpoint::open(path)).collect::<Result<Vec<_>, _>>()?;
         let (first, others) = ranks.split_first_mut().expect("clap requires an input");
         others.iter_mut().try_for_each(|other| other.match_to(first))?;
         let backend = backend::open(self.backend).map_err(ReduceError::Backend)?;
         let report = Reduction { options: &self, ranks: &ranks, backend, progress: ProgressBar::hidden() }.run()?;
-        if self.json {
-            println!("{}", serde_json::to_string(&report).expect("a report is plain data"));
-        } else {
-            report.print();
-        }
-        Ok(())
+        let json = || serde_json::to_string(&report).expect("a report is plain data") + "\n";
+        Ok(print(&if self.json { json() } else { report.lines() })?)
     }
 }
 
@@ -187,8 +186,7 @@ impl Reduction<'_> {
     fn combination(&mut self, tensor: usize) -> Result<Combination, ReduceError> {
         let ranks = self.ranks.len();
         match self.options.op {
-            Op::Sum => Ok(Combination { weights: vec![1.0; ranks], tree: None }),
-            Op::Mean => Ok(Combination { weights: vec![1.0 / ranks as f64; ranks], tree: None }),
+            Op::Sum | Op::Mean => Ok(Combination { weights: vec![1.0; ranks], tree: None }),
             Op::Adasum => self.adasum(tensor..tensor + 1),
         }
     }
@@ -208,7 +206,7 @@ impl Reduction<'_> {
             }
             // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves.
         }
-        let (mut weights, mut tree) = (vec![1.0; ranks], Trees::new(ranks, vec![true]));
+        let (mut weights, mut tree) = (vec![1.0; ranks], Trees::new(ranks, vec![true])?);
         for pair in adasum::pairs(ranks) {
             let mut sums = [0.0; 3];
             self.for_each_piece(tensors.clone(), |backend, vectors| {
@@ -216,7 +214,7 @@ impl Reduction<'_> {
                 sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
                 Ok(())
             })?;
-            tree.set_pair(pair, &[sums], &mut weights);
+            tree.set_pair(pair, &[sums], &mut weights)?;
         }
         Ok(Combination { weights, tree: Some(tree) })
     }
@@ -232,20 +230,31 @@ impl Reduction<'_> {
         let Tensor { name, shape, len, .. } = self.ranks[0].tensors[tensor].clone();
         let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
         let Combination { weights, tree } = combination;
-        let (factor, mut squared_norm, mut finite) = (self.options.scale, 0.0, true);
-        let weights: Vec<f64> = weights.into_iter().map(|weight| weight * factor).collect();
+        let factor = self.options.scale;
+        // A mean is the sum divided, rounded once: its wide sums wait here. Everything else is one weighted sum.
+        let divisor = if self.options.op == Op::Mean { self.ranks.len() as f64 } else { 1.0 };
+        let wide_len = if divisor == 1.0 { 0 } else { output.tensor(0).data().len() };
+        let mut wide = GradientBuffer::new(DType::F64, 1, [("wide", [wide_len])])?;
+        let coefficients: Vec<f64> = weights.iter().map(|weight| weight / divisor * factor).collect();
+        let (mut norm, mut finite) = (0.0f64, true);
         self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
+            let len = vectors[0].len();
             match &tree {
                 Some(tree) => backend.tree_combine(&mut output, vectors, tree, factor)?,
-                None => backend.combine(&mut output, vectors, &weights)?,
+                None if divisor == 1.0 => backend.combine(&mut output, vectors, &coefficients)?,
+                None => {
+                    backend.combine(&mut wide, vectors, &weights)?;
+                    let sums = wide.tensor_mut(0).into_data().typed::<f64>().expect("made as f64");
+                    sums.iter_mut().for_each(|sum| *sum = *sum / divisor * factor);
+                    cpu::cast(output.as_mut_slice().range_mut(0..len), wide.as_slice().range(0..len))?;
+                }
             }
-            let written = output.as_slice().range(0..vectors[0].len());
-            squared_norm += cpu::squared_norms(written, &[0..written.len()])?[0];
+            let written = output.as_slice().range(0..len);
+            norm = norm.hypot(piece_norm(written)?);
             finite &= cpu::all_finite(written);
             Ok(writer.write(written.as_bytes())?)
         })?;
-        let norm = f64::sqrt(squared_norm);
-        Ok(TensorReport { name, dtype: dtype.name(), shape, coefficients: weights, norm, finite })
+        Ok(TensorReport { name, dtype: dtype.name(), shape, coefficients, norm, finite })
     }
 
     /// Calls `work` with every rank's elements of each piece of the tensors.
@@ -271,5 +280,26 @@ impl Reduction<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// The Euclidean norm, also where squares of finite values overflow: then of values scaled down by a power of two.
+fn piece_norm(values: Slice<'_>) -> gradsync::Result<f64> {
+    const DOWN: f64 = 1.0 / (1u128 << 127) as f64;
+    let whole = [0..values.len()];
+    let norm = cpu::squared_norms(values, &whole)?[0].sqrt();
+    if norm.is_finite() || !cpu::all_finite(values) {
+        return Ok(norm);
+    }
+    let mut scaled = GradientBuffer::new(DType::F64, 1, [("scaled", [values.len()])])?;
+    let mut exponent = 0;
+    loop {
+        exponent += 1;
+        let factor = DOWN.powi(exponent);
+        cpu::scale(scaled.as_mut_slice().range_mut(0..values.len()), values, factor)?;
+        let norm = cpu::squared_norms(scaled.as_slice().range(0..values.len()), &whole)?[0].sqrt();
+        if norm.is_finite() {
+            return Ok(norm / factor);
+        }
     }
 }

@@ -30,15 +30,17 @@ pub(crate) struct Report {
 
 impl Report {
     /// A line for each tensor and one for the whole.
-    pub(crate) fn print(&self) {
+    pub(crate) fn lines(&self) -> String {
+        let mut lines = String::new();
         for tensor in &self.tensors {
             let finite = if tensor.finite { "" } else { "  NOT FINITE" };
             let coefficients: Vec<_> = tensor.coefficients.iter().map(|weight| format!("{weight:.6}")).collect();
             let (name, dtype, shape, norm) = (&tensor.name, tensor.dtype, &tensor.shape, tensor.norm);
-            println!("{name}: {dtype} {shape:?}  norm {norm:.6e}  coefficients [{}]{finite}", coefficients.join(", "));
+            let coefficients = coefficients.join(", ");
+            lines += &format!("{name}: {dtype} {shape:?}  norm {norm:.6e}  coefficients [{coefficients}]{finite}\n");
         }
         let algorithm = self.algorithm.map(|name| format!(" ({name})")).unwrap_or_default();
         let (op, backend, ranks, count) = (self.op, self.backend, self.ranks, self.tensors.len());
-        println!("{op}{algorithm} of {count} tensors over {ranks} ranks on {backend}");
+        lines + &format!("{op}{algorithm} of {count} tensors over {ranks} ranks on {backend}\n")
     }
 }

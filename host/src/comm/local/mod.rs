@@ -186,7 +186,8 @@ impl Communicator for LocalCommunicator {
         let operation = Operation::Broadcast { root };
         if root >= self.world_size() {
             let (rank, world_size) = (self.rank, self.world_size());
-            return Err(CommError::InvalidPeer { operation, peer: root, rank, world_size }.into());
+            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
+            return Err(self.refuse(operation, error.into()));
         }
         let call = Self::call(operation, data.len(), data.dtype());
         let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };

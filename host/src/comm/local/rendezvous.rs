@@ -131,6 +131,7 @@ impl Rendezvous {
     /// A collective: waits for all ranks, runs `work` on everybody's posts, and waits until all have.
     pub(super) fn meet(&self, rank: usize, post: Post, work: impl FnOnce(&[Post])) -> Result<()> {
         let operation = post.call.operation;
+        let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
         state.waiting[rank] = Some(Waiting::Collective(post));
@@ -142,7 +143,7 @@ impl Rendezvous {
         }
         self.changed.notify_all();
 
-        let state = self.wait(state, rank, operation, |state| {
+        let state = self.wait(state, rank, operation, end, |state| {
             if state.is_working {
                 return Progress::Done;
             }
@@ -152,15 +153,11 @@ impl Rendezvous {
 
         let posts: Vec<Post> = state.posts();
         drop(state);
-        let finish = Finish { rendezvous: self, operation, rank };
+        let finish = Finish { rendezvous: self, operation, rank, generation };
         work(&posts);
         drop(finish);
 
-        // Everybody works on buffers that are all there, so this ends without a deadline.
-        let mut state = self.lock();
-        while state.completed == generation {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let state = self.lock();
         // A failure after this collective, of ranks that were faster to go on, is no failure of this one.
         if state.spoiled == Some(generation) { state.check(operation) } else { Ok(()) }
     }
@@ -173,6 +170,7 @@ impl Rendezvous {
         outgoing: Option<(usize, Call, Memory)>,
         incoming: Option<(usize, Call, Memory)>,
     ) -> Result<()> {
+        let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
         let awaited = incoming.map(|(peer, call, _)| (peer, call));
@@ -181,7 +179,7 @@ impl Rendezvous {
         self.changed.notify_all();
 
         if let Some((from, call, destination)) = incoming {
-            state = self.wait(state, rank, operation, |state| match state.exchange(from) {
+            state = self.wait(state, rank, operation, end, |state| match state.exchange(from) {
                 Some(Exchange { outgoing: Some((to, ..)), is_taken: false, .. }) if *to == rank => Progress::Done,
                 _ => Progress::Missing(vec![from]),
             })?;
@@ -204,7 +202,7 @@ impl Rendezvous {
             self.changed.notify_all();
         }
         if let Some((to, ..)) = outgoing {
-            state = self.wait(state, rank, operation, |state| match state.exchange(rank) {
+            state = self.wait(state, rank, operation, end, |state| match state.exchange(rank) {
                 Some(Exchange { outgoing: None, .. }) => Progress::Done,
                 Some(Exchange { is_taken: true, .. }) => Progress::Underway,
                 _ => Progress::Missing(vec![to]),
@@ -214,15 +212,20 @@ impl Rendezvous {
         Ok(())
     }
 
+    /// When a call that starts now is over at the latest; `None` if the clock does not reach that far.
+    fn end(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.deadline)
+    }
+
     /// Waits until `progress` says that it is done, or until something fails; then this rank no longer waits in anything.
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         rank: usize,
         operation: Operation,
+        end: Option<Instant>,
         progress: impl Fn(&State) -> Progress,
     ) -> Result<MutexGuard<'a, State>> {
-        let end = Instant::now().checked_add(self.deadline);
         loop {
             let missing = match progress(&state) {
                 Progress::Done => return Ok(state),
@@ -361,11 +364,13 @@ fn mismatch(one: (usize, Call), other: (usize, Call)) -> CommError {
     CommError::Mismatch { left_rank, left, right_rank, right }
 }
 
-/// Takes note that a rank's work on the posted buffers is over, even if it panicked.
+/// Takes note that a rank's work on the posted buffers is over, and waits for the others', even if it panicked: they may be
+/// reading its memory.
 struct Finish<'a> {
     rendezvous: &'a Rendezvous,
     operation: Operation,
     rank: usize,
+    generation: u64,
 }
 
 impl Drop for Finish<'_> {
@@ -382,6 +387,10 @@ impl Drop for Finish<'_> {
             (state.is_working, state.finished) = (false, 0);
             state.completed += 1;
             self.rendezvous.changed.notify_all();
+        }
+        // Everybody works on buffers that are all there, so this ends without a deadline.
+        while state.completed == self.generation {
+            state = self.rendezvous.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

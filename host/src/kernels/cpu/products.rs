@@ -159,10 +159,11 @@ pub struct Coefficients {
 /// Adasum's weights from the Gram matrices of the layers.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a world of 0 ranks, or a length that is no multiple of `P(P+1)/2`.
+/// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks, or a length that is no multiple of `P(P+1)/2`.
 pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
+    check_world("coefficients", world_size)?;
     let count = products(world_size);
-    if count == 0 || gram.len() % count != 0 {
+    if gram.len() % count != 0 {
         let reason = format!("{} products are no Gram matrices of {world_size} ranks, {count} each", gram.len());
         return Err(Error::InvalidArgument { operation: "coefficients", reason });
     }
@@ -174,6 +175,16 @@ pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
         .map(|(weights, gram)| adasum::weights(weights, world_size, |i, j| gram[product_index(i, j, world_size)]))
         .collect();
     Ok(Coefficients { weights, cancelled })
+}
+
+/// Refuses worlds that have no pairs, or whose pairs could not be counted.
+pub(super) fn check_world(operation: &'static str, world_size: usize) -> Result<()> {
+    const MOST: usize = 1 << 16;
+    if (1..=MOST).contains(&world_size) {
+        return Ok(());
+    }
+    let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
+    Err(Error::InvalidArgument { operation, reason })
 }
 
 pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<()> {

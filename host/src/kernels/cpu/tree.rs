@@ -10,10 +10,10 @@ use gradsync_device::math::adasum::{self, Pair, join, pairs};
 
 use super::combine::{narrow_block, parts};
 use super::isa::vectorized;
-use super::products::{LANES, add_dot, blocks, check_vectors, lane_sum, sum_chunks, widen};
+use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, for_each};
 use crate::dtype::storage_mut;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut, with_typed};
 
@@ -29,8 +29,12 @@ pub struct Trees {
 
 impl Trees {
     /// Trees over `world_size` ranks for the layers that are `wanted`, with nothing known of them yet.
-    pub fn new(world_size: usize, wanted: Vec<bool>) -> Self {
-        Self { world_size, coefficients: vec![(1.0, 1.0); wanted.len() * (world_size - 1)], wanted }
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks.
+    pub fn new(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
+        check_world("trees", world_size)?;
+        Ok(Self { world_size, coefficients: vec![(1.0, 1.0); wanted.len() * (world_size - 1)], wanted })
     }
 
     /// The same tree for `count` segments that share the weights of one layer.
@@ -44,12 +48,29 @@ impl Trees {
 
     /// Takes the coefficients of a pair from `[u·v, |u|², |v|²]` of its sides in each layer, and applies them to the weights of
     /// the wanted layers, `layers × P`, which started at 1.
-    pub fn set_pair(&mut self, pair: Pair, sums: &[[f64; 3]], weights: &mut [f64]) {
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a pair that the tree does not have; [`Error::LengthMismatch`] for sums or weights of another
+    /// number of layers.
+    pub fn set_pair(&mut self, pair: Pair, sums: &[[f64; 3]], weights: &mut [f64]) -> Result<()> {
+        self.check_pair("set_pair", pair)?;
+        let layers = self.wanted.len();
+        same_len("set_pair", ("layers of the trees", layers), ("sums", sums.len()))?;
+        same_len("set_pair", ("layers × ranks", layers * self.world_size), ("weights", weights.len()))?;
         for (layer, &[dot, left, right]) in sums.iter().enumerate().filter(|(layer, _)| self.wanted[*layer]) {
             let both = adasum::coefficients(dot, left, right);
             self.coefficients[layer * (self.world_size - 1) + pair.index()] = both;
             adasum::combine_pair(&mut weights[layer * self.world_size..][..self.world_size], pair, both);
         }
+        Ok(())
+    }
+
+    fn check_pair(&self, operation: &'static str, pair: Pair) -> Result<()> {
+        if pairs(self.world_size).any(|known| known == pair) {
+            return Ok(());
+        }
+        let reason = format!("the tree of {} ranks has no {pair:?}", self.world_size);
+        Err(Error::InvalidArgument { operation, reason })
     }
 
     fn of_layer(&self, layer: usize) -> &[adasum::Coefficients] {
@@ -92,9 +113,11 @@ fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &
 /// it must be known.
 ///
 /// # Errors
-/// As [`gram`](super::gram), and [`Error::LengthMismatch`](crate::Error::LengthMismatch) for trees of other ranks or layers.
+/// As [`gram`](super::gram), and [`Error::LengthMismatch`] for trees of other ranks or layers,
+/// [`Error::InvalidArgument`] for a pair that they do not have.
 pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<[f64; 3]>> {
     trees.check("tree_dots", vectors, segments)?;
+    trees.check_pair("tree_dots", pair)?;
     let sums = sum_chunks(segments, 3, |segment, chunk| {
         let mut lanes = [[0.0; LANES]; 3];
         if trees.wanted[segment] {
@@ -116,7 +139,7 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
 /// must be known.
 ///
 /// # Errors
-/// As [`combine`](super::combine), and [`Error::LengthMismatch`](crate::Error::LengthMismatch) for trees of other ranks or
+/// As [`combine`](super::combine), and [`Error::LengthMismatch`] for trees of other ranks or
 /// layers.
 pub fn tree_combine(
     dst: SliceMut<'_>,

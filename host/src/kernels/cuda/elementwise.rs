@@ -1,19 +1,19 @@
 //! Element by element on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and many tensors in one
-//! launch: [`zero_all`], [`pack`], [`unpack`].
+//! launch: [`zero_all`], [`accumulate_all`], [`pack`], [`unpack`].
 //!
 //! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
 
 use gradsync_device::abi::{Piece, THREADS, ZERO_TILE_BYTES, tile_len};
 
-use super::{pointer, pointer_mut, same_queue, upload_words};
+use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::Result;
+use crate::kernels::{Overlap, check_places, same_len};
 
 /// Sets every element to zero.
 ///
 /// # Errors
-/// [`Error::Cuda`].
+/// [`Error::Cuda`](crate::Error::Cuda).
 pub fn zero(dst: DeviceSliceMut<'_>) -> Result<()> {
     let view = dst.as_slice();
     let bytes = view.len() * view.dtype().size_bytes();
@@ -38,7 +38,7 @@ fn stream(
 ) -> Result<()> {
     let view = dst.as_slice();
     same_len(operation, ("destination", view.len()), ("source", src.len()))?;
-    same_queue(operation, view.queue(), src.queue())?;
+    view.queue().check_same(operation, src.queue())?;
     let blocks = view.len().div_ceil(tile_len(view.dtype(), src.dtype())) as u64;
     let mut arguments = vec![pointer_mut(dst), pointer(src), view.len().into()];
     arguments.extend_from_slice(more);
@@ -49,7 +49,7 @@ fn stream(
 /// `dst[i] = D(src[i])`, as [`cpu::cast`](crate::kernels::cpu::cast).
 ///
 /// # Errors
-/// [`Error::LengthMismatch`]; [`Error::InvalidArgument`] for operands of different queues; [`Error::Cuda`].
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn cast(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
     let name = format!("cast_{}_{}", src.dtype(), dst.as_slice().dtype());
     stream("cast", name, &dst, src, &[])
@@ -76,7 +76,7 @@ pub fn scale(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>, factor: f64) -> Resu
 /// Whether no element is NaN or infinite. Waits for the queue.
 ///
 /// # Errors
-/// [`Error::Cuda`].
+/// [`Error::Cuda`](crate::Error::Cuda).
 pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
     const FINITE: u64 = 1;
     let queue = src.queue();
@@ -93,7 +93,7 @@ pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
 /// Sets every element of many tensors to zero, in one launch.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for tensors of different queues; [`Error::Cuda`].
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
     let mut pieces = Pieces::new("zero_all");
     for tensor in tensors.iter() {
@@ -108,16 +108,15 @@ pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
 /// Copies each source to its offset in the arena, casting where dtypes differ, in one launch for each dtype of the sources.
 ///
 /// # Errors
-/// As [`cpu::pack`](crate::kernels::cpu::pack); [`Error::InvalidArgument`] for operands of different queues; [`Error::Cuda`].
+/// As [`cpu::pack`](crate::kernels::cpu::pack); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'_>]) -> Result<()> {
     let arena = dst.as_slice();
-    let ends = offsets.iter().zip(sources).map(|(&offset, source)| (offset, source.len()));
-    check_places("pack", arena.len(), offsets.len(), sources.len(), ends)?;
+    check_places("pack", arena.len(), offsets, sources.iter().map(DeviceSlice::len), Overlap::Refused)?;
     let moves = offsets.iter().zip(sources).map(|(&offset, &source)| {
         let place = arena.range(offset..offset + source.len());
         (place, source)
     });
-    copy_all("pack", moves.collect())
+    update_all("pack", Update::Cast, moves.collect())
 }
 
 /// Copies each destination from its offset in the arena, casting where dtypes differ, in one launch for each of their dtypes.
@@ -125,46 +124,54 @@ pub fn pack(dst: DeviceSliceMut<'_>, offsets: &[usize], sources: &[DeviceSlice<'
 /// # Errors
 /// As [`pack`].
 pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, offsets: &[usize]) -> Result<()> {
-    let ends = offsets.iter().zip(destinations.iter()).map(|(&offset, tensor)| (offset, tensor.as_slice().len()));
-    check_places("unpack", src.len(), offsets.len(), destinations.len(), ends)?;
+    let lens = destinations.iter().map(|tensor| tensor.as_slice().len());
+    check_places("unpack", src.len(), offsets, lens, Overlap::Allowed)?;
     let moves = offsets.iter().zip(destinations.iter()).map(|(&offset, tensor)| {
         let tensor = tensor.as_slice();
         (tensor, src.range(offset..offset + tensor.len()))
     });
-    copy_all("unpack", moves.collect())
+    update_all("unpack", Update::Cast, moves.collect())
 }
 
-fn check_places(
-    operation: &'static str,
-    arena: usize,
-    offsets: usize,
-    tensors: usize,
-    places: impl Iterator<Item = (usize, usize)>,
-) -> Result<()> {
-    same_len(operation, ("offsets", offsets), ("tensors", tensors))?;
-    for (index, (offset, len)) in places.enumerate() {
-        if offset.checked_add(len).is_none_or(|end| end > arena) {
-            let reason = format!("tensor {index} of {len} elements at {offset} ends beyond the arena of {arena}");
-            return Err(Error::InvalidArgument { operation, reason });
-        }
+/// `sums[t] += values[t]` for many tensors of equal lengths, in one launch for each pair of dtypes, as [`accumulate`].
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+pub fn accumulate_all(sums: &mut [DeviceSliceMut<'_>], values: &[DeviceSlice<'_>]) -> Result<()> {
+    same_len("accumulate_all", ("sums", sums.len()), ("values", values.len()))?;
+    for (index, (sum, value)) in sums.iter().zip(values).enumerate() {
+        let (left, right) = (format!("sum {index}"), format!("value {index}"));
+        same_len("accumulate_all", (&left, sum.as_slice().len()), (&right, value.len()))?;
     }
-    Ok(())
+    let pairs = sums.iter().zip(values).map(|(sum, &value)| (sum.as_slice(), value));
+    update_all("accumulate_all", Update::Accumulate, pairs.collect())
 }
 
-/// Copies `(to, from)` pairs of equal lengths; the caller holds the destinations mutably.
-fn copy_all(operation: &'static str, moves: Vec<(DeviceSlice<'_>, DeviceSlice<'_>)>) -> Result<()> {
-    let mut kinds: Vec<_> = moves.iter().map(|(to, from)| (to.dtype(), from.dtype())).collect();
+/// What a launch over many tensors does with each.
+#[derive(Clone, Copy)]
+enum Update {
+    Cast,
+    Accumulate,
+}
+
+/// Updates `(to, from)` pairs of equal lengths; the caller holds the destinations mutably.
+fn update_all(operation: &'static str, update: Update, tensors: Vec<(DeviceSlice<'_>, DeviceSlice<'_>)>) -> Result<()> {
+    let mut kinds: Vec<_> = tensors.iter().map(|(to, from)| (to.dtype(), from.dtype())).collect();
     kinds.sort_unstable();
     kinds.dedup();
     for (to_dtype, from_dtype) in kinds {
         let mut pieces = Pieces::new(operation);
-        for (to, from) in moves.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {
-            same_queue(operation, to.queue(), from.queue())?;
+        for (to, from) in tensors.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {
+            to.queue().check_same(operation, from.queue())?;
             let blocks = to.len().div_ceil(tile_len(to_dtype, from_dtype)) as u64;
             pieces.push(to.queue(), to.address(), from.address(), to.len(), blocks)?;
         }
+        let name = match update {
+            Update::Cast => format!("cast_segments_{from_dtype}_{to_dtype}"),
+            Update::Accumulate => format!("accumulate_segments_{to_dtype}_{from_dtype}"),
+        };
         // SAFETY: lengths agree, both sides are borrowed and belong to the queue that `pieces` found.
-        unsafe { pieces.launch(&format!("cast_segments_{from_dtype}_{to_dtype}")) }?;
+        unsafe { pieces.launch(&name) }?;
     }
     Ok(())
 }
@@ -183,7 +190,7 @@ impl<'a> Pieces<'a> {
     }
 
     fn push(&mut self, queue: &'a Queue, destination: u64, source: u64, len: usize, blocks: u64) -> Result<()> {
-        same_queue(self.operation, self.queue.get_or_insert(queue), queue)?;
+        self.queue.get_or_insert(queue).check_same(self.operation, queue)?;
         self.pieces.push(Piece { destination, source, len: len as u64, first_block: self.blocks });
         self.blocks += blocks;
         Ok(())

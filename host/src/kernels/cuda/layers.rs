@@ -7,7 +7,7 @@ use std::ops::Range;
 use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
-use super::{pointer, pointer_mut, same_queue, upload_words};
+use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -157,7 +157,7 @@ impl Layers {
 
     /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
     /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the others skip.
-    /// Nothing waits for the host.
+    /// The host takes no part in it; it waits only to upload the vectors' addresses, when they are others than the last time.
     ///
     /// # Errors
     /// As [`combine`](Self::combine).
@@ -174,10 +174,7 @@ impl Layers {
     }
 
     /// Sets the weights of cancelled layers to 1, where the exact path starts.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn start_tree(&mut self) -> Result<()> {
+    fn start_tree(&mut self) -> Result<()> {
         let weights = pointer_mut(&self.weights.as_mut_slice());
         let own = [weights, pointer(self.cancelled.as_slice()), self.count.into(), self.world_size.into()];
         self.per_layer("reset_weights", &own)
@@ -185,10 +182,7 @@ impl Layers {
 
     /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, for cancelled layers; others are not read. The pairs
     /// below it must have been set.
-    ///
-    /// # Errors
-    /// As [`gram`](Self::gram).
-    pub fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
+    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
         let dtype = self.set_vectors("tree_dots", vectors)?;
         let own = [
             pointer_mut(&self.partials.as_mut_slice()),
@@ -208,10 +202,7 @@ impl Layers {
 
     /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
     /// cancelled layers.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn set_pair(&mut self, pair: Pair) -> Result<()> {
+    fn set_pair(&mut self, pair: Pair) -> Result<()> {
         let own = [
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
@@ -227,10 +218,7 @@ impl Layers {
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
-    ///
-    /// # Errors
-    /// As [`combine`](Self::combine).
-    pub fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+    fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let dtype = self.set_vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
         let arguments = [
@@ -294,8 +282,13 @@ impl Layers {
     /// Waits, and returns what the last reduction put on the device: `layers × count` numbers.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::InvalidArgument`] for more numbers than any reduction here gives; [`Error::Cuda`].
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
+        let room = self.totals.as_slice().len();
+        if self.count.checked_mul(count).is_none_or(|wanted| wanted > room) {
+            let reason = format!("{count} numbers for each of {} layers, and there are {room} in all", self.count);
+            return Err(Error::InvalidArgument { operation: "read_totals", reason });
+        }
         let mut totals = vec![0.0; self.count * count];
         self.totals.as_slice().range(0..totals.len()).copy_to_host((&mut totals).into())?;
         Ok(totals)
@@ -329,7 +322,7 @@ impl Layers {
     fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {
         let view = dst.as_slice();
         same_len(operation, ("destination", view.len()), ("each vector", self.len))?;
-        same_queue(operation, view.queue(), &self.queue)
+        view.queue().check_same(operation, &self.queue)
     }
 
     /// Checks vectors and returns their dtype.
@@ -337,7 +330,7 @@ impl Layers {
         let dtype = vectors[0].dtype();
         for (rank, vector) in vectors.iter().enumerate() {
             same_len(operation, ("the layers' arena", self.len), (&format!("vector {rank}"), vector.len()))?;
-            same_queue(operation, &self.queue, vector.queue())?;
+            self.queue.check_same(operation, vector.queue())?;
             if vector.dtype() != dtype {
                 let what = format!("vector 0 and vector {rank}");
                 return Err(Error::DTypeMismatch { operation, what, left: dtype, right: vector.dtype() });
