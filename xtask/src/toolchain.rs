@@ -34,6 +34,8 @@ pub(crate) enum Need {
 struct Missing {
     what: String,
     commands: Vec<Cmd>,
+    /// Whether the commands bring the distribution's package lists up to date.
+    updates_apt: bool,
 }
 
 /// Provides needs, or says how.
@@ -71,9 +73,16 @@ impl Toolchain {
             return Ok(());
         }
         println!("missing, and not installed because of --no-install:");
-        for Missing { what, commands } in &missing {
+        let mut printed: Vec<String> = Vec::new();
+        for Missing { what, commands, .. } in &missing {
             println!("  # {what}");
-            commands.iter().for_each(|command| println!("  {command}"));
+            // One update of the package lists serves all that follow it.
+            for command in commands.iter().map(ToString::to_string) {
+                if !printed.contains(&command) {
+                    println!("  {command}");
+                    printed.push(command);
+                }
+            }
         }
         let names: Vec<_> = missing.iter().map(|found| found.what.as_str()).collect();
         bail!("missing: {}", names.join("; "))
@@ -81,7 +90,9 @@ impl Toolchain {
 
     fn install(&self, found: &Missing) -> Result<()> {
         println!("installing {}:", found.what);
-        found.commands.iter().try_for_each(Cmd::run)
+        found.commands.iter().try_for_each(Cmd::run)?;
+        self.apt_updated.set(self.apt_updated.get() || found.updates_apt);
+        Ok(())
     }
 
     /// `None` if it is here.
@@ -140,13 +151,14 @@ impl Toolchain {
                 (false, what.into(), self.apt(&device_compiler::PACKAGES))
             }
         };
-        Ok((!here).then_some(Missing { what, commands }))
+        let updates_apt = matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler);
+        Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 
-    /// Installs distribution packages; the package lists are updated before the first time.
+    /// Installs distribution packages, after an update of the package lists unless there has been one.
     fn apt(&self, packages: &[&str]) -> Vec<Cmd> {
         let install = apt_get("install").args(["--yes", "--no-install-recommends"]).args(packages);
-        let update = (!self.apt_updated.replace(true)).then(|| apt_get("update"));
+        let update = (!self.apt_updated.get()).then(|| apt_get("update"));
         update.into_iter().chain([install]).collect()
     }
 
@@ -160,8 +172,12 @@ impl Toolchain {
             return true;
         }
         // A fresh image has no package lists at all.
-        if !self.install || self.apt_updated.get() || !Cmd::new("apt-get").arg("--version").probe().0 {
+        if self.apt_updated.get() || !Cmd::new("apt-get").arg("--version").probe().0 {
             return false;
+        }
+        if !self.install {
+            // What the lists will say is open until somebody runs the commands, which begin with an update.
+            return !device_compiler::apt_has_lists();
         }
         self.apt_updated.set(true);
         apt_get("update").run().is_ok() && device_compiler::apt_candidate()

@@ -28,8 +28,8 @@ macro_rules! library {
             "zero" "zero_segments")
     };
 }
-const SM_75: &Families = library!("sm_75");
-const SM_80: &Families = library!("sm_80");
+static SM_75: &Families = library!("sm_75");
+static SM_80: &Families = library!("sm_80");
 
 /// The PTX that a device runs.
 #[derive(Clone, Copy, Debug)]

@@ -109,9 +109,21 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
 
 /// Would the distribution's package do?
 pub(super) fn apt_candidate() -> bool {
-    let (works, text) = Cmd::new("apt-cache").args(["policy", PACKAGES[0]]).env("LC_ALL", "C").probe();
-    let candidate = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:"));
-    works && candidate.and_then(|version| version_pair(version.trim())) >= Some(OLDEST)
+    candidate_of(PACKAGES[0]).and_then(|version| version_pair(&version)) >= Some(OLDEST)
+}
+
+/// Are there package lists at all? Then apt knows some package that is not installed.
+pub(super) fn apt_has_lists() -> bool {
+    let (works, text) = Cmd::new("apt-cache").args(["search", "--names-only", "^gcc"]).env("LC_ALL", "C").probe();
+    let installed = |name: &str| Cmd::new("dpkg").args(["-s", name]).probe().0;
+    works && text.lines().filter_map(|line| line.split_whitespace().next()).any(|name| !installed(name))
+}
+
+/// The version of a package that apt would install.
+fn candidate_of(package: &str) -> Option<String> {
+    let (works, text) = Cmd::new("apt-cache").args(["policy", package]).env("LC_ALL", "C").probe();
+    let candidate = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:"))?.trim().to_owned();
+    works.then_some(candidate)
 }
 
 /// `1.96.0+dfsg1-1` to (1, 96).

@@ -41,6 +41,8 @@ impl Report {
         }
         let algorithm = self.algorithm.map(|name| format!(" ({name})")).unwrap_or_default();
         let (op, backend, ranks, count) = (self.op, self.backend, self.ranks, self.tensors.len());
-        lines + &format!("{op}{algorithm} of {count} tensors over {ranks} ranks on {backend}\n")
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let (tensors, rank_s) = (plural(count), plural(ranks));
+        lines + &format!("{op}{algorithm} of {count} tensor{tensors} over {ranks} rank{rank_s} on {backend}\n")
     }
 }
