@@ -52,19 +52,11 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space.
     pub fn zeroed(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
-        let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
-            operation: "device buffer",
-            reason: format!("{len} elements of {dtype} exceed the address space"),
-        })?;
-        queue.make_current()?;
-        // The driver refuses allocations of nothing.
-        // SAFETY: the memory is freed in `drop` alone, and cleared before anything can read it.
-        let pointer = unsafe { cuda_malloc::<u8>(bytes.max(1)) }.named(&format!("cuMemAlloc of {bytes} bytes"))?;
-        let buffer = Self { queue: queue.clone(), pointer, dtype, len };
+        let buffer = Self::allocate(queue, dtype, len)?;
+        let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
         check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(pointer.as_raw(), 0, bytes, queue.stream().as_inner())
+            sys::cuMemsetD8Async(buffer.pointer.as_raw(), 0, bytes, queue.stream().as_inner())
         })?;
         Ok(buffer)
     }
@@ -74,9 +66,23 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`zeroed`](Self::zeroed).
     pub fn from_host(queue: &Queue, data: Slice<'_>) -> Result<Self> {
-        let mut buffer = Self::zeroed(queue, data.dtype(), data.len())?;
+        let mut buffer = Self::allocate(queue, data.dtype(), data.len())?;
         buffer.as_mut_slice().copy_from_host(data)?;
         Ok(buffer)
+    }
+
+    /// Allocates without writing; whoever calls this fills the whole buffer before it hands it out.
+    fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
+            operation: "device buffer",
+            reason: format!("{len} elements of {dtype} exceed the address space"),
+        })?;
+        queue.make_current()?;
+        // The driver refuses allocations of nothing.
+        // SAFETY: the memory is freed in `drop` alone, and every bit pattern is a value.
+        let pointer = unsafe { cuda_malloc::<u8>(bytes.max(1)) }.named(&format!("cuMemAlloc of {bytes} bytes"))?;
+        Ok(Self { queue: queue.clone(), pointer, dtype, len })
     }
 
     /// The whole buffer.

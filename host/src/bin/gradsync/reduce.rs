@@ -204,13 +204,14 @@ impl Reduction<'_> {
             if !found.cancelled[0] {
                 return Ok(Combination { weights: found.weights, tree: None });
             }
-            // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves.
+            // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves. Such layers are
+            // rare, and the passes over them run on the CPU whatever the backend, which has the same bits.
         }
         let (mut weights, mut tree) = (vec![1.0; ranks], Trees::new(ranks, vec![true])?);
         for pair in adasum::pairs(ranks) {
             let mut sums = [0.0; 3];
-            self.for_each_piece(tensors.clone(), |backend, vectors| {
-                let part = backend.tree_dots(vectors, &tree, pair)?;
+            self.for_each_piece(tensors.clone(), |_, vectors| {
+                let part = cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?[0];
                 sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
                 Ok(())
             })?;
@@ -240,7 +241,10 @@ impl Reduction<'_> {
         self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
             let len = vectors[0].len();
             match &tree {
-                Some(tree) => backend.tree_combine(&mut output, vectors, tree, factor)?,
+                Some(tree) => {
+                    let output = output.as_mut_slice().range_mut(0..len);
+                    cpu::tree_combine(output, vectors, &[0..len], tree, factor)?;
+                }
                 None if divisor == 1.0 => backend.combine(&mut output, vectors, &coefficients)?,
                 None => {
                     backend.combine(&mut wide, vectors, &weights)?;

@@ -1,23 +1,20 @@
 //! The GPU's side of `gradsync reduce`: each piece is copied to the device, worked on there, and only results come back.
-//!
-//! The tree's passes stay on the CPU: they are for the rare layer whose gradients cancel, and give the same bits there.
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
-use gradsync::kernels::cpu::{Coefficients, Trees};
+use gradsync::kernels::cpu::Coefficients;
 use gradsync::kernels::cuda::Layers;
 use gradsync::{GradientBuffer, Result, Slice};
-use gradsync_device::math::adasum::{Pair, products};
+use gradsync_device::math::adasum::products;
 
-use super::{Backend, Cpu};
+use super::Backend;
 
 pub(super) struct Cuda {
     queue: Queue,
-    cpu: Cpu,
 }
 
 impl Cuda {
     pub(super) fn open() -> Result<Self> {
-        Ok(Self { queue: Queue::new(0)?, cpu: Cpu })
+        Ok(Self { queue: Queue::new(0)? })
     }
 
     /// Copies the vectors to the device and hands them on, with one layer over their length.
@@ -46,10 +43,6 @@ impl Backend for Cuda {
         })
     }
 
-    fn tree_dots(&mut self, vectors: &[Slice<'_>], tree: &Trees, pair: Pair) -> Result<[f64; 3]> {
-        self.cpu.tree_dots(vectors, tree, pair)
-    }
-
     fn combine(&mut self, output: &mut GradientBuffer, vectors: &[Slice<'_>], weights: &[f64]) -> Result<()> {
         let len = vectors[0].len();
         self.with_device(vectors, |layers, views| {
@@ -58,15 +51,5 @@ impl Backend for Cuda {
             layers.combine(sum.as_mut_slice(), views)?;
             sum.as_slice().copy_to_host(output.as_mut_slice().range_mut(0..len))
         })
-    }
-
-    fn tree_combine(
-        &mut self,
-        output: &mut GradientBuffer,
-        vectors: &[Slice<'_>],
-        tree: &Trees,
-        factor: f64,
-    ) -> Result<()> {
-        self.cpu.tree_combine(output, vectors, tree, factor)
     }
 }

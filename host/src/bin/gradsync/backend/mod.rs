@@ -6,9 +6,8 @@
 mod cuda;
 
 use clap::ValueEnum;
-use gradsync::kernels::cpu::{self, Trees};
+use gradsync::kernels::cpu;
 use gradsync::{GradientBuffer, Result, Slice};
-use gradsync_device::math::adasum::Pair;
 
 /// The choice on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,18 +25,8 @@ pub(crate) trait Backend {
     fn name(&self) -> &'static str;
     /// The P(P+1)/2 inner products.
     fn gram(&mut self, vectors: &[Slice<'_>]) -> Result<Vec<f64>>;
-    /// `[u·v, |u|², |v|²]` for the two sides of a pair of the combination tree.
-    fn tree_dots(&mut self, vectors: &[Slice<'_>], tree: &Trees, pair: Pair) -> Result<[f64; 3]>;
     /// The weighted sum, in the dtype of `output`'s one tensor, into its first elements.
     fn combine(&mut self, output: &mut GradientBuffer, vectors: &[Slice<'_>], weights: &[f64]) -> Result<()>;
-    /// As `combine`, the root of the combination tree times `factor`.
-    fn tree_combine(
-        &mut self,
-        output: &mut GradientBuffer,
-        vectors: &[Slice<'_>],
-        tree: &Trees,
-        factor: f64,
-    ) -> Result<()>;
 }
 
 /// Everything in place, on slices of the mapped files.
@@ -52,25 +41,10 @@ impl Backend for Cpu {
         cpu::gram(vectors, &[0..vectors[0].len()])
     }
 
-    fn tree_dots(&mut self, vectors: &[Slice<'_>], tree: &Trees, pair: Pair) -> Result<[f64; 3]> {
-        Ok(cpu::tree_dots(vectors, &[0..vectors[0].len()], tree, pair)?[0])
-    }
-
     fn combine(&mut self, output: &mut GradientBuffer, vectors: &[Slice<'_>], weights: &[f64]) -> Result<()> {
         let len = vectors[0].len();
         let output = output.as_mut_slice().range_mut(0..len);
         cpu::combine(output, vectors, weights, &[0..len])
-    }
-
-    fn tree_combine(
-        &mut self,
-        output: &mut GradientBuffer,
-        vectors: &[Slice<'_>],
-        tree: &Trees,
-        factor: f64,
-    ) -> Result<()> {
-        let len = vectors[0].len();
-        cpu::tree_combine(output.as_mut_slice().range_mut(0..len), vectors, &[0..len], tree, factor)
     }
 }
 
