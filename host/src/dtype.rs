@@ -1,4 +1,4 @@
-//! The element types as the host names them: `f64`, `f32` and `half`'s `f16` and `bf16`.
+//! The element types as the host names them: `f64`, `f32` and `half`'s `f16` and `bf16`; and [`DataType`], what transports carry.
 //!
 //! Conversions are the kernels' own formulas (`gradsync_device::math`); here they only get their public names.
 
@@ -63,6 +63,87 @@ element!(f64, f64, F64, v => v, s => s);
 element!(f32, f32, F32, v => v, s => s);
 element!(f16, gradsync_device::F16, F16, v => gradsync_device::F16(v.to_bits()), s => f16::from_bits(s.0));
 element!(bf16, gradsync_device::BF16, BF16, v => gradsync_device::BF16(v.to_bits()), s => bf16::from_bits(s.0));
+
+/// The types that a transport carries: those of gradients, and the integers that NCCL and MPI reduce too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)] // the variants are the types
+pub enum DataType {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    U64,
+    I32,
+    U32,
+    I8,
+    U8,
+}
+
+impl DataType {
+    /// All of them.
+    pub const ALL: [DataType; 10] = [
+        DataType::F64,
+        DataType::F32,
+        DataType::F16,
+        DataType::BF16,
+        DataType::I64,
+        DataType::U64,
+        DataType::I32,
+        DataType::U32,
+        DataType::I8,
+        DataType::U8,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DataType::F64 | DataType::I64 | DataType::U64 => 8,
+            DataType::F32 | DataType::I32 | DataType::U32 => 4,
+            DataType::F16 | DataType::BF16 => 2,
+            DataType::I8 | DataType::U8 => 1,
+        }
+    }
+
+    /// The same type among those of gradients, if it is one.
+    pub const fn float(self) -> Option<DType> {
+        match self {
+            DataType::F64 => Some(DType::F64),
+            DataType::F32 => Some(DType::F32),
+            DataType::F16 => Some(DType::F16),
+            DataType::BF16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+}
+
+impl From<DType> for DataType {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => DataType::F64,
+            DType::F32 => DataType::F32,
+            DType::F16 => DataType::F16,
+            DType::BF16 => DataType::BF16,
+        }
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DataType::F64 => "f64",
+            DataType::F32 => "f32",
+            DataType::F16 => "f16",
+            DataType::BF16 => "bf16",
+            DataType::I64 => "i64",
+            DataType::U64 => "u64",
+            DataType::I32 => "i32",
+            DataType::U32 => "u32",
+            DataType::I8 => "i8",
+            DataType::U8 => "u8",
+        })
+    }
+}
 
 /// The slice as the kernels' formulas know it.
 pub(crate) fn storage<T: Element>(data: &[T]) -> &[T::Storage] {

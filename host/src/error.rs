@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use crate::dtype::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::{DType, DataType};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -87,7 +89,7 @@ pub enum Error {
 }
 
 /// What one rank asked of a communicator, as the other ranks' errors quote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
     /// The operation with its reduction, e.g. `all_reduce(sum)`.
@@ -95,15 +97,39 @@ pub struct Call {
     /// Elements of the operand that all ranks must agree on.
     pub len: usize,
     /// Element type, where the operation has data.
-    pub dtype: Option<DType>,
+    pub dtype: Option<DataType>,
+}
+
+impl Call {
+    /// A call with data.
+    pub(crate) fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
+        Self { operation, len, dtype: Some(dtype.into()) }
+    }
+}
+
+/// A factor as ranks compare it: by its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Factor(u64);
+
+impl From<f64> for Factor {
+    fn from(value: f64) -> Self {
+        Factor(value.to_bits())
+    }
+}
+
+impl std::fmt::Debug for Factor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", f64::from_bits(self.0))
+    }
 }
 
 /// An operation of a communicator with the arguments that must agree between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names are the communicator's methods
 pub enum Operation {
     AllReduce(crate::comm::ReduceOp),
+    ScaledAllReduce { op: crate::comm::ReduceOp, before: Factor, after: Factor },
     ReduceScatter(crate::comm::ReduceOp),
     AllGather,
     AllToAll,
@@ -118,6 +144,9 @@ impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Operation::AllReduce(op) => write!(f, "all_reduce({op})"),
+            Operation::ScaledAllReduce { op, before, after } => {
+                write!(f, "all_reduce({op}, scaled by {before:?} before and {after:?} after)")
+            }
             Operation::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
             Operation::AllGather => write!(f, "all_gather"),
             Operation::AllToAll => write!(f, "all_to_all"),
@@ -140,12 +169,14 @@ impl std::fmt::Display for Call {
 }
 
 /// How a rank came to be missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// It dropped its communicator, by returning early for example.
     Left,
     /// Its thread panicked.
     Panicked,
+    /// Its process ended or its machine cannot be reached: the connection to it broke.
+    Lost,
 }
 
 impl std::fmt::Display for Departure {
@@ -153,6 +184,7 @@ impl std::fmt::Display for Departure {
         f.write_str(match self {
             Departure::Left => "left",
             Departure::Panicked => "panicked",
+            Departure::Lost => "is gone (its connection broke)",
         })
     }
 }
@@ -162,7 +194,7 @@ impl std::fmt::Display for Departure {
 /// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
 /// asked for. Drop the communicator and make a new group to go on. A transfer's
 /// [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Two ranks made calls that do not belong together. Every rank gets the same pair.

@@ -30,7 +30,7 @@ pub mod slice;
 pub mod driver;
 
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, DataType, Element};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};

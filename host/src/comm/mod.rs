@@ -7,14 +7,14 @@ pub mod local;
 use std::fmt;
 
 use crate::error::Result;
-pub use crate::error::{Call, CommError, Departure, Operation};
+pub use crate::error::{Call, CommError, Departure, Factor, Operation};
 use crate::slice::{Slice, SliceMut};
 
 /// How a reduction joins the ranks' values of one element.
 ///
 /// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
 /// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the variants are what their names say
 pub enum ReduceOp {
     Sum,

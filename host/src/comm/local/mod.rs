@@ -83,10 +83,6 @@ pub struct LocalCommunicator {
 }
 
 impl LocalCommunicator {
-    fn call(operation: Operation, len: usize, dtype: DType) -> Call {
-        Call { operation, len, dtype: Some(dtype) }
-    }
-
     /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
     fn refuse(&self, operation: Operation, error: Error) -> Error {
         self.shared.fail(CommError::InvalidCall { operation, rank: self.rank, reason: error.to_string() });
@@ -139,7 +135,7 @@ impl Communicator for LocalCommunicator {
     }
 
     fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let call = Self::call(Operation::AllReduce(op), data.len(), data.dtype());
+        let call = Call::new(Operation::AllReduce(op), data.len(), data.dtype());
         let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
         self.shared.meet(self.rank, post, |posts| transfer::all_reduce(posts, self.rank, op))
     }
@@ -148,7 +144,7 @@ impl Communicator for LocalCommunicator {
         let operation = Operation::ReduceScatter(op);
         let shard = ("output", output.len(), output.dtype());
         self.check_shards(operation, ("input", input.len(), input.dtype()), shard)?;
-        let call = Self::call(operation, output.len(), output.dtype());
+        let call = Call::new(operation, output.len(), output.dtype());
         let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
         self.shared.meet(self.rank, post, |posts| transfer::reduce_scatter(posts, self.rank, op))
     }
@@ -156,7 +152,7 @@ impl Communicator for LocalCommunicator {
     fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
         let whole = ("output", output.len(), output.dtype());
         self.check_shards(Operation::AllGather, whole, ("input", input.len(), input.dtype()))?;
-        let call = Self::call(Operation::AllGather, input.len(), input.dtype());
+        let call = Call::new(Operation::AllGather, input.len(), input.dtype());
         let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
         self.shared.meet(self.rank, post, |posts| transfer::all_gather(posts, self.rank))
     }
@@ -164,7 +160,7 @@ impl Communicator for LocalCommunicator {
     fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
         let (shard, dtype) = (data.len() / self.world_size(), data.dtype());
         self.check_shards(Operation::AllGather, ("data", data.len(), dtype), ("shards", shard, dtype))?;
-        let call = Self::call(Operation::AllGather, shard, dtype);
+        let call = Call::new(Operation::AllGather, shard, dtype);
         let output = Memory::of_mut(data);
         // The shard is read where it lies; nobody writes there, this rank included.
         let input = output.shard(self.rank, shard * dtype.size_bytes());
@@ -177,7 +173,7 @@ impl Communicator for LocalCommunicator {
         let shards = ("shards", shard, output.dtype());
         self.check_shards(operation, ("output", output.len(), output.dtype()), shards)?;
         self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
-        let call = Self::call(operation, input.len(), input.dtype());
+        let call = Call::new(operation, input.len(), input.dtype());
         let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
         self.shared.meet(self.rank, post, |posts| transfer::all_to_all(posts, self.rank))
     }
@@ -189,7 +185,7 @@ impl Communicator for LocalCommunicator {
             let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
             return Err(self.refuse(operation, error.into()));
         }
-        let call = Self::call(operation, data.len(), data.dtype());
+        let call = Call::new(operation, data.len(), data.dtype());
         let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
         self.shared.meet(self.rank, post, |posts| transfer::broadcast(posts, self.rank, root))
     }
@@ -197,14 +193,14 @@ impl Communicator for LocalCommunicator {
     fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
         let operation = Operation::Send { peer };
         self.check_peer(operation, peer)?;
-        let call = Self::call(operation, data.len(), data.dtype());
+        let call = Call::new(operation, data.len(), data.dtype());
         self.shared.exchange(self.rank, operation, Some((peer, call, Memory::of(data))), None)
     }
 
     fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
         let operation = Operation::Recv { peer };
         self.check_peer(operation, peer)?;
-        let call = Self::call(operation, data.len(), data.dtype());
+        let call = Call::new(operation, data.len(), data.dtype());
         self.shared.exchange(self.rank, operation, None, Some((peer, call, Memory::of_mut(data))))
     }
 
@@ -212,8 +208,8 @@ impl Communicator for LocalCommunicator {
         let operation = Operation::SendRecv { to, from };
         self.check_peer(operation, to)?;
         self.check_peer(operation, from)?;
-        let send_call = Self::call(operation, send.len(), send.dtype());
-        let recv_call = Self::call(operation, recv.len(), recv.dtype());
+        let send_call = Call::new(operation, send.len(), send.dtype());
+        let recv_call = Call::new(operation, recv.len(), recv.dtype());
         let outgoing = Some((to, send_call, Memory::of(send)));
         self.shared.exchange(self.rank, operation, outgoing, Some((from, recv_call, Memory::of_mut(recv))))
     }

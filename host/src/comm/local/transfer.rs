@@ -10,7 +10,7 @@ use gradsync_device::math::Element as Formula;
 
 use super::rendezvous::{Memory, Post};
 use crate::comm::ReduceOp;
-use crate::dtype::DType;
+use crate::dtype::{DType, DataType};
 use crate::kernels::cpu::isa::vectorized;
 
 /// Elements reduced at a time, small enough for the first-level cache.
@@ -77,14 +77,14 @@ fn copy(from: Memory, to: Memory) {
 
 /// Reduces the elements `range` of all `inputs` and writes them to each of `outputs`, `shift` elements earlier.
 fn reduce(
-    dtype: Option<DType>,
+    dtype: Option<DataType>,
     inputs: &[*mut u8],
     outputs: &[*mut u8],
     range: Range<usize>,
     shift: usize,
     op: ReduceOp,
 ) {
-    match dtype.expect("a reduction has data") {
+    match dtype.and_then(DataType::float).expect("a reduction has data of a gradient's type") {
         DType::F64 => reduce_typed::<f64>(inputs, outputs, range, shift, op),
         DType::F32 => reduce_typed::<f32>(inputs, outputs, range, shift, op),
         DType::F16 => reduce_typed::<gradsync_device::F16>(inputs, outputs, range, shift, op),
