@@ -247,16 +247,15 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
 const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 
 /// Kernels that know no dtype.
-pub const PLAIN_ENTRIES: [Entry; 6] = [
+pub const PLAIN_ENTRIES: [Entry; 5] = [
     // (destination, bytes)
     plain("zero", &[Pointer, U64]),
     plain("zero_segments", PIECES),
     // (totals, partials, spans, span count, products, chunk count): totals[span][product], partials[product][chunk]
     plain("sum_partials", &[Pointer, Pointer, Pointer, U64, U64, U64]),
-    // (weights, cancelled, gram, layers, world size); cancelled is a u32 a layer
-    plain("coefficients", &[Pointer, Pointer, Pointer, U64, U64]),
-    // (weights, cancelled, layers, world size): weights of cancelled layers become 1
-    plain("reset_weights", &[Pointer, Pointer, U64, U64]),
+    // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights and the tree
+    // (see `combine_pair`) are those after the first level
+    plain("coefficients", &[Pointer, Pointer, Pointer, Pointer, U64, U64]),
     // (weights, tree, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²], and the pair's
     // two coefficients go to tree[layer][pair][side]
     plain("combine_pair", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),

@@ -86,6 +86,10 @@ pub enum Error {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] crate::driver::CudaError),
+    /// NCCL is missing, too old, or refused a call.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Nccl(#[from] crate::sys::nccl::NcclError),
 }
 
 /// What one rank asked of a communicator, as the other ranks' errors quote it.

@@ -28,6 +28,8 @@ pub mod slice;
 
 #[cfg(feature = "cuda")]
 pub mod driver;
+#[cfg(feature = "cuda")]
+pub mod sys;
 
 pub use buffer::GradientBuffer;
 pub use dtype::{DType, DataType, Element};

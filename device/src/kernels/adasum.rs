@@ -10,7 +10,7 @@ use crate::abi::Span;
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, tree_value, weights,
+    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value, weights,
 };
 use crate::{reduce, thread};
 
@@ -59,8 +59,19 @@ impl<S: Element> Tree<S> {
     }
 }
 
+/// Keeps a pair's coefficients in a layer's tree.
+#[inline(always)]
+unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficients) {
+    // SAFETY: the launch provides room for two numbers a pair.
+    unsafe {
+        let place = tree.add(2 * pair.index());
+        place.write(left);
+        place.add(1).write(right);
+    }
+}
+
 kernel!("coefficients", fn (
-    out: *mut f64, cancelled: *mut u32, gram: *const f64, layers: u64, world_size: u64,
+    out: *mut f64, tree: *mut f64, cancelled: *mut u32, gram: *const f64, layers: u64, world_size: u64,
 ) {
     let layer = thread::index_1d() as usize;
     let ranks = world_size as usize;
@@ -68,19 +79,14 @@ kernel!("coefficients", fn (
         return;
     }
     let gram = gram.add(layer * products(ranks));
+    let product = |i, j| *gram.add(product_index(i, j, ranks));
     let mut layer_weights = LayerWeights(out.add(layer * ranks));
-    let lost = weights(&mut layer_weights, ranks, |i, j| *gram.add(product_index(i, j, ranks)));
+    let lost = weights(&mut layer_weights, ranks, product);
+    if lost {
+        let tree = tree.add(layer * 2 * (ranks - 1));
+        start_tree(&mut layer_weights, ranks, product, |pair, both| keep(tree, pair, both));
+    }
     cancelled.add(layer).write(lost as u32);
-});
-
-kernel!("reset_weights", fn (out: *mut f64, cancelled: *const u32, layers: u64, world_size: u64) {
-    let layer = thread::index_1d();
-    if layer >= layers || *cancelled.add(layer as usize) == 0 {
-        return;
-    }
-    for rank in 0..world_size {
-        out.add((layer * world_size + rank) as usize).write(1.0);
-    }
 });
 
 kernel!("combine_pair", fn (
@@ -95,9 +101,7 @@ kernel!("combine_pair", fn (
     let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
     let both = coefficients(*sums, *sums.add(1), *sums.add(2));
     combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
-    let place = (layer * 2 * (world_size - 1)) as usize + 2 * pair.index();
-    tree.add(place).write(both.0);
-    tree.add(place + 1).write(both.1);
+    keep(tree.add((layer * 2 * (world_size - 1)) as usize), pair, both);
 });
 
 macro_rules! of_dtype {

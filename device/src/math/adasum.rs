@@ -74,6 +74,12 @@ impl Pair {
         self.middle - 1
     }
 
+    /// Whether both sides are single ranks: its products are entries of the Gram matrix, which cancel nothing.
+    #[inline(always)]
+    pub fn joins_ranks(self) -> bool {
+        self.end - self.begin == 2
+    }
+
     #[inline]
     fn at_level(half: usize, world_size: usize) -> Option<Self> {
         (half < world_size).then(|| Self { begin: 0, middle: half, end: world_size.min(2 * half) })
@@ -207,6 +213,29 @@ pub fn weights<W: Weights + ?Sized>(weights: &mut W, world_size: usize, gram: im
     cancelled
 }
 
+/// Starts the exact path of one layer: the weights as they are once the pairs of single ranks are combined, whose coefficients go
+/// to `keep`. The pairs above need sums over the vectors ([`tree_value`]); `gram(i, j)` is asked for `i ≤ j` only.
+#[inline]
+pub fn start_tree<W: Weights + ?Sized>(
+    weights: &mut W,
+    world_size: usize,
+    gram: impl Fn(usize, usize) -> f64,
+    mut keep: impl FnMut(Pair, Coefficients),
+) {
+    for rank in 0..world_size {
+        weights.set(rank, 1.0);
+    }
+    // They are the pairs of the first level.
+    let mut rank = 0;
+    while rank + 1 < world_size {
+        let pair = Pair { begin: rank, middle: rank + 1, end: rank + 2 };
+        let both = coefficients(gram(rank, rank + 1), gram(rank, rank), gram(rank + 1, rank + 1));
+        keep(pair, both);
+        combine_pair(weights, pair, both);
+        rank += 2;
+    }
+}
+
 /// `|Σ wᵢ xᵢ|²` over the ranks `begin..end`, and the bound `n Σ wᵢ² |xᵢ|²` that its rounding error is measured against.
 #[inline]
 fn squared_norm<W: Weights + ?Sized>(
@@ -242,6 +271,8 @@ mod tests {
         for ranks in 1..200 {
             let all: Vec<_> = pairs(ranks).collect();
             assert_eq!(all.len(), ranks - 1);
+            let joined: Vec<_> = all.iter().filter(|pair| pair.joins_ranks()).map(|pair| pair.begin).collect();
+            assert!(joined.into_iter().eq((0..ranks - 1).step_by(2)), "{ranks} ranks");
             let mut places: Vec<_> = all.into_iter().map(Pair::index).collect();
             places.sort_unstable();
             assert!(places.into_iter().eq(0..ranks - 1), "{ranks} ranks");

@@ -1,14 +1,14 @@
 //! Device memory: owned buffers and views of them, with dtype and length.
 //!
-//! A buffer belongs to the queue that made it. Copies to the host wait; everything else is in the queue's order.
+//! A buffer belongs to the queue that made it, and its memory goes back to that queue. Copies between host and device wait;
+//! everything else is in the queue's order.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use cust::memory::{DevicePointer, cuda_free, cuda_malloc};
 use cust::sys;
 
-use super::{CudaError, Named, Queue};
+use super::{Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
@@ -18,7 +18,7 @@ use crate::slice::{Slice, SliceMut};
 #[derive(Debug)]
 pub struct DeviceBuffer {
     queue: Queue,
-    pointer: DevicePointer<u8>,
+    address: u64,
     dtype: DType,
     len: usize,
 }
@@ -39,13 +39,6 @@ pub struct DeviceSliceMut<'a> {
     unique: PhantomData<&'a mut DeviceBuffer>,
 }
 
-fn check(call: &str, status: sys::CUresult) -> std::result::Result<(), CudaError> {
-    if status == sys::cudaError_enum::CUDA_SUCCESS {
-        return Ok(());
-    }
-    Err(CudaError { call: call.into(), code: status as u32, text: format!("{status:?}") })
-}
-
 impl DeviceBuffer {
     /// Allocates `len` elements and puts their clearing into the queue.
     ///
@@ -55,9 +48,7 @@ impl DeviceBuffer {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(buffer.pointer.as_raw(), 0, bytes, queue.stream().as_inner())
-        })?;
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, 0, bytes, queue.stream().as_inner()) })?;
         Ok(buffer)
     }
 
@@ -71,23 +62,20 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Allocates without writing; whoever calls this fills the whole buffer before it hands it out.
-    fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+    /// Allocates without writing: the elements are whatever was there. Whoever calls this writes them before anything reads them.
+    pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
             operation: "device buffer",
             reason: format!("{len} elements of {dtype} exceed the address space"),
         })?;
-        queue.make_current()?;
-        // The driver refuses allocations of nothing.
-        // SAFETY: the memory is freed in `drop` alone, and every bit pattern is a value.
-        let pointer = unsafe { cuda_malloc::<u8>(bytes.max(1)) }.named(&format!("cuMemAlloc of {bytes} bytes"))?;
-        Ok(Self { queue: queue.clone(), pointer, dtype, len })
+        let address = queue.allocate(bytes)?;
+        Ok(Self { queue: queue.clone(), address, dtype, len })
     }
 
     /// The whole buffer.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
-        DeviceSlice { queue: &self.queue, address: self.pointer.as_raw(), dtype: self.dtype, len: self.len }
+        DeviceSlice { queue: &self.queue, address: self.address, dtype: self.dtype, len: self.len }
     }
 
     /// The whole buffer, to write.
@@ -98,15 +86,8 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // The queue may still be using the memory; freeing waits for the whole device. Errors of earlier work surface here too
-        // and have no one to go to but the log.
-        let freed = self.queue.make_current().and_then(|()| {
-            // SAFETY: allocated in `zeroed`, freed once.
-            unsafe { cuda_free(self.pointer) }.named("cuMemFree")
-        });
-        if let Err(error) = freed {
-            tracing::error!(%error, "device memory was not freed");
-        }
+        // Work in the queue may still use the memory; whoever gets it next uses it behind that work.
+        self.queue.free(self.address, self.len * self.dtype.size_bytes());
     }
 }
 
@@ -208,6 +189,16 @@ impl<'a> DeviceSliceMut<'a> {
             sys::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
         })?;
         Ok(self.view.queue.synchronize()?)
+    }
+
+    /// Puts a copy of a table into the queue, through pinned memory, without waiting for anything.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], or [`Error::Cuda`].
+    pub(crate) fn upload(&mut self, data: Slice<'_>) -> Result<()> {
+        same_host("upload", self.view, data.len(), data.dtype())?;
+        // SAFETY: both sides have that many bytes, and the destination is borrowed mutably.
+        Ok(unsafe { self.view.queue.upload(self.view.address, data.as_bytes()) }?)
     }
 
     /// Puts a copy of other device memory of the same dtype, length and queue into the queue.

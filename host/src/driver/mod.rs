@@ -7,14 +7,17 @@
 //! `cargo xtask libcuda` makes; with the latter the program also starts on machines without a driver, and everything here
 //! returns a [`CudaError`] there.
 
+mod event;
 mod memory;
 mod module;
+mod pool;
 mod queue;
 
 use cust::device::Device;
 
+pub use event::Event;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-pub use queue::{Event, Queue};
+pub use queue::Queue;
 
 pub(crate) use module::Argument;
 
@@ -34,6 +37,13 @@ impl CudaError {
     fn new(call: impl Into<String>, error: cust::error::CudaError) -> Self {
         CudaError { call: call.into(), code: error as u32, text: format!("{error:?}: {error}") }
     }
+}
+
+fn check(call: &str, status: cust::sys::CUresult) -> Result<(), CudaError> {
+    if status == cust::sys::cudaError_enum::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError { call: call.into(), code: status as u32, text: format!("{status:?}") })
 }
 
 /// Gives a refusal the name of the call.

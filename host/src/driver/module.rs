@@ -24,7 +24,7 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "gram" "gram_cross" "reset_weights" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
+            "dots" "gram" "gram_cross" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
             "zero" "zero_segments")
     };
 }

@@ -1,14 +1,15 @@
-//! [`Queue`]: one device, one stream, in order; and events on it.
+//! [`Queue`]: one device, one stream, in order; the memory and the kernels that it uses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
-use cust::event::EventFlags;
 use cust::stream::{Stream, StreamFlags};
 
+use super::event::{Event, Timing};
 use super::module::{Argument, Kernel, Library};
+use super::pool::{self, Pool, Staging};
 use super::{CudaError, Named};
 use crate::error::Error;
 
@@ -23,8 +24,10 @@ pub struct Queue {
 
 #[derive(Debug)]
 struct Inner {
-    // Dropped in this order: kernels and stream before the context.
+    // Dropped in this order: everything else before the context.
     kernels: Mutex<HashMap<&'static str, Kernel>>,
+    pool: Mutex<Pool>,
+    staging: Mutex<Staging>,
     stream: Stream,
     context: Context,
     ordinal: u32,
@@ -60,7 +63,8 @@ impl Queue {
         let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
         CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None).named("cuStreamCreate")?;
-        let inner = Inner { kernels: Mutex::default(), stream, context, ordinal, library };
+        let (kernels, pool, staging) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let inner = Inner { kernels, pool, staging, stream, context, ordinal, library };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -88,10 +92,24 @@ impl Queue {
     /// # Errors
     /// [`CudaError`] of the driver.
     pub fn record(&self) -> Result<Event, CudaError> {
+        let event = Event::new(self, Timing::Kept)?;
+        event.record()?;
+        Ok(event)
+    }
+
+    /// An event that keeps no time, to record at will.
+    pub(crate) fn event(&self) -> Result<Event, CudaError> {
+        Event::new(self, Timing::Left)
+    }
+
+    /// Makes everything that is put into this queue from now on wait until another queue has got past an event. The host does not
+    /// wait.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
-        let event = cust::event::Event::new(EventFlags::DEFAULT).named("cuEventCreate")?;
-        event.record(&self.inner.stream).named("cuEventRecord")?;
-        Ok(Event { event, queue: self.clone() })
+        event.mark().hold_back(self.inner.stream.as_inner())
     }
 
     /// Loads a kernel before its first launch, which would otherwise pay for its compilation by the driver.
@@ -116,6 +134,36 @@ impl Queue {
     /// Makes the context current on this thread, which every call of the driver needs.
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
         CurrentContext::set_current(&self.inner.context).named("cuCtxSetCurrent")
+    }
+
+    /// Device memory for `bytes` bytes, ordered on this queue: what an earlier buffer left, or new.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        self.make_current()?;
+        let class = pool::size_class(bytes);
+        let mut pool = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = pool.take(class) {
+            return Ok(address);
+        }
+        if let Some(address) = pool::allocate(class)? {
+            return Ok(address);
+        }
+        // What this queue keeps may be what is missing.
+        pool.release();
+        pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
+    }
+
+    /// Takes back what [`allocate`](Self::allocate) gave for that many bytes.
+    pub(super) fn free(&self, address: u64, bytes: usize) {
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).give(pool::size_class(bytes), address);
+    }
+
+    /// # Safety
+    /// As `Staging::upload`.
+    pub(super) unsafe fn upload(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
+        self.make_current()?;
+        let mut staging = self.inner.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's promise.
+        unsafe { staging.upload(self.inner.stream.as_inner(), address, data) }
     }
 
     /// Puts a launch of `blocks` × `threads` into the queue; nothing happens for no blocks.
@@ -150,22 +198,13 @@ impl Queue {
     }
 }
 
-/// A point in a queue, to measure time by.
-#[derive(Debug)]
-pub struct Event {
-    event: cust::event::Event,
-    queue: Queue,
-}
-
-impl Event {
-    /// Waits until the queue has passed both events; seconds between them, to about half a microsecond.
-    ///
-    /// # Errors
-    /// [`CudaError`], also of work that failed while it ran.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64, CudaError> {
-        self.queue.make_current()?;
-        self.event.synchronize().named("cuEventSynchronize")?;
-        let milliseconds = self.event.elapsed_time_f32(&earlier.event).named("cuEventElapsedTime")?;
-        Ok(f64::from(milliseconds) / 1e3)
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The fields' own ends need the context too.
+        if let Err(error) = CurrentContext::set_current(&self.context).named("cuCtxSetCurrent") {
+            tracing::error!(%error, "a queue's memory was not freed");
+            return;
+        }
+        self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).release();
     }
 }

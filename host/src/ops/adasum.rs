@@ -130,7 +130,7 @@ fn gram(
     cpu::combine(shard.reborrow(), &vectors, &of_tensors, &tensor_parts)?;
     if recomputed > 0 {
         tracing::debug!(recomputed, "norms cancelled: computing their layers from the vectors");
-        let trees = recompute(comm, &vectors, &layer_parts, cancelled, &mut weights)?;
+        let trees = recompute(comm, &vectors, &layer_parts, &products, cancelled, &mut weights)?;
         let trees = if layers.len() == tensors.len() { trees } else { trees.repeated(tensors.len()) };
         cpu::tree_combine(shard, &vectors, &tensor_parts, &trees, 1.0)?;
     }
@@ -138,11 +138,12 @@ fn gram(
     Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
 }
 
-/// Finds the coefficients of cancelled layers along the tree, from the vectors instead of their inner products.
+/// Finds the coefficients of cancelled layers along the tree: of pairs of ranks from their products, above from the vectors.
 fn recompute(
     comm: &dyn Communicator,
     vectors: &[Slice<'_>],
     parts: &[Range<usize>],
+    products: &[f64],
     cancelled: Vec<bool>,
     weights: &mut [f64],
 ) -> Result<cpu::Trees> {
@@ -151,7 +152,16 @@ fn recompute(
         weights.fill(1.0);
     }
     let mut trees = cpu::Trees::new(ranks, cancelled)?;
-    let pairs: Vec<Pair> = adasum::pairs(ranks).collect();
+    let (first, pairs): (Vec<Pair>, Vec<Pair>) = adasum::pairs(ranks).partition(|pair| pair.joins_ranks());
+    for pair in first {
+        let of_layer = |gram: &[f64]| {
+            let product = |i, j| gram[adasum::product_index(i, j, ranks)];
+            let (left, right) = (pair.begin, pair.middle);
+            [product(left, right), product(left, left), product(right, right)]
+        };
+        let sums: Vec<[f64; 3]> = products.chunks_exact(adasum::products(ranks)).map(of_layer).collect();
+        trees.set_pair(pair, &sums, weights)?;
+    }
     // The pairs of one level are independent: their sums travel together.
     for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
         let mut sums = Vec::with_capacity(level.len() * parts.len());

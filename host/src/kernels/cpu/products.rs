@@ -151,8 +151,9 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
 pub struct Coefficients {
     /// `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
     pub weights: Vec<f64>,
-    /// The layers whose weights are not to be used: a norm lost its digits to cancellation there
-    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)).
+    /// The layers whose weights are not to be used yet, because a norm lost its digits to cancellation
+    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)): they are those after the first level of the tree, where the
+    /// exact path goes on.
     pub cancelled: Vec<bool>,
 }
 
@@ -172,7 +173,14 @@ pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
     let cancelled = weights
         .chunks_exact_mut(world_size)
         .zip(gram.chunks_exact(count))
-        .map(|(weights, gram)| adasum::weights(weights, world_size, |i, j| gram[product_index(i, j, world_size)]))
+        .map(|(weights, gram)| {
+            let product = |i, j| gram[product_index(i, j, world_size)];
+            let cancelled = adasum::weights(weights, world_size, product);
+            if cancelled {
+                adasum::start_tree(weights, world_size, product, |_, _| ());
+            }
+            cancelled
+        })
         .collect();
     Ok(Coefficients { weights, cancelled })
 }

@@ -205,7 +205,7 @@ impl<'a> Pieces<'a> {
             .iter()
             .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
             .collect();
-        // Freeing the table at the end of this function waits for the launch.
+        // The queue takes the table's memory back at the end of this function, and gives it out again behind the launch.
         let table: DeviceBuffer = upload_words(queue, &words)?;
         let arguments = [pointer(table.as_slice()), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.

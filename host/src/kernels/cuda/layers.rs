@@ -57,8 +57,8 @@ impl Layers {
         let (spans, chunks) = segments::spans(segments, chunk_len);
         let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
         let count = segments.len();
-        // A pair of sides has three sums, more than one vector's only product.
-        let sums = products(world_size).max(3);
+        // A pair of sides has three sums; the pairs of a level are summed together, which are fewer than ranks by half.
+        let sums = products(world_size).max(3 * world_size.div_ceil(2));
         let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
         Ok(Self {
             queue: queue.clone(),
@@ -89,7 +89,7 @@ impl Layers {
             [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)][..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three products a chunk.
         unsafe { self.queue.launch(&format!("dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
-        self.sum_partials(3)
+        self.sum_partials(3, 0)
     }
 
     /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
@@ -101,7 +101,7 @@ impl Layers {
         let arguments = [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a)][..], &self.tail()].concat();
         // SAFETY: the vector is checked, the workspace sized for more products than one.
         unsafe { self.queue.launch(&format!("squared_norms_{dtype}"), self.chunks, THREADS, &arguments) }?;
-        self.sum_partials(1)
+        self.sum_partials(1, 0)
     }
 
     /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
@@ -137,16 +137,18 @@ impl Layers {
                 self.queue.launch(&name, self.chunks, THREADS, &[&own[..], &tail].concat())
             }?;
         }
-        self.sum_partials(products(ranks))
+        self.sum_partials(products(ranks), 0)
     }
 
-    /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there.
+    /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there. Those of cancelled layers are
+    /// the weights after the first level of their trees, where the exact path goes on.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     pub fn coefficients(&mut self) -> Result<()> {
         let own = [
             pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
             pointer(self.totals.as_slice()),
             self.count.into(),
@@ -157,32 +159,48 @@ impl Layers {
 
     /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
     /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the others skip.
-    /// The host takes no part in it; it waits only to upload the vectors' addresses, when they are others than the last time.
+    /// The host waits for nothing.
     ///
     /// # Errors
     /// As [`combine`](Self::combine).
-    pub fn adasum(&mut self, mut dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+    pub fn adasum(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        self.adasum_of_parts(dst, vectors, |_| Ok(()))
+    }
+
+    /// As [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
+    /// over all parts, on the device.
+    pub(crate) fn adasum_of_parts(
+        &mut self,
+        mut dst: DeviceSliceMut<'_>,
+        vectors: &[DeviceSlice<'_>],
+        mut add_up: impl FnMut(DeviceSliceMut<'_>) -> Result<()>,
+    ) -> Result<()> {
         self.gram(vectors)?;
+        add_up(self.totals_mut(products(self.world_size)))?;
         self.coefficients()?;
-        self.combine(dst.reborrow(), vectors)?;
-        self.start_tree()?;
-        for pair in pairs(self.world_size) {
-            self.tree_dots(vectors, pair)?;
-            self.set_pair(pair)?;
+        let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| !pair.joins_ranks()).collect();
+        // The pairs of one level are independent: their sums travel together.
+        for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
+            for (place, &pair) in level.iter().enumerate() {
+                self.tree_dots(vectors, pair, place)?;
+            }
+            add_up(self.totals_mut(3 * level.len()))?;
+            for (place, &pair) in level.iter().enumerate() {
+                self.set_pair(pair, place)?;
+            }
         }
+        self.combine(dst.reborrow(), vectors)?;
         self.tree_combine(dst, vectors)
     }
 
-    /// Sets the weights of cancelled layers to 1, where the exact path starts.
-    fn start_tree(&mut self) -> Result<()> {
-        let weights = pointer_mut(&self.weights.as_mut_slice());
-        let own = [weights, pointer(self.cancelled.as_slice()), self.count.into(), self.world_size.into()];
-        self.per_layer("reset_weights", &own)
+    /// The first `count` sums a layer of the last reduction.
+    pub(crate) fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
+        self.totals.as_mut_slice().range_mut(0..count * self.count)
     }
 
-    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, for cancelled layers; others are not read. The pairs
-    /// below it must have been set.
-    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair) -> Result<()> {
+    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, as number `place` of such triples, for cancelled layers;
+    /// others are not read. The pairs below it must have been set.
+    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
         let dtype = self.set_vectors("tree_dots", vectors)?;
         let own = [
             pointer_mut(&self.partials.as_mut_slice()),
@@ -197,17 +215,17 @@ impl Layers {
         let arguments = [&own[..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three sums a chunk.
         unsafe { self.queue.launch(&format!("tree_dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
-        self.sum_partials(3)
+        self.sum_partials(3, place)
     }
 
     /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
     /// cancelled layers.
-    fn set_pair(&mut self, pair: Pair) -> Result<()> {
+    fn set_pair(&mut self, pair: Pair, place: usize) -> Result<()> {
         let own = [
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.totals.as_slice()),
+            pointer(self.sums(3, place)),
             self.count.into(),
             self.world_size.into(),
             pair.begin.into(),
@@ -215,6 +233,12 @@ impl Layers {
             pair.end.into(),
         ];
         self.per_layer("combine_pair", &own)
+    }
+
+    /// Room for `width` sums a layer, behind `place` others of that width.
+    fn sums(&self, width: usize, place: usize) -> DeviceSlice<'_> {
+        let len = width * self.count;
+        self.totals.as_slice().range(place * len..(place + 1) * len)
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
@@ -299,9 +323,10 @@ impl Layers {
         [pointer(self.spans.as_slice()), self.count.into(), self.chunks.into(), self.chunk_len.into()]
     }
 
-    fn sum_partials(&mut self, products: usize) -> Result<()> {
+    /// Adds the partial sums of `products` products up, as number `place` of such sums.
+    fn sum_partials(&mut self, products: usize, place: usize) -> Result<()> {
         let arguments = [
-            pointer_mut(&self.totals.as_mut_slice()),
+            pointer(self.sums(products, place)),
             pointer(self.partials.as_slice()),
             pointer(self.spans.as_slice()),
             self.count.into(),
@@ -345,7 +370,7 @@ impl Layers {
         let dtype = self.check(operation, vectors)?;
         let addresses: Vec<u64> = vectors.iter().map(DeviceSlice::address).collect();
         if addresses != self.addresses {
-            self.table.as_mut_slice().copy_from_host(bytemuck::cast_slice::<u64, f64>(&addresses).into())?;
+            self.table.as_mut_slice().upload(bytemuck::cast_slice::<u64, f64>(&addresses).into())?;
             self.addresses = addresses;
         }
         Ok(dtype)

@@ -1,8 +1,7 @@
 //! The CUDA backend: typed launches of the kernels in `gradsync-device`, with the numerics of [`cpu`](super::cpu).
 //!
-//! Every call checks lengths, dtypes and queues, then puts its launches into the queue of its destination. Calls that
-//! return values wait for the queue, and so do those that upload a table: launches over many tensors, and the first use of a
-//! set of vectors by [`Layers`]. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
+//! Every call checks lengths, dtypes and queues, then puts its launches into the queue of its destination. Only calls that
+//! return values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
 
 mod elementwise;
 mod layers;
@@ -11,6 +10,7 @@ pub use elementwise::{accumulate, accumulate_all, all_finite, cast, pack, scale,
 pub use layers::Layers;
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
 use crate::error::Result;
 
 /// The address of a slice as a kernel parameter.
@@ -24,5 +24,8 @@ fn pointer_mut(slice: &DeviceSliceMut<'_>) -> Argument {
 
 /// A table for a kernel, in device memory.
 fn upload_words(queue: &Queue, words: &[u64]) -> Result<DeviceBuffer> {
-    DeviceBuffer::from_host(queue, bytemuck::cast_slice::<u64, f64>(words).into())
+    let words: &[f64] = bytemuck::cast_slice(words);
+    let mut table = DeviceBuffer::allocate(queue, DType::F64, words.len())?;
+    table.as_mut_slice().upload(words.into())?;
+    Ok(table)
 }

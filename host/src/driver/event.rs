@@ -1,0 +1,133 @@
+//! [`Event`]: a point in a queue, to wait for, to order another queue behind, or to measure time by.
+
+use std::ptr;
+
+use cust::sys;
+
+use super::{CudaError, Queue, check};
+
+/// A CUDA event without its queue. The context must be current in every call, and when it is dropped.
+#[derive(Debug)]
+pub(super) struct Mark(sys::CUevent);
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Mark {}
+// SAFETY: as above; the driver locks its own state.
+unsafe impl Sync for Mark {}
+
+/// What an event is for: one that keeps no time costs the queue less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timing {
+    Kept,
+    Left,
+}
+
+impl Mark {
+    pub(super) fn new(timing: Timing) -> Result<Self, CudaError> {
+        let flags = match timing {
+            Timing::Kept => sys::CUevent_flags_enum::CU_EVENT_DEFAULT,
+            Timing::Left => sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING,
+        };
+        let mut event = ptr::null_mut();
+        // SAFETY: writes one handle; the context is current.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
+        Ok(Self(event))
+    }
+
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: both handles are live, and of one context.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the handle is live.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    /// Makes what is put into the stream from now on wait for this event.
+    pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: both handles are live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.0, 0) })
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once; the driver keeps it while work still refers to it.
+        if let Err(error) = check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.0) }) {
+            tracing::error!(%error, "an event was not destroyed");
+        }
+    }
+}
+
+/// A point in a queue of work.
+#[derive(Debug)]
+pub struct Event {
+    mark: Option<Mark>,
+    queue: Queue,
+}
+
+impl Event {
+    pub(super) fn new(queue: &Queue, timing: Timing) -> Result<Self, CudaError> {
+        queue.make_current()?;
+        Ok(Self { mark: Some(Mark::new(timing)?), queue: queue.clone() })
+    }
+
+    pub(super) fn mark(&self) -> &Mark {
+        self.mark.as_ref().expect("taken in `drop` alone")
+    }
+
+    /// Moves the event to the end of its queue.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn record(&self) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        self.mark().record(self.queue.stream().as_inner())
+    }
+
+    /// Whether the queue has got past it. Does not wait.
+    ///
+    /// # Errors
+    /// [`CudaError`] of work that failed while it ran.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.queue.make_current()?;
+        self.mark().is_done()
+    }
+
+    /// Waits until the queue has got past it.
+    ///
+    /// # Errors
+    /// [`CudaError`] of work that failed while it ran.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        // SAFETY: the handle is live.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.mark().0) })
+    }
+
+    /// Waits until the queue has passed both events; seconds between them, to about half a microsecond.
+    ///
+    /// # Errors
+    /// [`CudaError`], also of work that failed while it ran, or if an event keeps no time.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64, CudaError> {
+        self.synchronize()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both handles are live.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&mut milliseconds, earlier.mark().0, self.mark().0)
+        })?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        match self.queue.make_current() {
+            Ok(()) => drop(self.mark.take()),
+            Err(error) => tracing::error!(%error, "an event was not destroyed"),
+        }
+    }
+}
