@@ -1,6 +1,9 @@
 //! The whole command line of `cargo xtask`, and nothing that acts on it: each command's file adds `run` to its struct.
 
-use std::path::PathBuf;
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    path::PathBuf,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -18,13 +21,15 @@ pub(crate) enum Command {
     Demo(Demo),
     /// Run every test that this machine can run; what CI runs
     Test(Test),
+    /// Run the tests with one rank per GPU, with every number of ranks that the GPUs here allow
+    TestMultiGpu(TestMultiGpu),
     /// Compile device/ to PTX and write host/ptx/, or prove with --check that it is fresh
     Ptx(Ptx),
     /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills
     Ptxas(Ptxas),
     /// Write target/libcuda/lib64/libcuda.a, so that the `cuda` feature links without a toolkit
     Libcuda(Libcuda),
-    /// Pack the GPU tests and a runner into a folder that runs on a machine without Rust
+    /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
 }
 
@@ -72,8 +77,41 @@ pub(crate) enum Stage {
     Demo,
     /// A crate outside the workspace builds on gradsync with nothing installed
     Downstream,
-    /// The GPU tier
+    /// The GPU tier: the tests on one GPU, then those of test-multi-gpu
     Gpu,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct TestMultiGpu {
+    /// Only with this many ranks, instead of every number that a suite asks for
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks: Option<NonZeroUsize>,
+    /// Only this suite (may be repeated)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Vec<String>,
+    /// Build what a machine with GPUs needs into this folder, as `cargo xtask bundle` does, and run nothing
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["ranks", "suite", "prebuilt", "sanitizer", "deadline"])]
+    pub(crate) bundle: Option<PathBuf>,
+    /// Run the programs of this folder, which was made with --bundle: needs neither Rust nor the sources
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) prebuilt: Option<PathBuf>,
+    /// Start every rank under this tool of compute-sanitizer
+    #[arg(long, value_name = "TOOL", value_enum)]
+    pub(crate) sanitizer: Option<Sanitizer>,
+    /// Kill every launch that takes longer, whatever its suite says
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) deadline: Option<NonZeroU64>,
+}
+
+/// A tool of compute-sanitizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sanitizer {
+    /// Accesses outside of allocations
+    Memcheck,
+    /// Races in shared memory
+    Racecheck,
+    /// Reads of memory that nobody wrote
+    Initcheck,
 }
 
 #[derive(Debug, Args)]

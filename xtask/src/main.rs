@@ -7,6 +7,7 @@ mod bundle;
 mod demo;
 mod flags;
 mod libcuda;
+mod multi_gpu;
 mod process;
 mod ptx;
 mod ptxas;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Demo(flags) => flags.run(),
         Command::Test(flags) => flags.run(),
+        Command::TestMultiGpu(flags) => flags.run(),
         Command::Ptx(flags) => flags.run(),
         Command::Ptxas(flags) => flags.run(),
         Command::Libcuda(flags) => flags.run(),

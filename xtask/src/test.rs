@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use crate::{
     bundle, demo,
     flags::{self, Stage},
-    libcuda,
+    libcuda, multi_gpu,
     process::{Cmd, target},
     ptx::{self, Freshness},
     ptxas,
@@ -58,7 +58,7 @@ impl Stage {
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler],
             Self::Docs | Self::Gpu => &[Need::CCompiler],
-            Self::Tests => &[Need::CCompiler, Need::PythonPackages],
+            Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Demo => &[Need::CCompiler, Need::Digits],
             Self::Tidy | Self::Downstream => &[],
         }
@@ -183,7 +183,7 @@ const FEATURE_SETS: [(&[&str], bool); 5] = [
     (&["--workspace", "--features", "gradsync-tests/prepared"], false),
     (&["--package", "gradsync", "--no-default-features"], false),
     (&["--package", "gradsync", "--features", "cuda"], true),
-    (&["--package", "gradsync-tests", "--features", "cuda"], true),
+    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], true),
     (&["--package", "gradsync-tests", "--features", "demo"], false),
 ];
 
@@ -210,8 +210,13 @@ fn tests() -> Result<Outcome> {
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;
-    // The launch side of the CUDA backend has tests that need no GPU.
-    passed(libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run())
+    // The launch side of the CUDA backend has tests that need no GPU; so have the declarations and the loading of NCCL.
+    libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    let nccl = Cmd::cargo("test")
+        .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
+        .args(["--test", "nccl_header", "--test", "nccl_loading"])
+        .env(python::NCCL_VARIABLE, python::nccl_include());
+    passed(libcuda::linked(nccl)?.run())
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
@@ -233,14 +238,17 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn gpu() -> Result<Outcome> {
-    let (works, list) = Cmd::new("nvidia-smi").arg("-L").probe();
-    if !works || !list.contains("GPU ") {
-        return Ok(Outcome::NotRun("no NVIDIA GPU here; `cargo xtask bundle` packs it".to_owned()));
-    }
+    let gpus = match multi_gpu::gpus() {
+        Ok(gpus) => gpus,
+        Err(_) => {
+            let packed = "`cargo xtask bundle` packs the tests for one, and those of `cargo xtask test-multi-gpu`";
+            return Ok(Outcome::NotRun(format!("no NVIDIA GPU here; {packed}")));
+        }
+    };
     let cmd = Cmd::cargo("test")
         .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
         .args(["--", "--test-threads=1"]);
     libcuda::linked(cmd)?.run()?;
-    let gpus = list.lines().filter(|line| line.contains("GPU ")).count();
-    Ok(Outcome::Passed(format!("{gpus} GPUs")))
+    let multi_gpu = multi_gpu::check(gpus)?;
+    Ok(Outcome::Passed(format!("{gpus} GPUs; {multi_gpu}")))
 }

@@ -21,10 +21,11 @@ pub(crate) enum Need {
     Clippy,
     /// `cc` and `ar`, for the stand-in of libcuda.
     CCompiler,
-    /// python3 with pip, which fetches the three below where they are missing; they ask for it themselves.
+    /// python3 with pip, which fetches the four below where they are missing; they ask for it themselves.
     Pip,
     Ptxas,
     PythonPackages,
+    NcclHeader,
     Digits,
     DeviceCompiler,
 }
@@ -56,7 +57,7 @@ impl Toolchain {
         for &need in needs {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is asked for only where it has something to fetch.
-            let fetches = matches!(need, Need::Ptxas | Need::PythonPackages | Need::Digits);
+            let fetches = matches!(need, Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::Digits);
             let pip = if fetches { self.missing(Need::Pip)? } else { None };
             for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
                 if self.install {
@@ -127,6 +128,11 @@ impl Toolchain {
                 python::packages_work(),
                 "numpy, safetensors and ml_dtypes from PyPI, into target/tools/python".into(),
                 vec![python::fetch_packages()],
+            ),
+            Need::NcclHeader => (
+                python::nccl_include().join("nccl.h").is_file(),
+                format!("NVIDIA's nccl.h {} from PyPI, into target/tools", python::NCCL_VERSION),
+                python::fetch_nccl_header(),
             ),
             Need::Digits => {
                 let path = python::digits();

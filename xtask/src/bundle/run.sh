@@ -1,8 +1,9 @@
 #!/bin/sh
 # The GPU tier of gradsync, packed by `cargo xtask bundle`: needs an NVIDIA GPU and driver, and no Rust.
 #
-#   ./run                        the GPU tests, then the bandwidth measurement
+#   ./run                        the GPU tests, the multi-GPU tests, then the bandwidth measurement
 #   ./run --tests                the GPU tests alone; further arguments go to the test program
+#   ./run --multi-gpu            the multi-GPU tests alone; further arguments go to `xtask test-multi-gpu`
 #   ./run --bandwidth            the measurement alone
 #   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
 #
@@ -17,7 +18,7 @@ say() { printf '== %s\n' "$*"; }
 not_run() { say "NOT RUN: $*"; }
 
 case $mode in
-all | --tests | --bandwidth) ;;
+all | --tests | --multi-gpu | --bandwidth) ;;
 --sanitizer)
     tool=${1:-}
     [ $# -gt 0 ] && shift
@@ -30,7 +31,7 @@ all | --tests | --bandwidth) ;;
     esac
     ;;
 *)
-    sed -n '2,9p' "$0" >&2
+    sed -n '2,10p' "$0" >&2
     exit 1
     ;;
 esac
@@ -67,15 +68,22 @@ case $mode in
     fi
     step "$sanitizer" --tool "$tool" --error-exitcode 1 ./gpu-tests --test-threads=1 --skip beyond_2_to_the_31 "$@"
     not_run "counts::beyond_2_to_the_31, whose 20 GiB no sanitizer keeps track of in useful time"
+    not_run "the multi-GPU tests: ./run --multi-gpu --sanitizer $tool"
     not_run "the bandwidth measurement, which means nothing under a sanitizer"
     ;;
-*)
-    if [ "$mode" != --bandwidth ]; then
-        step ./gpu-tests --test-threads=1 "$@"
-    fi
-    if [ "$mode" != --tests ]; then
-        step ./bandwidth
-    fi
+all)
+    step ./gpu-tests --test-threads=1
+    step ./xtask test-multi-gpu --prebuilt .
+    step ./bandwidth
+    ;;
+--tests)
+    step ./gpu-tests --test-threads=1 "$@"
+    ;;
+--multi-gpu)
+    step ./xtask test-multi-gpu --prebuilt . "$@"
+    ;;
+--bandwidth)
+    step ./bandwidth
     ;;
 esac
 exit $failed

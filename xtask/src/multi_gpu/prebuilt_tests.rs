@@ -1,0 +1,191 @@
+//! `test-multi-gpu --prebuilt`, from the command line to the report, with a shell script for the rank program.
+
+use std::process::Stdio;
+
+use clap::Parser;
+use tempfile::TempDir;
+
+use super::*;
+use crate::flags::{Command as Subcommand, TestMultiGpu, Xtask};
+
+const PROGRAM: &str = r##"#!/bin/sh
+pass() { echo "@{\"case\":\"$1\",\"outcome\":\"passed\",\"seconds\":0.1,\"note\":\"\"}"; }
+[ "$1" = list ] && exec cat <<'LIST'
+{"suite":"sums","ranks":[1,2,3],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"faults","ranks":[1,2],"mode":"processes","victims":[1],"seconds":60,"sanitizer":false}
+{"suite":"shared","ranks":[2],"mode":"threads","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"wrong","ranks":[2],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"hangs","ranks":[1],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+LIST
+case $2 in
+sums)
+    [ "$RANK" = "$LOCAL_RANK" ] && [ "$WORLD_SIZE" = "$LOCAL_WORLD_SIZE" ] || exit 9
+    echo "meet at $MASTER_ADDR:$MASTER_PORT with $GRADSYNC_SECRET"
+    pass f32
+    echo '@{"case":"f8","outcome":"not-run","seconds":0,"note":"no f8 here"}'
+    if [ "$RANK" = 0 ]; then echo '@{"figure":"sum","value":0.5,"unit":"ms","baseline":0.25}'; fi
+    ;;
+faults)
+    if [ "$RANK" = 1 ]; then kill -STOP $$; fi
+    pass 'a rank stops'
+    ;;
+shared)
+    [ -z "${RANK+set}${LOCAL_RANK+set}" ] && [ "$WORLD_SIZE" = 2 ] || exit 9
+    pass f32
+    ;;
+wrong)
+    pass first
+    if [ "$RANK" = 1 ]; then
+        echo '@{"case":"second","outcome":"failed","seconds":0.1,"note":"off by 3"}'
+        exit 1
+    fi
+    echo 'thread panicked' >&2
+    exit 101
+    ;;
+hangs)
+    pass first
+    sleep 60
+    ;;
+esac
+"##;
+
+/// The folder of a bundle, as far as it is needed.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    // Written by another process: if a test on another thread forked while we had it open, it could not be executed.
+    let mut command = Command::new("sh");
+    command.args(["-c", "cat >multi-gpu && chmod +x multi-gpu"]).current_dir(&folder).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(PROGRAM.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    folder
+}
+
+fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
+    let prebuilt = ["cargo xtask", "test-multi-gpu", "--prebuilt", folder.to_str().unwrap()];
+    match Xtask::try_parse_from(prebuilt.iter().chain(arguments)).unwrap().command {
+        Subcommand::TestMultiGpu(flags) => flags,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The exit code and what is printed, with `gpus` GPUs.
+fn test(gpus: Result<usize, String>, arguments: &[&str]) -> Result<(i32, String)> {
+    let folder = folder();
+    let mut out = Vec::new();
+    let tested = flags(folder.path(), arguments).test(gpus, Duration::from_secs(2), &mut out)?;
+    Ok((tested.exit_code(), String::from_utf8(out).unwrap()))
+}
+
+/// The report at the end, with the times, which differ from run to run, made equal.
+fn report(out: &str) -> String {
+    let report = &out[out.find("\nsuite ").expect(out)..];
+    let lines = report.split('\n').map(|line| {
+        let time = |word: &&str| word.contains('.') && word.parse::<f64>().is_ok();
+        match line.split("  ").map(str::trim).find(time) {
+            Some(word) if !line.contains(" ms ") => line.replace(word, &"?".repeat(word.len())),
+            _ => line.to_owned(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn what_passes_and_what_is_not_run_is_reported() {
+    let (code, out) = test(Ok(2), &["--suite", "sums", "--suite", "faults", "--suite", "shared"]).unwrap();
+    let expected = "
+suite   ranks  passed  failed  not run  seconds  result
+sums        1       1       0        1      ???  passed
+sums        2       1       0        1      ???  passed
+sums        3       -       -        -        -  not run
+faults      2       1       0        0      ???  passed
+shared      2       1       0        0      ???  passed
+
+not run:
+  sums, 1 rank: f8: no f8 here
+  sums, 2 ranks: f8: no f8 here
+  sums, 3 ranks: it needs 3 GPUs, and here are 2
+
+figures:
+suite  ranks  rank  figure     value  baseline  ratio
+sums       1     0  sum     0.500 ms     0.250   2.00
+sums       2     0  sum     0.500 ms     0.250   2.00
+
+4 passed, 0 failed, 3 not run
+";
+    assert_eq!(report(&out), expected);
+    assert_eq!(code, 0);
+
+    // Ranks of a launch meet at one port with one secret, and those of another launch elsewhere with another.
+    let meetings: Vec<&str> = out.lines().filter(|line| line.contains("meet at 127.0.0.1:")).collect();
+    let secret = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(meetings.len(), 3, "{out}");
+    let (one, two) = (meetings[0], &meetings[1..]);
+    assert!(one.starts_with("[0] meet") && two.iter().any(|line| line.starts_with("[1] meet")), "{out}");
+    assert_eq!(two[0][3..], two[1][3..]);
+    assert_ne!(secret(one), secret(two[0]));
+    assert!(secret(one).len() == 64 && secret(one).chars().all(|digit| digit.is_ascii_hexdigit()));
+}
+
+#[test]
+fn what_fails_is_reported_and_gives_exit_code_1() {
+    let (code, out) = test(Ok(4), &["--suite", "wrong", "--suite", "hangs", "--deadline", "3"]).unwrap();
+    let expected = "
+suite  ranks  passed  failed  not run  seconds  result
+wrong      2       1       2        0      ???  FAILED
+hangs      1       1       1        0      ???  FAILED
+
+failed:
+  wrong, 2 ranks: second
+    rank 0 did not report it
+    rank 1 failed: off by 3
+  wrong, 2 ranks: the launch itself
+    rank 0 exited with code 101; the last case that it reported is first
+  hangs, 1 rank: the launch itself
+    rank 0 still ran at the deadline, and was killed; the last case that it reported is first
+
+2 passed, 3 failed, 0 not run
+";
+    assert_eq!(report(&out), expected);
+    assert_eq!(code, 1);
+    assert!(out.contains("\n[1] FAILED second: off by 3\n"), "{out}");
+    assert!(out.contains("\n[0] thread panicked\n"), "{out}");
+}
+
+#[test]
+fn without_a_gpu_nothing_is_run() {
+    let (code, out) = test(Err("`nvidia-smi -L` lists none".to_owned()), &[]).unwrap();
+    assert_eq!(code, 2);
+    assert!(out.contains("not run: no NVIDIA GPU here: `nvidia-smi -L` lists none"), "{out}");
+    assert!(out.ends_with("\n0 passed, 0 failed, 1 not run\n"), "{out}");
+}
+
+#[test]
+fn wishes_that_cannot_be_met_are_refused() {
+    let refusal = |arguments: &[&str]| format!("{:#}", test(Ok(2), arguments).unwrap_err());
+    assert_eq!(refusal(&["--ranks", "3"]), "--ranks 3 needs as many GPUs, and there are 2 here");
+    assert!(refusal(&["--suite", "som"]).contains("there is no suite som"));
+    let empty = tempfile::tempdir().unwrap();
+    let error = flags(empty.path(), &[]).test(Ok(1), GRACE, &mut Vec::new()).unwrap_err();
+    assert!(format!("{error:#}").contains("multi-gpu: No such file"), "{error:#}");
+    let bundled = ["cargo xtask", "test-multi-gpu", "--bundle", "x", "--ranks", "1"];
+    assert!(Xtask::try_parse_from(bundled).is_err());
+}
+
+#[test]
+fn prefixes_are_of_one_width() {
+    let suites =
+        suites::parse(r#"{"suite":"a","ranks":[12],"mode":"processes","seconds":1,"sanitizer":true}"#).unwrap();
+    let start = Start { program: Path::new("x"), wrapper: None, suite: &suites[0], world: 12 };
+    assert_eq!([Who::Rank(3), Who::Rank(11)].map(|who| start.prefix(who)), ["[ 3]", "[11]"]);
+    let wrapper = ["compute-sanitizer", "--tool", "memcheck"].map(str::to_owned);
+    let start = Start { wrapper: Some(&wrapper), ..start };
+    let commands = start.commands(&[(Who::Rank(0), false)]).unwrap();
+    let shown = format!("{:?}", commands[0].command);
+    assert!(shown.ends_with(r#""compute-sanitizer" "--tool" "memcheck" "x" "run" "a""#), "{shown}");
+}
+
+#[test]
+fn devices_are_visible_up_to_the_first_that_cannot_be_one() {
+    assert_eq!(["0,1,3", "", "-1", "2,-1,0", "GPU-8932f937, GPU-1"].map(visible), [3, 0, 0, 1, 2]);
+}

@@ -1,0 +1,215 @@
+//! The suites that the rank program lists, and which of their launches this machine and the caller's wishes allow.
+//!
+//! Decides, and starts nothing. What is not run for want of something is in the plan too, with the reason.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+/// One line of `multi-gpu list`.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Suite {
+    #[serde(rename = "suite")]
+    pub(crate) name: String,
+    /// The world sizes that it runs with.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) mode: Mode,
+    /// The ranks whose process is expected to end badly.
+    #[serde(default)]
+    pub(crate) victims: Vec<usize>,
+    /// The deadline of one launch.
+    pub(crate) seconds: u64,
+    /// Whether it makes sense under compute-sanitizer.
+    pub(crate) sanitizer: bool,
+}
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// One rank.
+    Processes,
+    /// All ranks, as threads that it starts itself.
+    Threads,
+}
+
+/// A process of a launch, by the ranks that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Rank(usize),
+    AllRanks,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rank(rank) => write!(f, "rank {rank}"),
+            Self::AllRanks => f.write_str("the process of all ranks"),
+        }
+    }
+}
+
+impl Suite {
+    /// Whether it runs with this many ranks: one that has no rank for a victim, or none to survive, does not.
+    fn runs_with(&self, world: usize) -> bool {
+        let victims = self.victims.iter().all(|&victim| victim < world) && self.victims.len() < world;
+        self.ranks.contains(&world) && victims
+    }
+
+    /// The world sizes that it runs with, in the order in which it lists them.
+    fn worlds(&self) -> Vec<usize> {
+        self.ranks.iter().copied().filter(|&world| self.runs_with(world)).collect()
+    }
+
+    /// The processes of a launch, and whether each is a victim.
+    pub(crate) fn processes(&self, world: usize) -> Vec<(Who, bool)> {
+        match self.mode {
+            Mode::Processes => (0..world).map(|rank| (Who::Rank(rank), self.victims.contains(&rank))).collect(),
+            Mode::Threads => vec![(Who::AllRanks, false)],
+        }
+    }
+}
+
+/// Reads what `multi-gpu list` printed.
+pub(crate) fn parse(list: &str) -> Result<Vec<Suite>> {
+    let mut suites: Vec<Suite> = Vec::new();
+    for line in list.lines().filter(|line| !line.trim().is_empty()) {
+        let suite: Suite = serde_json::from_str(line).with_context(|| format!("in the list of suites: {line}"))?;
+        let name = &suite.name;
+        ensure!(suites.iter().all(|other| other.name != *name), "the list of suites has {name} twice");
+        ensure!(!suite.worlds().is_empty(), "suite {name} runs with no number of ranks: {line}");
+        ensure!(!suite.ranks.contains(&0), "suite {name} asks for 0 ranks: {line}");
+        let repeated = suite.victims.iter().enumerate().any(|(index, victim)| suite.victims[..index].contains(victim));
+        ensure!(!repeated, "suite {name} has a victim twice: {line}");
+        if suite.mode == Mode::Threads && !suite.victims.is_empty() {
+            bail!("suite {name} is one process, and cannot have victims: {line}");
+        }
+        suites.push(suite);
+    }
+    ensure!(!suites.is_empty(), "the rank program lists no suite");
+    Ok(suites)
+}
+
+/// What the caller wants to see run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    /// Only with this many ranks.
+    pub(crate) ranks: Option<usize>,
+    /// Only these suites; all, if there are none.
+    pub(crate) suites: &'a [String],
+    pub(crate) sanitizer: bool,
+}
+
+/// One suite with one number of ranks.
+#[derive(Debug)]
+pub(crate) struct Planned<'a> {
+    pub(crate) suite: &'a Suite,
+    pub(crate) world: usize,
+    /// Why it is not run.
+    pub(crate) not_run: Option<String>,
+}
+
+/// What is run, in order, and what is not. Numbers of ranks that the caller excludes are not mentioned; all else is.
+pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, gpus: usize) -> Result<Vec<Planned<'a>>> {
+    for name in wanted.suites {
+        if suites.iter().all(|suite| suite.name != *name) {
+            let known: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
+            bail!("there is no suite {name}; there are {}", known.join(", "));
+        }
+    }
+    let mut planned = Vec::new();
+    for suite in suites.iter().filter(|suite| wanted.suites.is_empty() || wanted.suites.contains(&suite.name)) {
+        for world in wanted.ranks.map_or_else(|| suite.worlds(), |ranks| vec![ranks]) {
+            let not_run = if !suite.runs_with(world) {
+                let worlds: Vec<String> = suite.worlds().iter().map(usize::to_string).collect();
+                Some(format!("it runs with {} ranks only", worlds.join(", ")))
+            } else if world > gpus {
+                Some(format!("it needs {world} GPUs, and here {} {gpus}", if gpus == 1 { "is" } else { "are" }))
+            } else if wanted.sanitizer && !suite.sanitizer {
+                Some("it makes no sense under compute-sanitizer".to_owned())
+            } else {
+                None
+            };
+            planned.push(Planned { suite, world, not_run });
+        }
+    }
+    Ok(planned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"
+        {"suite":"sums","ranks":[1,2,4],"mode":"processes","victims":[],"seconds":5,"sanitizer":true}
+        {"suite":"faults","ranks":[1,2,3],"mode":"processes","victims":[1],"seconds":5,"sanitizer":false}
+        {"suite":"threads","ranks":[2],"mode":"threads","victims":[],"seconds":5,"sanitizer":true}"#;
+
+    /// Each launch as "suite ranks", followed by "- reason" if it is not run.
+    fn planned(wanted: Wanted<'_>, gpus: usize) -> Vec<String> {
+        let suites = parse(LIST).unwrap();
+        let show = |Planned { suite, world, not_run }: Planned<'_>| {
+            let reason = not_run.map(|why| format!(" - {why}")).unwrap_or_default();
+            format!("{} {world}{reason}", suite.name)
+        };
+        plan(&suites, wanted, gpus).unwrap().into_iter().map(show).collect()
+    }
+
+    #[test]
+    fn every_number_of_ranks_runs_or_has_a_reason() {
+        let expected = [
+            "sums 1",
+            "sums 2",
+            "sums 4 - it needs 4 GPUs, and here are 2",
+            "faults 2",
+            "faults 3 - it needs 3 GPUs, and here are 2",
+            "threads 2",
+        ];
+        assert_eq!(planned(Wanted::default(), 2), expected);
+    }
+
+    #[test]
+    fn wishes_leave_out_and_the_sanitizer_gives_reasons() {
+        let suites = ["faults".to_owned(), "sums".to_owned()];
+        let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: true };
+        assert_eq!(planned(wanted, 4), ["sums 2", "faults 2 - it makes no sense under compute-sanitizer"]);
+        let one = Wanted { ranks: Some(1), suites: &suites[..1], sanitizer: false };
+        assert_eq!(planned(one, 4), ["faults 1 - it runs with 2, 3 ranks only"]);
+    }
+
+    #[test]
+    fn an_unknown_suite_is_refused() {
+        let suites = parse(LIST).unwrap();
+        let wanted = Wanted { suites: &["som".to_owned()], ..Wanted::default() };
+        let error = plan(&suites, wanted, 2).unwrap_err().to_string();
+        assert_eq!(error, "there is no suite som; there are sums, faults, threads");
+    }
+
+    #[test]
+    fn a_victim_is_one_process_of_several() {
+        let suites = parse(LIST).unwrap();
+        assert_eq!(suites[1].processes(2), [(Who::Rank(0), false), (Who::Rank(1), true)]);
+        assert_eq!(suites[2].processes(2), [(Who::AllRanks, false)]);
+    }
+
+    #[test]
+    fn a_list_that_makes_no_sense_is_refused() {
+        let refusal = |list: &str| format!("{:#}", parse(list).unwrap_err());
+        let suite = |ranks: &str, mode: &str, victims: &str| {
+            format!(
+                r#"{{"suite":"a","ranks":{ranks},"mode":"{mode}","victims":{victims},"seconds":5,"sanitizer":true}}"#
+            )
+        };
+        assert!(refusal("").contains("lists no suite"));
+        assert!(refusal("NCCL version 2").contains("in the list of suites: NCCL version 2"));
+        assert!(refusal(&suite("[1]", "processes", "[1]")).contains("no number of ranks"));
+        assert!(refusal(&suite("[1]", "processes", "[0]")).contains("no number of ranks"));
+        assert!(refusal(&suite("[0,1]", "processes", "[]")).contains("0 ranks"));
+        assert!(refusal(&suite("[3]", "processes", "[1,1]")).contains("a victim twice"));
+        assert!(refusal(&suite("[2]", "threads", "[1]")).contains("cannot have victims"));
+        assert!(refusal(&suite("[2]", "fibres", "[]")).contains("fibres"));
+        let twice = [suite("[2]", "threads", "[]"), suite("[1]", "threads", "[]")].join("\n");
+        assert!(refusal(&twice).contains("has a twice"));
+    }
+}
