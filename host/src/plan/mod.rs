@@ -3,5 +3,7 @@
 //! Nothing here touches memory, a device or a transport, so that every rank of any world can be simulated in a test.
 
 pub mod layout;
+pub mod ownership;
 pub mod segments;
 pub mod tree;
+pub mod zero;

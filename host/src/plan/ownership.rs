@@ -1,0 +1,283 @@
+//! Which rank owns which whole tensor, as ONNX Runtime's `NcclAllGather` and `NcclReduceScatter` mean it.
+//!
+//! Tensors lie back to back in a scratch buffer, padded so that every rank has a window of the same length; the rank
+//! whose window a tensor starts in owns it. A gather hands every tensor from its owner to all ranks; a scatter leaves
+//! the sum over ranks in the owner's tensor and does not touch the others. All counts are elements, of one dtype.
+//! Nothing here moves data: [`Moves`] say what any transport has to copy. A tensor is never cut: [`zero`](super::zero)
+//! does that.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// Elements that every rank's window is a multiple of: the padded length is a multiple of this times the world size.
+pub const WINDOW_ALIGNMENT: usize = 32;
+
+/// Tensors back to back, without alignment, and padding after the last one. In elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedLayout {
+    /// The element range of each tensor, in order, without gaps.
+    pub segments: Vec<Range<usize>>,
+    /// Elements of the scratch buffer: `world_size` windows.
+    pub padded_len: usize,
+    /// Elements of one rank's window; rank r has `r * window_len..(r + 1) * window_len`.
+    pub window_len: usize,
+}
+
+impl PaddedLayout {
+    /// Lays out tensors of the given lengths, in elements, for `world_size` windows.
+    ///
+    /// There is always padding: a total that is a multiple of [`WINDOW_ALIGNMENT`]` * world_size` gains another such
+    /// block.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a world of 0 ranks, or more elements than `usize` counts.
+    pub fn new(operation: &'static str, world_size: usize, lens: &[usize]) -> Result<Self> {
+        let refused = |reason| Error::InvalidArgument { operation, reason };
+        if world_size == 0 {
+            return Err(refused("the world size is 0".into()));
+        }
+        let mut segments = Vec::with_capacity(lens.len());
+        let mut total = 0usize;
+        for (index, &len) in lens.iter().enumerate() {
+            let end = total.checked_add(len).ok_or_else(|| {
+                refused(format!("tensor {index} has {len} elements, which the {total} before it do not leave room for"))
+            })?;
+            segments.push(total..end);
+            total = end;
+        }
+        let padded_len = world_size.checked_mul(WINDOW_ALIGNMENT).and_then(|block| {
+            let padding = block - total % block;
+            total.checked_add(padding)
+        });
+        let padded_len = padded_len.ok_or_else(|| {
+            refused(format!("{total} elements, padded for {world_size} ranks, exceed the address space"))
+        })?;
+        Ok(Self { segments, padded_len, window_len: padded_len / world_size })
+    }
+}
+
+/// One copy of a whole tensor into or out of the scratch buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The tensor's index.
+    pub tensor: usize,
+    /// Its elements in the scratch buffer, counted from the buffer's start (not the window's).
+    pub place: Range<usize>,
+}
+
+/// What one rank copies before and after a collective over the scratch buffer, in the order of the tensors.
+///
+/// Empty tensors have no moves. What no move writes, the padding above all, may hold anything beforehand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moves {
+    /// From tensors into the scratch buffer, before the collective.
+    pub copy_in: Vec<Move>,
+    /// From the scratch buffer into tensors, after it.
+    pub copy_out: Vec<Move>,
+}
+
+/// The owner of each tensor of a list. The same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    world_size: usize,
+    layout: PaddedLayout,
+    owners: Vec<usize>,
+}
+
+impl Ownership {
+    /// Finds the owners of tensors of the given lengths, in elements. Errors name `operation`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] as for [`PaddedLayout::new`], or naming the first tensor that does not end in the
+    /// window in which it starts.
+    pub fn new(operation: &'static str, world_size: usize, lens: &[usize]) -> Result<Self> {
+        let layout = PaddedLayout::new(operation, world_size, lens)?;
+        let mut owners = Vec::with_capacity(lens.len());
+        for (index, segment) in layout.segments.iter().enumerate() {
+            // Below the world size even for an empty tensor at the end, as padding always follows.
+            let owner = segment.start / layout.window_len;
+            let window = owner * layout.window_len..(owner + 1) * layout.window_len;
+            if segment.end > window.end {
+                let reason = format!(
+                    "tensor {index} is elements {segment:?}, which leave the window {window:?} of rank {owner}; one of \
+                     {world_size} ranks must own all of it"
+                );
+                return Err(Error::InvalidArgument { operation, reason });
+            }
+            owners.push(owner);
+        }
+        Ok(Self { world_size, layout, owners })
+    }
+
+    /// The number of ranks, and of windows.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Elements of the scratch buffer, padding included: what all ranks' windows hold together.
+    pub fn padded_len(&self) -> usize {
+        self.layout.padded_len
+    }
+
+    /// Elements of one rank's window: what it contributes to an all-gather, or gets from a reduce-scatter.
+    pub fn window_len(&self) -> usize {
+        self.layout.window_len
+    }
+
+    /// The elements of each tensor in the scratch buffer, in order.
+    pub fn segments(&self) -> &[Range<usize>] {
+        &self.layout.segments
+    }
+
+    /// The element of the scratch buffer that each tensor starts at, in order.
+    pub fn offsets(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        self.layout.segments.iter().map(|segment| segment.start)
+    }
+
+    /// The rank that owns each tensor, in order; never descends.
+    pub fn owners(&self) -> &[usize] {
+        &self.owners
+    }
+
+    /// The elements of the scratch buffer that belong to `rank`. Panics for a rank beyond the world.
+    pub fn window(&self, rank: usize) -> Range<usize> {
+        assert!(rank < self.world_size, "rank {rank} of {} has no window", self.world_size);
+        rank * self.window_len()..(rank + 1) * self.window_len()
+    }
+
+    /// The indices of the tensors that `rank` owns: consecutive, empty tensors included. Panics for a rank beyond the
+    /// world.
+    pub fn owned(&self, rank: usize) -> Range<usize> {
+        assert!(rank < self.world_size, "rank {rank} of {} owns nothing", self.world_size);
+        self.owners.partition_point(|&owner| owner < rank)..self.owners.partition_point(|&owner| owner <= rank)
+    }
+
+    /// What `rank` copies around an all-gather of the windows: its own tensors in, everybody else's out.
+    /// Panics for a rank beyond the world.
+    pub fn gather_moves(&self, rank: usize) -> Moves {
+        let own = self.owned(rank);
+        let others = (0..own.start).chain(own.end..self.owners.len());
+        Moves { copy_in: self.moves(own), copy_out: self.moves(others) }
+    }
+
+    /// What `rank` copies around a reduce-scatter of the scratch buffer: every tensor in, its own out. The result of
+    /// the collective is the rank's window, so that a place in it counts from [`window`](Self::window)`(rank).start`
+    /// where a transport delivers the window alone. Tensors of other owners stay as they were, unreduced. Panics for a
+    /// rank beyond the world.
+    pub fn scatter_moves(&self, rank: usize) -> Moves {
+        Moves { copy_in: self.moves(0..self.owners.len()), copy_out: self.moves(self.owned(rank)) }
+    }
+
+    fn moves(&self, tensors: impl Iterator<Item = usize>) -> Vec<Move> {
+        let moves = tensors.map(|tensor| Move { tensor, place: self.layout.segments[tensor].clone() });
+        moves.filter(|step| !step.place.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ownership(world_size: usize, lens: &[usize]) -> Ownership {
+        Ownership::new("test", world_size, lens).unwrap()
+    }
+
+    fn refusal(world_size: usize, lens: &[usize]) -> String {
+        Ownership::new("test", world_size, lens).unwrap_err().to_string()
+    }
+
+    proptest! {
+        #[test]
+        fn an_owner_holds_all_of_a_tensor_or_there_is_none(
+            lens in prop::collection::vec(0usize..200, 0..12),
+            world_size in 1usize..10,
+        ) {
+            let layout = PaddedLayout::new("test", world_size, &lens).unwrap();
+            let total: usize = lens.iter().sum();
+            let block = WINDOW_ALIGNMENT * world_size;
+            prop_assert_eq!(layout.padded_len % block, 0);
+            prop_assert!(layout.padded_len > total && layout.padded_len <= total + block);
+            prop_assert_eq!(layout.window_len * world_size, layout.padded_len);
+            prop_assert!(layout.segments.iter().map(Range::len).eq(lens.iter().copied()));
+            let inside = |segment: &Range<usize>| {
+                (0..world_size).any(|rank| {
+                    let window = rank * layout.window_len..(rank + 1) * layout.window_len;
+                    window.contains(&segment.start) && segment.end <= window.end
+                })
+            };
+            let straddler = layout.segments.iter().position(|segment| !inside(segment));
+            match (Ownership::new("test", world_size, &lens), straddler) {
+                (Ok(ownership), None) => {
+                    for (segment, &owner) in ownership.segments().iter().zip(ownership.owners()) {
+                        prop_assert!(ownership.window(owner).contains(&segment.start));
+                    }
+                    let owned: Vec<_> = (0..world_size).flat_map(|rank| ownership.owned(rank)).collect();
+                    prop_assert_eq!(owned, (0..lens.len()).collect::<Vec<_>>());
+                }
+                (Err(error), Some(index)) => {
+                    prop_assert!(error.to_string().contains(&format!("tensor {index} is")), "{}", error);
+                }
+                (result, _) => prop_assert!(false, "{result:?} where the straddler is {straddler:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_aligned_total_gains_a_block() {
+        for (world_size, total, padded) in
+            [(2, 63, 64), (2, 64, 128), (2, 950, 960), (2, 1024, 1088), (4, 950, 1024), (1, 0, 32), (3, 0, 96)]
+        {
+            let layout = PaddedLayout::new("test", world_size, &[total]).unwrap();
+            assert_eq!((layout.padded_len, layout.window_len), (padded, padded / world_size));
+        }
+        let none = ownership(5, &[]);
+        assert_eq!((none.padded_len(), none.window_len(), none.offsets().len()), (160, 32, 0));
+    }
+
+    #[test]
+    fn edges_belong_to_the_window_that_starts_there() {
+        let ownership = ownership(2, &[0, 480, 0, 470, 0]);
+        assert_eq!(ownership.owners(), [0, 0, 1, 1, 1]);
+        assert_eq!(ownership.offsets().collect::<Vec<_>>(), [0, 0, 480, 480, 950]);
+        assert_eq!((ownership.window(0), ownership.window(1)), (0..480, 480..960));
+        assert_eq!((ownership.owned(0), ownership.owned(1)), (0..2, 2..5));
+    }
+
+    #[test]
+    fn moves_are_own_and_foreign() {
+        let ownership = ownership(2, &[400, 0, 80, 470]);
+        let at = |tensor, place| Move { tensor, place };
+        let (first, second, third) = (at(0, 0..400), at(2, 400..480), at(3, 480..950));
+        let gather = Moves { copy_in: vec![third.clone()], copy_out: vec![first.clone(), second.clone()] };
+        assert_eq!(ownership.gather_moves(1), gather);
+        let scatter = Moves {
+            copy_in: vec![first.clone(), second.clone(), third],
+            copy_out: vec![first.clone(), second.clone()],
+        };
+        assert_eq!(ownership.scatter_moves(0), scatter);
+    }
+
+    #[test]
+    fn refusals_name_the_values() {
+        let message = refusal(2, &[479, 2, 469]);
+        for part in ["test: ", "tensor 1 ", "479..481", "0..480", "rank 0"] {
+            assert!(message.contains(part), "{message} does not say {part}");
+        }
+        assert!(refusal(0, &[1]).contains("world size is 0"));
+        let message = refusal(2, &[3, usize::MAX]);
+        assert!(message.contains("tensor 1") && message.contains(&usize::MAX.to_string()), "{message}");
+        assert!(refusal(1, &[usize::MAX]).contains(&usize::MAX.to_string()));
+        assert!(refusal(usize::MAX / 2, &[1]).contains(&(usize::MAX / 2).to_string()));
+        // The last multiple of 32 that fits is still a buffer.
+        assert_eq!(ownership(1, &[usize::MAX - 32]).padded_len(), usize::MAX - 31);
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 2 of 2")]
+    fn a_rank_beyond_the_world_panics() {
+        ownership(2, &[1]).window(2);
+    }
+}

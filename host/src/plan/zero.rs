@@ -1,0 +1,163 @@
+//! Sharing an optimizer's state out over ranks (ZeRO): tensors cut at the edges of the ranks' windows.
+//!
+//! Each rank reduces, updates and keeps state for the views in its window only, and gathers the parameters afterwards.
+//! All counts are elements. Nothing here touches gradients, parameters or state, and no tensor is ever moved: cutting
+//! is all.
+
+use std::ops::Range;
+
+use super::ownership::PaddedLayout;
+use super::segments;
+use crate::error::{Error, Result};
+
+const OPERATION: &str = "ZeRO partition";
+
+/// A part of one tensor that lies in one rank's window. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The tensor's index.
+    pub tensor: usize,
+    /// The part's elements, counted from the tensor's start.
+    pub within: Range<usize>,
+    /// The same elements, counted from the start of the arena that all windows divide.
+    pub place: Range<usize>,
+    /// The rank in whose window they lie.
+    pub rank: usize,
+}
+
+/// Cuts tensors that lie at `segments` of an arena at the edges of `world_size` shards of `shard_len` elements, as
+/// [`Layout`](super::layout::Layout) has them. The views ascend by place, and so by tensor and by rank; every element
+/// of every tensor is in exactly one, and an empty tensor has none.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a world of 0 ranks, more elements than `usize` counts, or segments that do not ascend
+/// within the shards.
+pub fn partition(segments: &[Range<usize>], shard_len: usize, world_size: usize) -> Result<Vec<View>> {
+    let refused = |reason| Error::InvalidArgument { operation: OPERATION, reason };
+    if world_size == 0 {
+        return Err(refused("the world size is 0".into()));
+    }
+    let len = shard_len
+        .checked_mul(world_size)
+        .ok_or_else(|| refused(format!("{world_size} shards of {shard_len} elements exceed the address space")))?;
+    segments::check(OPERATION, segments, len)?;
+    let mut views = Vec::with_capacity(segments.len());
+    for (tensor, segment) in segments.iter().enumerate() {
+        let mut begin = segment.start;
+        while begin < segment.end {
+            // Elements exist, so that shards are not empty, and the edge is at most `len`.
+            let rank = begin / shard_len;
+            let end = segment.end.min((rank + 1) * shard_len);
+            views.push(View { tensor, within: begin - segment.start..end - segment.start, place: begin..end, rank });
+            begin = end;
+        }
+    }
+    Ok(views)
+}
+
+/// As [`partition`], for tensors of the given lengths laid back to back and padded as [`PaddedLayout`] does, which is
+/// ONNX Runtime's way. To a rank, a view is a previous, current or next piece as its `rank` is less, equal or greater.
+///
+/// The views' lengths have the same windows as the tensors' lengths, and
+/// [`Ownership::new`](super::ownership::Ownership::new) finds for each the owner that is its `rank`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a world of 0 ranks, or more elements than `usize` counts.
+pub fn partition_padded(world_size: usize, lens: &[usize]) -> Result<Vec<View>> {
+    let layout = PaddedLayout::new(OPERATION, world_size, lens)?;
+    partition(&layout.segments, layout.window_len, world_size)
+}
+
+/// The views in the window of `rank`, of a list in the order in which [`partition`] and [`partition_padded`] return it.
+pub fn views_of(views: &[View], rank: usize) -> &[View] {
+    let begin = views.partition_point(|view| view.rank < rank);
+    let end = views.partition_point(|view| view.rank <= rank);
+    &views[begin..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::layout::Layout;
+    use crate::plan::ownership::Ownership;
+
+    fn view(tensor: usize, within: Range<usize>, place: Range<usize>, rank: usize) -> View {
+        View { tensor, within, place, rank }
+    }
+
+    /// Views in order cover each segment exactly once and stay in their windows.
+    fn check(views: &[View], segments: &[Range<usize>], shard_len: usize, world_size: usize) {
+        let mut rest = views.iter().peekable();
+        for (tensor, segment) in segments.iter().enumerate() {
+            let mut covered = 0;
+            while let Some(view) = rest.next_if(|view| view.tensor == tensor) {
+                assert_eq!(view.within.start, covered);
+                assert!(!view.within.is_empty());
+                assert_eq!(view.place, segment.start + view.within.start..segment.start + view.within.end);
+                assert!(view.rank * shard_len <= view.place.start && view.place.end <= (view.rank + 1) * shard_len);
+                covered = view.within.end;
+            }
+            assert_eq!(covered, segment.len());
+        }
+        assert_eq!(rest.next(), None);
+        let by_rank: Vec<_> = (0..world_size).flat_map(|rank| views_of(views, rank).to_vec()).collect();
+        assert_eq!(by_rank, views);
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_is_in_one_view(lens in prop::collection::vec(0usize..2000, 0..12), world_size in 1usize..10) {
+            let layout = Layout::new(DType::F32, world_size, &lens).unwrap();
+            let views = partition(&layout.segments, layout.shard_len, world_size).unwrap();
+            check(&views, &layout.segments, layout.shard_len, world_size);
+
+            let layout = PaddedLayout::new("test", world_size, &lens).unwrap();
+            let views = partition_padded(world_size, &lens).unwrap();
+            check(&views, &layout.segments, layout.window_len, world_size);
+
+            let lens: Vec<_> = views.iter().map(|view| view.within.len()).collect();
+            let ownership = Ownership::new("test", world_size, &lens).unwrap();
+            prop_assert_eq!(ownership.window_len(), layout.window_len);
+            prop_assert!(ownership.owners().iter().copied().eq(views.iter().map(|view| view.rank)));
+        }
+    }
+
+    #[test]
+    fn a_tensor_may_span_many_windows() {
+        let views = partition_padded(3, &[10, 0, 250]).unwrap();
+        let expected = [
+            view(0, 0..10, 0..10, 0),
+            view(2, 0..86, 10..96, 0),
+            view(2, 86..182, 96..192, 1),
+            view(2, 182..250, 192..260, 2),
+        ];
+        assert_eq!(views, expected);
+        assert_eq!(views_of(&views, 0), &expected[..2]);
+        assert_eq!(views_of(&views, 3), []);
+    }
+
+    #[test]
+    fn a_tensor_that_ends_at_an_edge_is_whole() {
+        assert_eq!(partition(&[0..4, 4..8], 4, 2).unwrap(), [view(0, 0..4, 0..4, 0), view(1, 0..4, 4..8, 1)]);
+        assert_eq!(partition(&[0..0, 0..0], 0, 2).unwrap(), []);
+        assert_eq!(partition(&[], 4, 2).unwrap(), []);
+    }
+
+    #[test]
+    fn refusals_name_the_values() {
+        let refusal = |segments: &[Range<usize>], shard_len, world_size| {
+            partition(segments, shard_len, world_size).unwrap_err().to_string()
+        };
+        assert!(refusal(&[0..4], 4, 0).contains("world size is 0"));
+        let message = refusal(&[0..4, 4..9], 4, 2);
+        assert!(message.contains("segment 1") && message.contains("4..9"), "{message}");
+        assert!(refusal(&[0..1], 0, 2).contains("segment 0"));
+        assert!(refusal(&[2..4, 0..2], 4, 2).contains("segment 1"));
+        assert!(refusal(&[], usize::MAX, 2).contains(&usize::MAX.to_string()));
+        assert!(partition_padded(0, &[]).unwrap_err().to_string().contains("world size is 0"));
+        assert!(partition_padded(2, &[usize::MAX, 1]).unwrap_err().to_string().contains("tensor 1"));
+    }
+}
