@@ -128,7 +128,9 @@ impl Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0 / 10000, self.0 / 100 % 100, self.0 % 100)
+        // Up to 2.8, the major version counted a thousand.
+        let major = if self.0 < 10000 { 1000 } else { 10000 };
+        write!(f, "{}.{}.{}", self.0 / major, self.0 % major / 100, self.0 % 100)
     }
 }
 

@@ -1,0 +1,223 @@
+//! Finding and loading NCCL, with libraries made here that have its functions' names: no GPU and no NCCL is needed.
+//!
+//! Each case is a process of its own, this program again: which library is looked for is settled by the environment.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use gradsync::sys::nccl::{DECLARATIONS, Nccl, NcclError, ResultCode, VARIABLE};
+use serde_json::{Value, json};
+
+const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
+/// The functions that a library may lack.
+const OPTIONAL: [&str; 3] = ["ncclCommRegister", "ncclCommDeregister", "ncclCommShrink"];
+/// No version knows it.
+const UNKNOWN_CODE: ResultCode = ResultCode(99);
+
+/// Opens what the environment of this process names, whatever that is, and prints how it went. The others run this one.
+#[test]
+fn report() {
+    let found = match Nccl::open() {
+        Ok(nccl) => json!({
+            "library": nccl.library(),
+            "version": nccl.version().to_string(),
+            "missing": {
+                "ncclCommRegister": reason(nccl.ncclCommRegister()),
+                "ncclCommDeregister": reason(nccl.ncclCommDeregister()),
+                "ncclCommShrink": reason(nccl.ncclCommShrink()),
+            },
+            // SAFETY: NCCL refuses a null pointer by a result code.
+            "refusal": unsafe { (nccl.functions.ncclGetVersion)(std::ptr::null_mut()) }.0,
+            "text": nccl.error_string(UNKNOWN_CODE),
+            // SAFETY: null is not a communicator, and is allowed.
+            "last": unsafe { nccl.last_error(std::ptr::null_mut()) },
+        }),
+        Err(error) => json!({ "kind": kind(&error), "error": error.to_string() }),
+    };
+    println!("\n{found}");
+
+    let kept = Nccl::get().map(Nccl::version);
+    assert_eq!(kept, Nccl::open().map(|nccl| nccl.version()));
+    assert_eq!(kept, Nccl::get().map(Nccl::version));
+}
+
+fn reason<T>(function: Result<T, NcclError>) -> Option<String> {
+    function.err().map(|error| error.to_string())
+}
+
+fn kind(error: &NcclError) -> &'static str {
+    match error {
+        NcclError::NotFound { .. } => "not found",
+        NcclError::MissingSymbol { .. } => "missing symbol",
+        NcclError::TooOld { .. } => "too old",
+        _ => "another",
+    }
+}
+
+/// What [`report`] prints in a process with this library named, or none, and with this folder to search, or none.
+fn reported(named: Option<&Path>, search: Option<&Path>) -> Value {
+    let mut command = Command::new(env::current_exe().expect("the path of this program"));
+    command.args(["report", "--exact", "--nocapture"]).env_remove(VARIABLE).env_remove(SEARCH_PATH);
+    command.envs(named.map(|path| (VARIABLE, path))).envs(search.map(|path| (SEARCH_PATH, path)));
+    let output = command.output().expect("this program starts");
+    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{printed}{errors}");
+    let line = printed.lines().find(|line| line.starts_with('{'));
+    let line = line.unwrap_or_else(|| panic!("no report in {printed}{errors}"));
+    serde_json::from_str(line).expect("the report is JSON")
+}
+
+/// The text of the error of this kind that the report must be.
+#[track_caller]
+fn error<'a>(report: &'a Value, kind: &str) -> &'a str {
+    assert_eq!(report["kind"], kind, "{report}");
+    report["error"].as_str().expect("a text")
+}
+
+/// A library that says it is NCCL of this version, and has the functions that `has` says.
+fn library(folder: &Path, name: &str, version: &str, has: impl Fn(&str) -> bool) -> PathBuf {
+    let unknown = UNKNOWN_CODE.0;
+    let mut source = String::new();
+    for function in DECLARATIONS.iter().map(|declaration| declaration.name).filter(|function| has(function)) {
+        source += &match function {
+            "ncclGetVersion" => {
+                format!("int {function}(int *to) {{ if (!to) return {unknown}; *to = {version}; return 0; }}\n")
+            }
+            "ncclGetErrorString" => {
+                format!("const char *{function}(int code) {{ return code == {unknown} ? \"news \" : \"\"; }}\n")
+            }
+            "ncclGetLastError" => format!("const char *{function}(void *comm) {{ return comm; }}\n"),
+            // Never called here.
+            _ => format!("int {function}(void) {{ return 0; }}\n"),
+        };
+    }
+    let (path, c) = (folder.join(name), folder.join(name).with_extension("c"));
+    fs::write(&c, source).expect("a writable folder");
+    let compiled = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Werror", "-fPIC", "-shared", "-o"])
+        .args([&path, &c])
+        .output()
+        .expect("a C compiler");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    path
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+#[test]
+fn without_a_library_every_name_is_listed_with_the_loaders_reason() {
+    let report = reported(None, None);
+    if report["kind"] == "not found" {
+        let text = error(&report, "not found");
+        assert!(text.starts_with("NCCL was not found; tried libnccl.so.2 ("), "{text}");
+        assert!(text.contains("), libnccl.so (") && text.contains("No such file"), "{text}");
+        assert!(text.ends_with("; the variable GRADSYNC_LIBNCCL names another"), "{text}");
+    } else {
+        // This machine has one: then it is one of those names that was opened, or is complained about.
+        assert!(report.to_string().contains("libnccl.so"), "{report}");
+    }
+}
+
+#[test]
+fn files_that_are_no_libraries_are_listed_with_the_loaders_reason() {
+    let folder = folder();
+    for name in ["libnccl.so.2", "libnccl.so"] {
+        fs::write(folder.path().join(name), "not a library").expect("a writable folder");
+    }
+    // The folder comes before the system's own, whatever those have; the loader's reasons name the files in it.
+    let report = reported(None, Some(folder.path()));
+    let text = error(&report, "not found");
+    let (first, second) = text.split_once("), libnccl.so (").expect("both names");
+    assert!(first.starts_with("NCCL was not found; tried libnccl.so.2 ("), "{text}");
+    let path = folder.path().display().to_string();
+    assert!([first, second].iter().all(|part| part.contains(&path)), "{text}");
+}
+
+#[test]
+fn the_versioned_name_is_found_first() {
+    let folder = folder();
+    library(folder.path(), "libnccl.so.2", "22809", |_| true);
+    library(folder.path(), "libnccl.so", "22707", |_| true);
+    let report = reported(None, Some(folder.path()));
+    assert_eq!((&report["library"], &report["version"]), (&json!("libnccl.so.2"), &json!("2.28.9")));
+    // A variable that is set to nothing is not set.
+    assert_eq!(reported(Some("".as_ref()), Some(folder.path())), report);
+}
+
+#[test]
+fn only_the_named_library_is_tried() {
+    let folder = folder();
+    library(folder.path(), "libnccl.so.2", "22809", |_| true);
+    let named = folder.path().join("elsewhere.so");
+    let shown = named.display();
+
+    let report = reported(Some(&named), Some(folder.path()));
+    let text = error(&report, "not found");
+    assert!(text.starts_with(&format!("NCCL was not found; tried {shown} (")), "{text}");
+    assert!(text.contains("No such file") && !text.contains("libnccl.so"), "{text}");
+
+    fs::write(&named, "not a library").expect("a writable folder");
+    let report = reported(Some(&named), Some(folder.path()));
+    let text = error(&report, "not found");
+    assert!(text.starts_with(&format!("NCCL was not found; tried {shown} (")), "{text}");
+    assert!(!text.contains("No such file") && !text.contains("libnccl.so"), "{text}");
+}
+
+#[test]
+fn an_old_library_is_called_old_whatever_it_lacks() {
+    let folder = folder();
+    for (version, shown) in [("21701", "2.17.1"), ("2804", "2.8.4")] {
+        let path = library(folder.path(), "old.so", version, |name| name == "ncclGetVersion");
+        let report = reported(Some(&path), None);
+        let expected = format!("NCCL: {} is version {shown}, and 2.18.1 or later is needed", path.display());
+        assert_eq!(error(&report, "too old"), expected);
+    }
+}
+
+#[test]
+fn a_missing_function_is_named() {
+    let folder = folder();
+    for lacks in ["ncclAllReduce", "ncclGetVersion", "ncclRecv"] {
+        let path = library(folder.path(), "incomplete.so", "22809", |name| name != lacks);
+        let report = reported(Some(&path), None);
+        assert_eq!(error(&report, "missing symbol"), format!("NCCL: {} has no function {lacks}", path.display()));
+    }
+}
+
+#[test]
+fn later_functions_may_be_missing_until_they_are_asked_for() {
+    let folder = folder();
+    let path = library(folder.path(), "lowest.so", "21801", |name| !OPTIONAL.contains(&name));
+    let report = reported(Some(&path), None);
+    assert_eq!((&report["library"], &report["version"]), (&json!(path), &json!("2.18.1")));
+    let needs = |name: &str, version: &str| format!("NCCL: {name} needs version {version}, and this is 2.18.1");
+    let expected = json!({
+        "ncclCommRegister": needs("ncclCommRegister", "2.19.1"),
+        "ncclCommDeregister": needs("ncclCommDeregister", "2.19.1"),
+        "ncclCommShrink": needs("ncclCommShrink", "2.27.1"),
+    });
+    assert_eq!(report["missing"], expected);
+}
+
+#[test]
+fn later_functions_are_found_where_they_are() {
+    let folder = folder();
+    let path = library(folder.path(), "later.so", "22703", |name| name != "ncclCommRegister");
+    let missing = &reported(Some(&path), None)["missing"];
+    assert_eq!((&missing["ncclCommShrink"], &missing["ncclCommDeregister"]), (&Value::Null, &Value::Null));
+    assert!(missing["ncclCommRegister"].is_string(), "each is looked up on its own: {missing}");
+}
+
+#[test]
+fn result_codes_of_later_versions_pass_through() {
+    let folder = folder();
+    let path = library(folder.path(), "news.so", "30000", |_| true);
+    let report = reported(Some(&path), None);
+    assert_eq!(report["refusal"], UNKNOWN_CODE.0);
+    assert_eq!(report["text"], "news", "the library's words, without the space behind them");
+    assert_eq!(report["last"], "", "a null pointer is no text");
+    assert_eq!(report["version"], "3.0.0");
+}
