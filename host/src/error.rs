@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::BootstrapError;
 use crate::dtype::{DType, DataType};
 
 /// The result of every fallible call of this crate.
@@ -82,6 +83,9 @@ pub enum Error {
     /// A collective or a transfer between ranks failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     /// The CUDA driver is missing or refused a call.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
@@ -106,8 +110,13 @@ pub struct Call {
 
 impl Call {
     /// A call with data.
-    pub(crate) fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
+    pub fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
         Self { operation, len, dtype: Some(dtype.into()) }
+    }
+
+    /// A call without data, such as a barrier.
+    pub fn without_data(operation: Operation) -> Self {
+        Self { operation, len: 0, dtype: None }
     }
 }
 
@@ -133,15 +142,32 @@ impl std::fmt::Debug for Factor {
 #[allow(missing_docs)] // the names are the communicator's methods
 pub enum Operation {
     AllReduce(crate::comm::ReduceOp),
-    ScaledAllReduce { op: crate::comm::ReduceOp, before: Factor, after: Factor },
+    ScaledAllReduce {
+        op: crate::comm::ReduceOp,
+        before: Factor,
+        after: Factor,
+    },
     ReduceScatter(crate::comm::ReduceOp),
     AllGather,
     AllToAll,
-    Broadcast { root: usize },
-    Send { peer: usize },
-    Recv { peer: usize },
-    SendRecv { to: usize, from: usize },
+    Broadcast {
+        root: usize,
+    },
+    Send {
+        peer: usize,
+    },
+    Recv {
+        peer: usize,
+    },
+    SendRecv {
+        to: usize,
+        from: usize,
+    },
     Barrier,
+    /// The making of a communicator.
+    SetUp,
+    /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
+    Exchange,
 }
 
 impl std::fmt::Display for Operation {
@@ -159,6 +185,8 @@ impl std::fmt::Display for Operation {
             Operation::Recv { peer } => write!(f, "recv(from rank {peer})"),
             Operation::SendRecv { to, from } => write!(f, "send_recv(to rank {to}, from rank {from})"),
             Operation::Barrier => write!(f, "barrier"),
+            Operation::SetUp => write!(f, "set-up"),
+            Operation::Exchange => write!(f, "control exchange"),
         }
     }
 }
@@ -224,11 +252,11 @@ pub enum CommError {
         departure: Departure,
     },
     /// Some ranks did not make the call within the deadline.
-    #[error("{operation}: ranks {missing:?} did not arrive within {deadline:?}")]
+    #[error("{operation}: {}", lateness(missing, *deadline))]
     Timeout {
         /// What this rank was doing.
         operation: Operation,
-        /// The ranks that were waited for.
+        /// The ranks that were waited for; empty if all had begun, and the operation did not end.
         missing: Vec<usize>,
         /// The communicator's deadline.
         deadline: Duration,
@@ -243,6 +271,16 @@ pub enum CommError {
         /// Why, as that rank's own error says it.
         reason: String,
     },
+    /// What carries the data failed on a rank, and its part of the call with it.
+    #[error("{operation}: rank {rank} failed: {reason}")]
+    Transport {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank on which it failed.
+        rank: usize,
+        /// Why, as that rank says it.
+        reason: String,
+    },
     /// A rank that this communicator does not have, or this rank itself where another is needed.
     #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
     InvalidPeer {
@@ -255,4 +293,37 @@ pub enum CommError {
         /// Number of ranks.
         world_size: usize,
     },
+}
+
+impl CommError {
+    /// The same failure as a rank sees it that was doing `own`.
+    pub(crate) fn seen_in(mut self, own: Operation) -> Self {
+        match &mut self {
+            CommError::PeerGone { operation, .. }
+            | CommError::Timeout { operation, .. }
+            | CommError::InvalidCall { operation, .. }
+            | CommError::Transport { operation, .. } => *operation = own,
+            CommError::Mismatch { .. } | CommError::InvalidPeer { .. } => {}
+        }
+        self
+    }
+
+    /// The ranks that this failure is due to, as far as is known: those to leave out of the next group.
+    pub fn blamed(&self) -> Vec<usize> {
+        match self {
+            CommError::PeerGone { rank, .. }
+            | CommError::InvalidCall { rank, .. }
+            | CommError::Transport { rank, .. }
+            | CommError::InvalidPeer { rank, .. } => vec![*rank],
+            CommError::Timeout { missing, .. } => missing.clone(),
+            CommError::Mismatch { left_rank, right_rank, .. } => vec![*left_rank, *right_rank],
+        }
+    }
+}
+
+fn lateness(missing: &[usize], deadline: Duration) -> String {
+    if missing.is_empty() {
+        return format!("did not complete within {deadline:?} although every rank has started it");
+    }
+    format!("ranks {missing:?} did not arrive within {deadline:?}")
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`kernels`] | the arithmetic on one rank's memory: [`kernels::cpu`], `kernels::cuda` |
 //! | [`GradientBuffer`] | many tensors in one arena |
+//! | [`bootstrap`] | how ranks find each other, and the control channel that stays up |
 //! | [`comm`] | ranks and their collectives; [`comm::local`] runs ranks as threads |
 //! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum |
 //! | [`plan`] | who holds and sends what, as pure functions |
@@ -17,6 +18,7 @@
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
 //!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
 
+pub mod bootstrap;
 pub mod buffer;
 pub mod comm;
 pub mod dtype;
@@ -31,6 +33,8 @@ pub mod driver;
 #[cfg(feature = "cuda")]
 pub mod sys;
 
+#[cfg(feature = "cuda")]
+pub use buffer::DeviceGradientBuffer;
 pub use buffer::GradientBuffer;
 pub use dtype::{DType, DataType, Element};
 pub use error::{CommError, Error, Result};

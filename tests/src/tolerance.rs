@@ -14,12 +14,17 @@
 //! # Adasum
 //!
 //! See [`adasum`], which walks the oracle's tree and carries one bound per element.
+//!
+//! # Sums of a transport
+//!
+//! See [`transport`]: the roundings are to the dtype there, and not to `f64`.
 
 use crate::oracle::adasum::Node;
 use crate::oracle::exact::dot_f64;
 use crate::oracle::{Format, adasum::SMALLEST_SQUARED_NORM};
 
 pub mod adasum;
+pub mod transport;
 
 /// Unit roundoff of `f64`.
 pub const UNIT: f64 = 1.110_223_024_625_156_5e-16;

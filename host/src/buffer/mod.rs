@@ -1,15 +1,21 @@
-//! [`GradientBuffer`]: the gradients of many tensors in one arena, so that a collective runs over all of them at once.
+//! [`GradientBuffer`] and, on a GPU, `DeviceGradientBuffer`: the gradients of many tensors in one arena, so that a collective runs
+//! over all of them at once.
 //!
-//! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
+//! They own memory and know names, shapes and places. They never communicate and do no arithmetic.
 
-use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+#[cfg(feature = "cuda")]
+mod device;
+mod table;
+
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+pub use self::device::DeviceGradientBuffer;
+pub use self::table::TensorTable;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::plan::layout::{Layout, TENSOR_ALIGNMENT};
-use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut, shape_len};
+use crate::plan::layout::TENSOR_ALIGNMENT;
+use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 
 /// The unit of allocation: what a tensor is aligned to.
 #[derive(Clone, Copy)]
@@ -77,13 +83,8 @@ impl Arena {
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 pub struct GradientBuffer {
-    world_size: usize,
-    layout: Layout,
-    names: Vec<String>,
-    shapes: Vec<Vec<usize>>,
-    index: HashMap<String, usize>,
+    table: TensorTable,
     arena: Arena,
-    fingerprint: u64,
 }
 
 impl GradientBuffer {
@@ -97,44 +98,34 @@ impl GradientBuffer {
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
-        const OPERATION: &str = "gradient buffer";
-        let (mut names, mut shapes, mut lens) = (Vec::new(), Vec::new(), Vec::new());
-        let mut index = HashMap::new();
-        for (name, shape) in tensors {
-            let (name, shape) = (name.into(), shape.into());
-            lens.push(shape_len(OPERATION, &shape)?);
-            if let Some(first) = index.insert(name.clone(), names.len()) {
-                let reason = format!("tensors {first} and {} are both named {name:?}", names.len());
-                return Err(Error::InvalidArgument { operation: OPERATION, reason });
-            }
-            names.push(name);
-            shapes.push(shape);
-        }
-        let layout = Layout::new(dtype, world_size, &lens)?;
-        let arena = Arena::zeroed(OPERATION, dtype, layout.shard_len * world_size)?;
-        let mut hasher = DefaultHasher::new();
-        (dtype, world_size, &names, &shapes).hash(&mut hasher);
-        Ok(Self { world_size, layout, names, shapes, index, arena, fingerprint: hasher.finish() })
+        let table = TensorTable::new(dtype, world_size, tensors)?;
+        let arena = Arena::zeroed("gradient buffer", dtype, table.arena_len())?;
+        Ok(Self { table, arena })
+    }
+
+    /// Which tensors it holds, and where.
+    pub fn table(&self) -> &TensorTable {
+        &self.table
     }
 
     /// The dtype of every tensor.
     pub fn dtype(&self) -> DType {
-        self.arena.dtype
+        self.table.dtype()
     }
 
     /// The number of shards.
     pub fn world_size(&self) -> usize {
-        self.world_size
+        self.table.world_size()
     }
 
     /// The number of tensors.
     pub fn tensor_count(&self) -> usize {
-        self.names.len()
+        self.table.tensor_count()
     }
 
     /// Elements of the arena, gaps included: `world_size × shard_len`.
     pub fn len(&self) -> usize {
-        self.layout.shard_len * self.world_size
+        self.table.arena_len()
     }
 
     /// Whether the arena has no elements.
@@ -144,39 +135,39 @@ impl GradientBuffer {
 
     /// Elements of one rank's shard.
     pub fn shard_len(&self) -> usize {
-        self.layout.shard_len
+        self.table.shard_len()
     }
 
     /// The name of tensor `index`; panics past the last, as all accessors by index do.
     pub fn name(&self, index: usize) -> &str {
-        &self.names[index]
+        self.table.name(index)
     }
 
     /// The shape of tensor `index`.
     pub fn shape(&self, index: usize) -> &[usize] {
-        &self.shapes[index]
+        self.table.shape(index)
     }
 
     /// The index of the tensor of that name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
-        self.index.get(name).copied()
+        self.table.index_of(name)
     }
 
     /// The element range of each tensor in the arena.
     pub fn segments(&self) -> &[Range<usize>] {
-        &self.layout.segments
+        self.table.segments()
     }
 
     /// Tensor `index`.
     pub fn tensor(&self, index: usize) -> TensorView<'_> {
-        let data = self.as_slice().range(self.layout.segments[index].clone());
-        TensorView::new(data, &self.shapes[index]).expect("the layout gave the tensor its shape's length")
+        let data = self.as_slice().range(self.table.segments()[index].clone());
+        TensorView::new(data, self.table.shape(index)).expect("the layout gave the tensor its shape's length")
     }
 
     /// Tensor `index`, to write.
     pub fn tensor_mut(&mut self, index: usize) -> TensorViewMut<'_> {
-        let data = self.arena.as_mut_slice().range_mut(self.layout.segments[index].clone());
-        TensorViewMut::new(data, &self.shapes[index]).expect("the layout gave the tensor its shape's length")
+        let data = self.arena.as_mut_slice().range_mut(self.table.segments()[index].clone());
+        TensorViewMut::new(data, self.table.shape(index)).expect("the layout gave the tensor its shape's length")
     }
 
     /// The whole arena.
@@ -189,25 +180,14 @@ impl GradientBuffer {
         self.arena.as_mut_slice()
     }
 
-    /// A hash of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        self.fingerprint
-    }
-
     /// The arena and the segments in it, both borrowed at once.
     pub(crate) fn parts_mut(&mut self) -> (SliceMut<'_>, &[Range<usize>]) {
-        (self.arena.as_mut_slice(), &self.layout.segments)
+        (self.arena.as_mut_slice(), self.table.segments())
     }
 }
 
 impl std::fmt::Debug for GradientBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let tensors: Vec<_> = self.names.iter().zip(&self.shapes).collect();
-        f.debug_struct("GradientBuffer")
-            .field("dtype", &self.dtype())
-            .field("world_size", &self.world_size)
-            .field("shard_len", &self.shard_len())
-            .field("tensors", &tensors)
-            .finish()
+        f.debug_struct("GradientBuffer").field("table", &self.table).finish_non_exhaustive()
     }
 }

@@ -1,11 +1,18 @@
 //! Ranks and what they do together: the [`Communicator`] trait and its transports.
 //!
-//! [`local`] runs ranks as threads of one process. Transports never meet: each implements the trait on its own.
+//! [`local`] runs ranks as threads of one process. With the feature `cuda` there is [`DeviceCommunicator`], the counterpart for device
+//! memory, and `nccl`, which implements it. Transports never meet: each implements its trait on its own.
 
+#[cfg(feature = "cuda")]
+mod device;
 pub mod local;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 
 use std::fmt;
 
+#[cfg(feature = "cuda")]
+pub use self::device::{DeviceCommunicator, Scaling};
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
 use crate::slice::{Slice, SliceMut};

@@ -80,13 +80,18 @@ impl Event {
         self.mark.as_ref().expect("taken in `drop` alone")
     }
 
+    /// Whether it belongs to that queue.
+    pub(crate) fn is_of(&self, queue: &Queue) -> bool {
+        self.queue.is_same(queue)
+    }
+
     /// Moves the event to the end of its queue.
     ///
     /// # Errors
     /// [`CudaError`] of the driver.
     pub fn record(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
-        self.mark().record(self.queue.stream().as_inner())
+        self.mark().record(self.queue.raw_stream())
     }
 
     /// Whether the queue has got past it. Does not wait.

@@ -48,7 +48,7 @@ impl DeviceBuffer {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, 0, bytes, queue.stream().as_inner()) })?;
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, 0, bytes, queue.raw_stream()) })?;
         Ok(buffer)
     }
 
@@ -143,7 +143,7 @@ impl<'a> DeviceSlice<'a> {
         let bytes = data.as_bytes_mut();
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyDtoHAsync", unsafe {
-            let stream = self.queue.stream().as_inner();
+            let stream = self.queue.raw_stream();
             sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream)
         })?;
         Ok(self.queue.synchronize()?)
@@ -175,6 +175,12 @@ impl<'a> DeviceSliceMut<'a> {
         DeviceSliceMut { view: self.view.range(range), unique: PhantomData }
     }
 
+    /// The elements before `middle`, and those from there on; panics as slicing does when that is out of bounds.
+    pub fn split_at_mut(self, middle: usize) -> (DeviceSliceMut<'a>, DeviceSliceMut<'a>) {
+        let (first, second) = (self.view.range(0..middle), self.view.range(middle..self.view.len));
+        (DeviceSliceMut { view: first, unique: PhantomData }, DeviceSliceMut { view: second, unique: PhantomData })
+    }
+
     /// Puts a copy of host data into the queue and waits until the data have been read.
     ///
     /// # Errors
@@ -185,7 +191,7 @@ impl<'a> DeviceSliceMut<'a> {
         let bytes = data.as_bytes();
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyHtoDAsync", unsafe {
-            let stream = self.view.queue.stream().as_inner();
+            let stream = self.view.queue.raw_stream();
             sys::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
         })?;
         Ok(self.view.queue.synchronize()?)
@@ -212,7 +218,7 @@ impl<'a> DeviceSliceMut<'a> {
         let bytes = self.view.len * self.view.dtype.size_bytes();
         // SAFETY: both sides have that many bytes.
         check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.stream().as_inner())
+            sys::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.raw_stream())
         })?;
         Ok(())
     }

@@ -1,16 +1,18 @@
 //! [`Queue`]: one device, one stream, in order; the memory and the kernels that it uses.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
 use cust::stream::{Stream, StreamFlags};
+use cust::sys;
 
 use super::event::{Event, Timing};
 use super::module::{Argument, Kernel, Library};
 use super::pool::{self, Pool, Staging};
-use super::{CudaError, Named};
+use super::{CudaError, Named, check};
 use crate::error::Error;
 
 /// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
@@ -28,7 +30,9 @@ struct Inner {
     kernels: Mutex<HashMap<&'static str, Kernel>>,
     pool: Mutex<Pool>,
     staging: Mutex<Staging>,
-    stream: Stream,
+    stream: sys::CUstream,
+    /// Destroys `stream`, unless it belongs to somebody else.
+    _owned: Option<Stream>,
     context: Context,
     ordinal: u32,
     library: Library,
@@ -45,6 +49,28 @@ impl Queue {
     /// # Errors
     /// [`CudaError`] if there is no driver (code 100), no device of that ordinal (101), or its compute capability is below 7.5.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
+        Self::open(ordinal, || {
+            let stream = Stream::new(StreamFlags::NON_BLOCKING, None).named("cuStreamCreate")?;
+            Ok((stream.as_inner(), Some(stream)))
+        })
+    }
+
+    /// Opens a queue on a stream of another library, of the device's primary context (which the CUDA runtime uses too); null is the
+    /// default stream. Work of both is then ordered as on any one stream.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it.
+    pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
+        Self::open(ordinal, || Ok((stream.cast(), None)))
+    }
+
+    fn open(
+        ordinal: u32,
+        stream: impl FnOnce() -> Result<(sys::CUstream, Option<Stream>), CudaError>,
+    ) -> Result<Self, CudaError> {
         cust::init(cust::CudaFlags::empty()).named("cuInit")?;
         let count = Device::num_devices().named("cuDeviceGetCount")?;
         if ordinal >= count {
@@ -62,9 +88,9 @@ impl Queue {
         })?;
         let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
         CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
-        let stream = Stream::new(StreamFlags::NON_BLOCKING, None).named("cuStreamCreate")?;
+        let (stream, owned) = stream()?;
         let (kernels, pool, staging) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let inner = Inner { kernels, pool, staging, stream, context, ordinal, library };
+        let inner = Inner { kernels, pool, staging, stream, _owned: owned, context, ordinal, library };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -73,9 +99,25 @@ impl Queue {
         self.inner.ordinal
     }
 
-    /// The CUDA stream, for other libraries to order their work on.
-    pub fn stream(&self) -> &Stream {
-        &self.inner.stream
+    /// The CUDA stream (`cudaStream_t`, `CUstream`), for other libraries to order their work on.
+    pub fn stream(&self) -> *mut c_void {
+        self.inner.stream.cast()
+    }
+
+    pub(super) fn raw_stream(&self) -> sys::CUstream {
+        self.inner.stream
+    }
+
+    /// The device's UUID, which no other device in the world has.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn device_uuid(&self) -> Result<[u8; 16], CudaError> {
+        let device = Device::get_device(self.inner.ordinal).named("cuDeviceGet")?;
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes; the handle is that of a device.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid(&mut uuid, device.as_raw()) })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     /// Waits for everything in the queue.
@@ -84,7 +126,8 @@ impl Queue {
     /// [`CudaError`], also of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.make_current()?;
-        self.inner.stream.synchronize().named("cuStreamSynchronize")
+        // SAFETY: the handle is live.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.inner.stream) })
     }
 
     /// Puts an event at the end of the queue.
@@ -109,7 +152,7 @@ impl Queue {
     /// [`CudaError`] of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
-        event.mark().hold_back(self.inner.stream.as_inner())
+        event.mark().hold_back(self.inner.stream)
     }
 
     /// Loads a kernel before its first launch, which would otherwise pay for its compilation by the driver.
@@ -121,9 +164,14 @@ impl Queue {
         self.with_kernel(name, |_| Ok(()))
     }
 
+    /// Whether both are one queue.
+    pub(super) fn is_same(&self, other: &Queue) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Refuses operands whose work is ordered on another queue: nothing would order this one's work after it.
     pub(crate) fn check_same(&self, operation: &'static str, other: &Queue) -> Result<(), Error> {
-        if Arc::ptr_eq(&self.inner, &other.inner) {
+        if self.is_same(other) {
             return Ok(());
         }
         let (left, right) = (self.ordinal(), other.ordinal());
@@ -132,7 +180,7 @@ impl Queue {
     }
 
     /// Makes the context current on this thread, which every call of the driver needs.
-    pub(super) fn make_current(&self) -> Result<(), CudaError> {
+    pub(crate) fn make_current(&self) -> Result<(), CudaError> {
         CurrentContext::set_current(&self.inner.context).named("cuCtxSetCurrent")
     }
 
@@ -163,7 +211,7 @@ impl Queue {
         self.make_current()?;
         let mut staging = self.inner.staging.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise.
-        unsafe { staging.upload(self.inner.stream.as_inner(), address, data) }
+        unsafe { staging.upload(self.inner.stream, address, data) }
     }
 
     /// Puts a launch of `blocks` × `threads` into the queue; nothing happens for no blocks.
@@ -184,7 +232,7 @@ impl Queue {
         self.make_current()?;
         self.with_kernel(name, |kernel| {
             // SAFETY: the caller's promise.
-            unsafe { kernel.launch(&self.inner.stream, blocks, threads, arguments) }
+            unsafe { kernel.launch(self.inner.stream, blocks, threads, arguments) }
         })
     }
 

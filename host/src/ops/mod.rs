@@ -4,6 +4,8 @@
 
 mod adasum;
 mod all_reduce;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod gradient;
 
 pub use adasum::{AdasumOptions, AdasumReport, Algorithm, Granularity, adasum_all_reduce};
@@ -28,7 +30,7 @@ fn same_plan(
     choices: impl Hash,
 ) -> Result<()> {
     let mut hasher = DefaultHasher::new();
-    (buffer.fingerprint(), choices).hash(&mut hasher);
+    (buffer.table().fingerprint(), choices).hash(&mut hasher);
     // The bits travel as a number and are never computed with.
     let own = [f64::from_bits(hasher.finish())];
     let mut all = vec![0.0f64; comm.world_size()];

@@ -284,15 +284,7 @@ enum Progress {
 impl State {
     /// The failure of this group, if any, as the error of `operation`.
     fn check(&self, operation: Operation) -> Result<()> {
-        let Some(failure) = &self.failure else { return Ok(()) };
-        let mut failure = failure.clone();
-        match &mut failure {
-            CommError::PeerGone { operation: own, .. }
-            | CommError::Timeout { operation: own, .. }
-            | CommError::InvalidCall { operation: own, .. } => *own = operation,
-            CommError::Mismatch { .. } | CommError::InvalidPeer { .. } => {}
-        }
-        Err(failure.into())
+        self.failure.clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
     }
 
     fn posts(&self) -> Vec<Post> {

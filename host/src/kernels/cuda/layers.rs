@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 use super::{pointer, pointer_mut, upload_words};
@@ -38,6 +38,17 @@ pub struct Layers {
     /// The addresses of the vectors of the last launch, and the same on the host.
     table: DeviceBuffer,
     addresses: Vec<u64>,
+    /// How the first segment's weights get to all others, where all segments are one layer.
+    shared: Option<Spread>,
+}
+
+/// Tables of copies from the first segment's rows to all others'.
+#[derive(Debug)]
+struct Spread {
+    /// Of weights and trees, in f64.
+    weights: DeviceBuffer,
+    /// Of flags, in f32.
+    flags: DeviceBuffer,
 }
 
 impl Layers {
@@ -75,7 +86,36 @@ impl Layers {
             tree: zeroed(2 * (world_size - 1) * count)?,
             table: zeroed(world_size)?,
             addresses: Vec::new(),
+            shared: None,
         })
+    }
+
+    /// As [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_shared(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        let mut layers = Self::new(queue, len, segments, world_size)?;
+        let others = 1..layers.count.max(1) as u64;
+        let row = |buffer: &DeviceBuffer, bytes: usize, row: u64| buffer.as_slice().address() + row * bytes as u64;
+        let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
+            [row(buffer, len * size, index), row(buffer, 0, 0), len as u64, block]
+        };
+        // One block a piece: rows are shorter than a tile, the trees of 4096 ranks excepted, whose tiles are counted.
+        let tiles = |len: usize| len.div_ceil(tile_len(DType::F64, DType::F64)) as u64;
+        let (width, nodes) = (world_size, 2 * (world_size - 1));
+        let (mut weights, mut flags, mut block) = (Vec::new(), Vec::new(), 0);
+        for index in others.clone() {
+            weights.extend(piece(&layers.weights, 8, width, index, block));
+            block += tiles(width);
+            weights.extend(piece(&layers.tree, 8, nodes, index, block));
+            block += tiles(nodes);
+        }
+        for (block, index) in others.enumerate() {
+            flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
+        }
+        layers.shared = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
+        Ok(layers)
     }
 
     /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
@@ -151,10 +191,11 @@ impl Layers {
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
             pointer(self.totals.as_slice()),
-            self.count.into(),
+            self.layer_count().into(),
             self.world_size.into(),
         ];
-        self.per_layer("coefficients", &own)
+        self.per_layer("coefficients", &own)?;
+        self.spread()
     }
 
     /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
@@ -188,14 +229,36 @@ impl Layers {
             for (place, &pair) in level.iter().enumerate() {
                 self.set_pair(pair, place)?;
             }
+            self.spread()?;
         }
         self.combine(dst.reborrow(), vectors)?;
         self.tree_combine(dst, vectors)
     }
 
     /// The first `count` sums a layer of the last reduction.
-    pub(crate) fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
-        self.totals.as_mut_slice().range_mut(0..count * self.count)
+    fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
+        let len = count * self.layer_count();
+        self.totals.as_mut_slice().range_mut(0..len)
+    }
+
+    /// The layers that are told apart: one, where all segments share it.
+    fn layer_count(&self) -> usize {
+        if self.shared.is_some() { self.count.min(1) } else { self.count }
+    }
+
+    /// Hands what the first segment has to all others, where all are one layer.
+    fn spread(&self) -> Result<()> {
+        let Some(Spread { weights, flags }) = &self.shared else { return Ok(()) };
+        let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
+            let pieces = table.as_slice().len() / 4;
+            // SAFETY: the tables list places in this object's own buffers.
+            unsafe { self.queue.launch(name, blocks as u64, THREADS, &[pointer(table.as_slice()), pieces.into()]) }
+        };
+        let tiles = |len: usize| len.div_ceil(tile_len(DType::F64, DType::F64));
+        let others = self.count.saturating_sub(1);
+        let blocks = others * (tiles(self.world_size) + tiles(2 * (self.world_size - 1)));
+        copy("cast_segments_f64_f64", weights, blocks)?;
+        Ok(copy("cast_segments_f32_f32", flags, others)?)
     }
 
     /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, as number `place` of such triples, for cancelled layers;
@@ -226,7 +289,7 @@ impl Layers {
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
             pointer(self.sums(3, place)),
-            self.count.into(),
+            self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
             pair.middle.into(),
@@ -237,7 +300,7 @@ impl Layers {
 
     /// Room for `width` sums a layer, behind `place` others of that width.
     fn sums(&self, width: usize, place: usize) -> DeviceSlice<'_> {
-        let len = width * self.count;
+        let len = width * self.layer_count();
         self.totals.as_slice().range(place * len..(place + 1) * len)
     }
 
@@ -309,11 +372,11 @@ impl Layers {
     /// [`Error::InvalidArgument`] for more numbers than any reduction here gives; [`Error::Cuda`].
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
         let room = self.totals.as_slice().len();
-        if self.count.checked_mul(count).is_none_or(|wanted| wanted > room) {
-            let reason = format!("{count} numbers for each of {} layers, and there are {room} in all", self.count);
+        if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > room) {
+            let reason = format!("{count} numbers for each of {} layers, and there are {room} in all", self.layer_count());
             return Err(Error::InvalidArgument { operation: "read_totals", reason });
         }
-        let mut totals = vec![0.0; self.count * count];
+        let mut totals = vec![0.0; self.layer_count() * count];
         self.totals.as_slice().range(0..totals.len()).copy_to_host((&mut totals).into())?;
         Ok(totals)
     }
@@ -329,18 +392,25 @@ impl Layers {
             pointer(self.sums(products, place)),
             pointer(self.partials.as_slice()),
             pointer(self.spans.as_slice()),
-            self.count.into(),
+            self.layer_count().into(),
             products.into(),
             self.chunks.into(),
         ];
-        // SAFETY: totals and partials have room for that many products.
-        Ok(unsafe { self.queue.launch("sum_partials", (self.count * products) as u64, THREADS, &arguments) }?)
+        let blocks = (self.layer_count() * products) as u64;
+        // SAFETY: totals and partials have room for that many products. A layer's partials end where the next begins, the last one's
+        // at the last chunk.
+        Ok(unsafe { self.queue.launch("sum_partials", blocks, THREADS, &arguments) }?)
     }
 
     fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
         // SAFETY: called with this object's own buffers, which have room for every layer.
         Ok(unsafe {
-            self.queue.launch(name, self.count.div_ceil(LAYER_THREADS as usize) as u64, LAYER_THREADS, arguments)
+            self.queue.launch(
+                name,
+                self.layer_count().div_ceil(LAYER_THREADS as usize) as u64,
+                LAYER_THREADS,
+                arguments,
+            )
         }?)
     }
 

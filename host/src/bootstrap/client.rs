@@ -1,0 +1,219 @@
+//! The other ranks' side of a group that spans processes: they look for rank 0 until the deadline, prove themselves,
+//! wait for the others, and keep the connection.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::connection::{LINGER, Outbox, Threads, drain};
+use super::error::BootstrapError;
+use super::frame::{self, FRAME_LIMIT, Timed};
+use super::gathering::Applicant;
+use super::handshake::{self, Identity};
+use super::member::Member;
+use super::message::{Event, Network, Request};
+use super::seat::Seat;
+use super::secret::Secret;
+
+/// How long one attempt to connect may take, and one handshake.
+const ATTEMPT_TIME: Duration = Duration::from_secs(5);
+/// Between attempts: at first, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
+/// Where rank 0 is to be found.
+#[derive(Debug)]
+pub(super) struct Invitation {
+    pub(super) hosts: Vec<String>,
+    pub(super) port: u16,
+    pub(super) secret: Secret,
+}
+
+/// Joins as another rank than 0. What `invite` gives, and which errors end the search, depends on the kind of
+/// rendezvous.
+pub(super) fn join(
+    applicant: &Applicant,
+    invite: impl Fn() -> Result<Invitation, BootstrapError>,
+    is_final: impl Fn(&BootstrapError) -> bool,
+) -> Result<Member, BootstrapError> {
+    let mut pause = PAUSES.0;
+    let mut refusal = None;
+    loop {
+        let error = match invite().and_then(|invitation| attempt(applicant, &invitation)) {
+            Ok(member) => return Ok(member),
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) => error,
+        };
+        tracing::debug!(%error, rank = applicant.rank, "looking for rank 0 again");
+        thread::sleep(applicant.at_most(pause));
+        pause = (pause * 2).min(PAUSES.1);
+        if !matches!(error, BootstrapError::Unreachable { .. }) {
+            refusal = Some(error.clone());
+        }
+        if applicant.left() == Some(Duration::ZERO) {
+            // Who has been refused knows more than who has found nobody since.
+            return Err(refusal.unwrap_or(error));
+        }
+    }
+}
+
+/// Tries every address once. Where several answer wrongly, the first that is known to be wrong is reported.
+fn attempt(applicant: &Applicant, invitation: &Invitation) -> Result<Member, BootstrapError> {
+    let mut failure = None;
+    for host in &invitation.hosts {
+        let name = format!("{host}:{}", invitation.port);
+        let unreachable = |error: io::Error| BootstrapError::Unreachable {
+            address: name.clone(),
+            deadline: applicant.deadline,
+            reason: error.to_string(),
+        };
+        let addresses = match (host.as_str(), invitation.port).to_socket_addrs() {
+            Ok(addresses) => addresses.collect(),
+            Err(error) => {
+                failure.get_or_insert(unreachable(error));
+                Vec::new()
+            }
+        };
+        for address in addresses {
+            let error = match approach(applicant, &name, address, &invitation.secret) {
+                Ok(socket) => return wait(applicant, &name, Arc::new(socket)),
+                Err(error) => error,
+            };
+            if !matches!(failure, Some(BootstrapError::WrongSecret { .. } | BootstrapError::VersionMismatch { .. })) {
+                failure = Some(error);
+            }
+        }
+    }
+    Err(failure.unwrap_or_else(|| BootstrapError::Unreachable {
+        address: format!("{}:{}", invitation.hosts.join(", "), invitation.port),
+        deadline: applicant.deadline,
+        reason: "the name has no address".into(),
+    }))
+}
+
+/// Connects and proves itself.
+fn approach(
+    applicant: &Applicant,
+    name: &str,
+    address: SocketAddr,
+    secret: &Secret,
+) -> Result<TcpStream, BootstrapError> {
+    let deadline = applicant.deadline;
+    let unreachable = |reason| BootstrapError::Unreachable { address: name.to_owned(), deadline, reason };
+    let connect = || -> io::Result<TcpStream> {
+        // A timeout of nothing is refused.
+        let time = applicant.at_most(ATTEMPT_TIME).max(Duration::from_millis(1));
+        let socket = TcpStream::connect_timeout(&address, time)?;
+        socket.set_nodelay(true)?;
+        // Where nobody listens, a connection can meet itself, if the system chose the same port for its other end.
+        if socket.local_addr()? == socket.peer_addr()? {
+            Err(io::ErrorKind::ConnectionRefused.into())
+        } else {
+            Ok(socket)
+        }
+    };
+    let socket = connect().map_err(|error| unreachable(error.to_string()))?;
+    let end = Instant::now().checked_add(applicant.at_most(ATTEMPT_TIME));
+    let identity = Identity {
+        rank: applicant.rank as u64,
+        world_size: applicant.world_size as u64,
+        generation: applicant.generation,
+    };
+    handshake::introduce(&mut Timed { socket: &socket, end }, secret, identity)
+        .map_err(|error| error.about(name.to_owned()).unwrap_or_else(unreachable))?;
+    Ok(socket)
+}
+
+/// Waits for the others, at the other end of a proven connection.
+fn wait(applicant: &Applicant, name: &str, socket: Arc<TcpStream>) -> Result<Member, BootstrapError> {
+    let start = |socket: &Arc<TcpStream>| -> io::Result<Result<Member, BootstrapError>> {
+        let mut end = applicant.end;
+        match (Timed { socket, end }).wait() {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                // Rank 0 knows who is missing.
+                end = Instant::now().checked_add(LINGER);
+                let give_up = Request::GiveUp { deadline: applicant.deadline };
+                frame::write(&mut Timed { socket, end }, &give_up, FRAME_LIMIT)?;
+            }
+            other => {
+                other?;
+                end = Instant::now().checked_add(ATTEMPT_TIME);
+            }
+        }
+        match frame::read(&mut Timed { socket, end }, FRAME_LIMIT)? {
+            Event::Start(network) => {
+                socket.set_read_timeout(None)?;
+                socket.set_write_timeout(None)?;
+                Ok(Ok(enter(applicant, socket.clone(), network)?))
+            }
+            Event::Refused(error) => {
+                drain(socket);
+                Ok(Err(error))
+            }
+            event => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{event:?} before the group began"))),
+        }
+    };
+    start(&socket).unwrap_or_else(|error| {
+        let (address, deadline) = (name.to_owned(), applicant.deadline);
+        let reason = format!("the connection failed while waiting for other ranks: {error}");
+        Err(BootstrapError::Unreachable { address, deadline, reason })
+    })
+}
+
+/// All have joined: the connection gets its threads.
+fn enter(applicant: &Applicant, socket: Arc<TcpStream>, network: Network) -> io::Result<Member> {
+    let seat = Arc::new(Seat::new(applicant.rank, applicant.world_size, true));
+    let threads = Arc::new(Threads::default());
+    let outbox = Outbox::start(&socket, &threads)?;
+    let (reading, answers, events) = (socket.clone(), outbox.clone(), seat.clone());
+    let read = move || {
+        listen(&reading, &answers, &events);
+        // A member that is never told of this would keep the writing thread.
+        answers.close();
+    };
+    if let Err(error) = threads.spawn("gradsync-read", read) {
+        outbox.close();
+        return Err(error);
+    }
+    Ok(Member::there(Link { outbox, socket, threads }, seat, network))
+}
+
+/// Takes events until the connection ends.
+fn listen(mut socket: &TcpStream, answers: &Outbox, seat: &Seat) {
+    loop {
+        match frame::read(&mut socket, FRAME_LIMIT) {
+            Ok(Event::Probe { inquiry }) => {
+                answers.send(&Request::Progress { inquiry, sequence: seat.recorder.sequence() });
+            }
+            Ok(event) => seat.deliver(event),
+            Err(error) => {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    tracing::warn!(%error, rank = seat.rank(), "rank 0 sent what is no frame");
+                }
+                return seat.disconnected();
+            }
+        }
+    }
+}
+
+/// A member's connection to the hub.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) outbox: Outbox,
+    pub(super) socket: Arc<TcpStream>,
+    threads: Arc<Threads>,
+}
+
+impl Link {
+    /// Ends the connection: in good order within a moment, or by force.
+    pub(super) fn finish(&self) {
+        self.outbox.close();
+        self.threads.wait(LINGER);
+        // A socket that is gone already cannot be shut, and need not be.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if !self.threads.wait(LINGER) {
+            tracing::warn!("a thread of the control channel did not end");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The threads that serve connections: they are counted, so that whoever ends a group can wait for them.
+//!
+//! Each connection has a thread that reads and one that writes, so that no call ever waits for a peer that has stopped
+//! reading. What is read or written means nothing here.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::frame::{FRAME_LIMIT, encode};
+
+/// How long the end of a connection waits for the other side to read the last words.
+pub(super) const LINGER: Duration = Duration::from_millis(500);
+
+/// A number of running threads.
+#[derive(Debug, Default)]
+pub(super) struct Threads {
+    running: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Threads {
+    /// Runs `body` on a thread of its own, called `name`.
+    pub(super) fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let guard = Running::new(self.clone());
+        let body = move || {
+            body();
+            drop(guard);
+        };
+        thread::Builder::new().name(name.to_owned()).spawn(body).map(|_| ())
+    }
+
+    /// Waits until none is running, or until the time is over; says whether none is.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(running, time, |running| *running > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+}
+
+/// One of them, for as long as it lives.
+struct Running(Arc<Threads>);
+
+impl Running {
+    fn new(threads: Arc<Threads>) -> Self {
+        *threads.running.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Running(threads)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// The sending side of a connection: a queue, and a thread that empties it into the socket.
+///
+/// The queue stays short: a member has one post at a time, and a group fails only once.
+#[derive(Clone, Debug)]
+pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
+
+impl Outbox {
+    pub(super) fn start(socket: &Arc<TcpStream>, threads: &Arc<Threads>) -> io::Result<Self> {
+        let (sender, queue) = channel();
+        let socket = socket.clone();
+        threads.spawn("gradsync-write", move || empty(&queue, &socket))?;
+        Ok(Outbox(sender))
+    }
+
+    pub(super) fn send(&self, message: &impl Serialize) {
+        match encode(message, FRAME_LIMIT) {
+            Ok(frame) => self.send_frame(frame.into()),
+            Err(error) => tracing::error!(%error, "a message of the control channel was not sent"),
+        }
+    }
+
+    /// Sends what [`encode`] made. To a connection that is gone, nothing is sent; its reader has noticed.
+    pub(super) fn send_frame(&self, frame: Arc<[u8]>) {
+        let _ = self.0.send(Some(frame));
+    }
+
+    /// Ends the sending side once everything before is written.
+    pub(super) fn close(&self) {
+        let _ = self.0.send(None);
+    }
+}
+
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream) {
+    while let Ok(Some(frame)) = queue.recv() {
+        if socket.write_all(&frame).is_err() {
+            // The reader of this connection must notice too. A socket that is gone already cannot be shut.
+            let _ = socket.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+    let _ = socket.shutdown(Shutdown::Write);
+}
+
+/// Reads until the other side has closed, for a moment: a socket that is dropped with bytes unread resets its
+/// connection, and the other side may lose the last words.
+pub(super) fn drain(mut socket: &TcpStream) {
+    let end = Instant::now() + LINGER;
+    let mut rest = [0; 4096];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let is_open = !left.is_zero() && socket.set_read_timeout(Some(left)).is_ok();
+        if !is_open || !matches!(socket.read(&mut rest), Ok(1..)) {
+            return;
+        }
+    }
+}

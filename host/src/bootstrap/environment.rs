@@ -1,0 +1,221 @@
+//! [`Launch`]: what the launcher that started this process says about it, in variables of the environment.
+//!
+//! Launchers' variables are read and compared, never guessed: where two launchers disagree, nobody can tell which of
+//! them started this process.
+
+use super::error::BootstrapError;
+use crate::error::Result;
+
+/// The variables of one launcher.
+struct Family {
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: Option<&'static str>,
+    local_world_size: Option<&'static str>,
+}
+
+const FAMILIES: [Family; 4] = [
+    // torchrun, and whoever sets the same for it
+    Family {
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: Some("LOCAL_RANK"),
+        local_world_size: Some("LOCAL_WORLD_SIZE"),
+    },
+    // mpirun of Open MPI
+    Family {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: Some("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    },
+    // mpiexec of MPICH and Intel MPI
+    Family { rank: "PMI_RANK", world_size: "PMI_SIZE", local_rank: Some("MPI_LOCALRANKID"), local_world_size: None },
+    // srun
+    Family {
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: Some("SLURM_LOCALID"),
+        local_world_size: None,
+    },
+];
+
+impl Family {
+    fn variables(&self) -> impl Iterator<Item = &'static str> {
+        [Some(self.rank), Some(self.world_size), self.local_rank, self.local_world_size].into_iter().flatten()
+    }
+}
+
+/// A number, and the variable that it comes from.
+#[derive(Clone, Copy)]
+struct Setting {
+    variable: &'static str,
+    value: usize,
+}
+
+/// What a family that is present says: rank, world size, local rank, local world size.
+type Settings = [Option<Setting>; 4];
+
+/// What this process knows of its group from whoever launched it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launch {
+    /// The number of this rank, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub world_size: usize,
+    /// The number of this rank among those of its machine.
+    pub local_rank: Option<usize>,
+    /// How many ranks this machine has.
+    pub local_world_size: Option<usize>,
+    /// Where rank 0 is to listen: `MASTER_ADDR` and `MASTER_PORT`.
+    pub master: Option<(String, u16)>,
+}
+
+impl Launch {
+    /// Reads the environment of this process.
+    ///
+    /// | launcher | rank and world size | on the machine |
+    /// |---|---|---|
+    /// | torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` |
+    /// | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID` |
+    /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` |
+    ///
+    /// Several may be set, if they agree. `MASTER_ADDR` and `MASTER_PORT` count whichever is.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoLauncher`] if none is set; [`BootstrapError::MissingVariable`] for one half of a pair,
+    /// [`BootstrapError::InvalidVariable`] for what is no number or out of range, and
+    /// [`BootstrapError::ConflictingVariables`] if launchers disagree, as inside the shell of an outer Slurm job.
+    pub fn from_env() -> Result<Self> {
+        // What is no Unicode is no number either, and is refused as such.
+        Launch::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// As [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let variable = &variable;
+        let mut found: Option<Settings> = None;
+        for family in &FAMILIES {
+            let Some(settings) = read(family, variable)? else { continue };
+            found = Some(match found {
+                Some(earlier) => agree(&earlier, &settings, family)?,
+                None => settings,
+            });
+        }
+        let Some([Some(rank), Some(world_size), local_rank, local_world_size]) = found else {
+            let looked_for: Vec<_> = FAMILIES.iter().flat_map(Family::variables).collect();
+            return Err(BootstrapError::NoLauncher { looked_for: looked_for.join(", ") }.into());
+        };
+        below("rank", rank, world_size)?;
+        if let (Some(rank), Some(size)) = (local_rank, local_world_size) {
+            below("local rank", rank, size)?;
+        }
+        Ok(Launch {
+            rank: rank.value,
+            world_size: world_size.value,
+            local_rank: local_rank.map(|setting| setting.value),
+            local_world_size: local_world_size.map(|setting| setting.value),
+            master: master(variable)?,
+        })
+    }
+}
+
+/// The settings of a family, if it is present: if its rank and its world size are set.
+fn read(family: &Family, variable: &impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, BootstrapError> {
+    let get = |name: Option<&'static str>| match name {
+        Some(name) => number(name, variable(name)),
+        None => Ok(None),
+    };
+    let missing = |name: &str, other: &str| {
+        let reason = format!("{other} is; set both, or `unset {other}` if its launcher did not start this process");
+        Err(BootstrapError::MissingVariable { variable: name.to_owned(), reason })
+    };
+    match (variable(family.rank), variable(family.world_size)) {
+        (None, None) => return Ok(None),
+        (None, Some(_)) => return missing(family.rank, family.world_size),
+        (Some(_), None) => return missing(family.world_size, family.rank),
+        (Some(_), Some(_)) => {}
+    }
+    let settings = [
+        get(Some(family.rank))?,
+        get(Some(family.world_size))?,
+        get(family.local_rank)?,
+        get(family.local_world_size)?,
+    ];
+    match [settings[1], settings[3]].into_iter().flatten().find(|size| size.value == 0) {
+        Some(size) => Err(invalid(size.variable, "0".into(), "a group has at least one rank".into())),
+        None => Ok(Some(settings)),
+    }
+}
+
+/// What two families say together, if they do not contradict each other.
+fn agree(earlier: &Settings, later: &Settings, family: &Family) -> Result<Settings, BootstrapError> {
+    let mut both = *earlier;
+    for (left, right) in both.iter_mut().zip(later) {
+        match (&left, right) {
+            (Some(left), Some(right)) if left.value != right.value => {
+                let variables: Vec<_> = family.variables().collect();
+                let remedy = format!(
+                    "two launchers claim this process, one perhaps only as the shell of an outer job; unset the \
+                     variables of the one that did not start it, e.g. `unset {}`",
+                    variables.join(" ")
+                );
+                return Err(BootstrapError::ConflictingVariables {
+                    left: left.variable.to_owned(),
+                    left_value: left.value,
+                    right: right.variable.to_owned(),
+                    right_value: right.value,
+                    remedy,
+                });
+            }
+            _ => *left = left.or(*right),
+        }
+    }
+    Ok(both)
+}
+
+fn master(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>, BootstrapError> {
+    const ADDRESS: &str = "MASTER_ADDR";
+    const PORT: &str = "MASTER_PORT";
+    let missing = |name: &str, other: &str| {
+        let reason = format!("{other} is, and rank 0 listens at both together");
+        Err(BootstrapError::MissingVariable { variable: name.to_owned(), reason })
+    };
+    match (variable(ADDRESS), variable(PORT)) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => missing(ADDRESS, PORT),
+        (Some(_), None) => missing(PORT, ADDRESS),
+        (Some(address), Some(_)) if address.is_empty() => {
+            Err(invalid(ADDRESS, address, "it must name the machine of rank 0".into()))
+        }
+        (Some(address), Some(port)) => match port.parse() {
+            Ok(number @ 1..) => Ok(Some((address, number))),
+            _ => Err(invalid(PORT, port, "it must be a port, from 1 to 65535".into())),
+        },
+    }
+}
+
+fn number(variable: &'static str, text: Option<String>) -> Result<Option<Setting>, BootstrapError> {
+    let Some(text) = text else { return Ok(None) };
+    match text.parse() {
+        Ok(value) => Ok(Some(Setting { variable, value })),
+        Err(_) => Err(invalid(variable, text, "it must be a whole number from 0".into())),
+    }
+}
+
+fn below(what: &str, rank: Setting, size: Setting) -> Result<(), BootstrapError> {
+    if rank.value < size.value {
+        return Ok(());
+    }
+    let reason = format!("a {what} must be less than {}, which is {}", size.variable, size.value);
+    Err(invalid(rank.variable, rank.value.to_string(), reason))
+}
+
+fn invalid(variable: &str, value: String, reason: String) -> BootstrapError {
+    BootstrapError::InvalidVariable { variable: variable.to_owned(), value, reason }
+}

@@ -1,0 +1,159 @@
+//! [`BootstrapError`]: why ranks did not find each other.
+//!
+//! What goes wrong once they have is a [`CommError`](crate::CommError).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a process does not know its rank, or ranks did not come together.
+///
+/// Rank 0 tells the others what it refuses them for, so most of these name the same values on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// No launcher that we know has started this process.
+    #[error("no launcher's variables are set; looked for {looked_for}")]
+    NoLauncher {
+        /// The variables of all launchers.
+        looked_for: String,
+    },
+    /// A variable that the others need beside them.
+    #[error("the variable {variable} is not set: {reason}")]
+    MissingVariable {
+        /// Its name.
+        variable: String,
+        /// What it is needed for, and what to do.
+        reason: String,
+    },
+    /// A variable with a value that cannot be.
+    #[error("the variable {variable} is {value:?}: {reason}")]
+    InvalidVariable {
+        /// Its name.
+        variable: String,
+        /// What it holds.
+        value: String,
+        /// What it must hold.
+        reason: String,
+    },
+    /// Two launchers' variables say different things about this process.
+    #[error("the variables {left}={left_value} and {right}={right_value} disagree: {remedy}")]
+    ConflictingVariables {
+        /// A variable of one launcher.
+        left: String,
+        /// What it holds.
+        left_value: usize,
+        /// The same quantity as another launcher calls it.
+        right: String,
+        /// What that holds.
+        right_value: usize,
+        /// How to end the conflict.
+        remedy: String,
+    },
+    /// A secret that could be guessed.
+    #[error("the secret has {bytes} bytes, and needs at least {least}")]
+    SecretTooShort {
+        /// Its length.
+        bytes: usize,
+        /// The least length that is accepted.
+        least: usize,
+    },
+    /// The system gave no random bytes.
+    #[error("the system gave no random bytes: {reason}")]
+    NoRandomness {
+        /// Its own words.
+        reason: String,
+    },
+    /// A rank that a group of this size does not have.
+    #[error("rank {rank} is out of range: the world size is {world_size}")]
+    RankOutOfRange {
+        /// The rank that asked to join.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// Two processes or threads claim the same rank; this one came second.
+    #[error("rank {rank} has joined already")]
+    DuplicateRank {
+        /// The rank that both claim.
+        rank: usize,
+    },
+    /// Ranks were told different world sizes.
+    #[error("rank {left_rank} was told a world size of {left}, rank {right_rank} one of {right}")]
+    WorldSizeMismatch {
+        /// A rank that had joined.
+        left_rank: usize,
+        /// Its world size.
+        left: usize,
+        /// The rank that came to it.
+        right_rank: usize,
+        /// Its world size.
+        right: usize,
+    },
+    /// A rank of another generation of the group, such as a process left over from before a restart.
+    #[error("rank {rank} is of generation {generation}, and the group is of generation {expected}")]
+    GenerationMismatch {
+        /// The rank that was refused.
+        rank: usize,
+        /// Its generation.
+        generation: u64,
+        /// The generation of the group.
+        expected: u64,
+    },
+    /// The other side does not have the same secret.
+    #[error("{address} does not have the same secret as this rank")]
+    WrongSecret {
+        /// Where rank 0 was looked for.
+        address: String,
+    },
+    /// The other side is another version of this library.
+    #[error("{address} speaks version {theirs} of the protocol, and this rank version {ours}")]
+    VersionMismatch {
+        /// Where rank 0 was looked for.
+        address: String,
+        /// Its version.
+        theirs: u32,
+        /// Our version.
+        ours: u32,
+    },
+    /// Rank 0 cannot listen, because somebody else does.
+    #[error("rank 0 cannot listen on {address}: the port is in use")]
+    PortBusy {
+        /// Where it wanted to listen.
+        address: String,
+    },
+    /// Rank 0 cannot listen, for any other reason.
+    #[error("rank 0 cannot listen on {address}: {reason}")]
+    CannotListen {
+        /// Where it wanted to listen.
+        address: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// Rank 0 was not reached within the deadline.
+    #[error("rank 0 was not reached at {address} within {deadline:?}: {reason}")]
+    Unreachable {
+        /// Where it was looked for.
+        address: String,
+        /// The deadline of the join.
+        deadline: Duration,
+        /// The last failure.
+        reason: String,
+    },
+    /// Some ranks did not join within the deadline.
+    #[error("ranks {missing:?} did not join within {deadline:?}")]
+    Missing {
+        /// The ranks that were waited for.
+        missing: Vec<usize>,
+        /// The deadline that passed first.
+        deadline: Duration,
+    },
+    /// The rendezvous file cannot be written or removed.
+    #[error("the rendezvous file {path}: {reason}")]
+    File {
+        /// Where it should be.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+}

@@ -1,0 +1,117 @@
+//! The rendezvous file: where rank 0 listens and the secret of this one group, for ranks that share a file system.
+//!
+//! Readable by its owner only, and there only while ranks join. Never trusted: whoever reads it still proves the secret
+//! to whoever answers, so that a file of a former group leads nowhere.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::client::Invitation;
+use super::error::BootstrapError;
+use super::frame::decode;
+use super::secret::Secret;
+
+/// What the file begins with; another version's is as good as none.
+const MAGIC: &[u8] = b"gradsync rendezvous 1\n";
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    hosts: Vec<String>,
+    port: u16,
+    secret: Vec<u8>,
+}
+
+/// Rank 0's file, which goes when this goes.
+#[derive(Debug)]
+pub(super) struct RendezvousFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl RendezvousFile {
+    /// Writes the file in one step: who reads it finds all of it or nothing.
+    pub(super) fn publish(path: &Path, port: u16, secret: &Secret) -> Result<Self, BootstrapError> {
+        let content = Content { hosts: own_hosts(port), port, secret: secret.bytes().to_vec() };
+        let body = postcard::to_stdvec(&content).map_err(|error| failure(path, &error))?;
+        let bytes = [MAGIC, &body].concat();
+        // Beside the file, as only a rename within a file system is one step; under a name that no other process takes.
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = path.with_file_name(name);
+        let written = remove(&temporary)
+            .and_then(|()| create_private(&temporary)?.write_all(&bytes))
+            .and_then(|()| fs::rename(&temporary, path));
+        if let Err(error) = written {
+            // Best effort: the error that led here is the one to report.
+            let _ = remove(&temporary);
+            return Err(failure(path, &error));
+        }
+        Ok(RendezvousFile { path: path.to_owned(), bytes })
+    }
+
+    /// Removes what a former group may have left.
+    pub(super) fn clear(path: &Path) -> Result<(), BootstrapError> {
+        remove(path).map_err(|error| failure(path, &error))
+    }
+}
+
+impl Drop for RendezvousFile {
+    fn drop(&mut self) {
+        // A rank 0 of a later group may have put its own in place.
+        let is_ours = fs::read(&self.path).is_ok_and(|bytes| bytes == self.bytes);
+        if let (true, Err(error)) = (is_ours, remove(&self.path)) {
+            tracing::warn!(%error, path = %self.path.display(), "the rendezvous file stays behind");
+        }
+    }
+}
+
+/// What the file says, if it is there and of this version.
+pub(super) fn read(path: &Path) -> io::Result<Invitation> {
+    let bytes = fs::read(path)?;
+    let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
+    let Content { hosts, port, secret } = decode(body)?;
+    Ok(Invitation { hosts, port, secret: Secret::from_bytes(&secret) })
+}
+
+/// Where other ranks may find this machine: by its addresses, or its name if it knows none that others could use, and
+/// from itself. The own address comes first as it answers at once.
+fn own_hosts(port: u16) -> Vec<String> {
+    let name = gethostname::gethostname().to_string_lossy().into_owned();
+    let addresses: Vec<IpAddr> = match (name.as_str(), port).to_socket_addrs() {
+        Ok(addresses) => addresses.map(|address| address.ip()).filter(|ip| !ip.is_loopback()).collect(),
+        Err(error) => {
+            tracing::debug!(%error, name, "the own host name has no address");
+            Vec::new()
+        }
+    };
+    let mut hosts = vec![Ipv4Addr::LOCALHOST.to_string()];
+    hosts.extend(addresses.iter().map(IpAddr::to_string));
+    if addresses.is_empty() {
+        hosts.push(name);
+    }
+    hosts
+}
+
+fn create_private(path: &Path) -> io::Result<fs::File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Removes a file if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn failure(path: &Path, error: &dyn std::error::Error) -> BootstrapError {
+    BootstrapError::File { path: path.display().to_string(), reason: error.to_string() }
+}

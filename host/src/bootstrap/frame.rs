@@ -1,0 +1,146 @@
+//! Frames on a connection: four bytes of length, then one message in postcard's format.
+//!
+//! A length beyond the limit is refused before anything is allocated. Knows nothing of what the messages mean.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The longest frame of the control channel.
+pub(super) const FRAME_LIMIT: usize = 1 << 20;
+/// The longest frame of a handshake, when the other side may be anybody.
+pub(super) const HANDSHAKE_LIMIT: usize = 256;
+
+/// A message as it travels.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if it would be longer than `limit`.
+pub(super) fn encode(message: &impl Serialize, limit: usize) -> io::Result<Vec<u8>> {
+    let body = postcard::to_stdvec(message).map_err(invalid)?;
+    if body.len() > limit {
+        return Err(invalid(format!("a message of {} bytes is beyond the limit of {limit}", body.len())));
+    }
+    let length = u32::try_from(body.len()).map_err(invalid)?;
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(&body);
+    Ok(frame)
+}
+
+/// The message in `bytes`, which must hold nothing else.
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(bytes).map_err(invalid)? {
+        (message, []) => Ok(message),
+        (_, rest) => Err(invalid(format!("{} bytes too many in a frame", rest.len()))),
+    }
+}
+
+/// Reads one frame.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if it is too long or does not parse, and whatever the connection says.
+pub(super) fn read<T: DeserializeOwned>(connection: &mut impl Read, limit: usize) -> io::Result<T> {
+    let mut length = [0; 4];
+    connection.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > limit {
+        return Err(invalid(format!("a frame of {length} bytes is beyond the limit of {limit}")));
+    }
+    let mut body = vec![0; length];
+    connection.read_exact(&mut body)?;
+    decode(&body)
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// As [`encode`], and whatever the connection says.
+pub(super) fn write(connection: &mut impl Write, message: &impl Serialize, limit: usize) -> io::Result<()> {
+    connection.write_all(&encode(message, limit)?)
+}
+
+fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+/// A connection with an end: reading and writing fail with [`io::ErrorKind::TimedOut`] after it, however slowly bytes
+/// drip in.
+pub(super) struct Timed<'a> {
+    pub(super) socket: &'a TcpStream,
+    /// `None` if the clock does not reach that far.
+    pub(super) end: Option<Instant>,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+
+    /// Waits until there is something to read, the end of the connection included, and takes nothing of it.
+    pub(super) fn wait(&self) -> io::Result<()> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.peek(&mut [0]).map(|_| ()).map_err(timed_out)
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(bytes).map_err(timed_out)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+/// Systems disagree on what a timeout is called.
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_as_they_went() {
+        let mut bytes = Vec::new();
+        write(&mut bytes, &(7u8, vec![1u64, 300]), 64).unwrap();
+        write(&mut bytes, &"next".to_owned(), 64).unwrap();
+        let mut bytes = &bytes[..];
+        assert_eq!(read::<(u8, Vec<u64>)>(&mut bytes, 64).unwrap(), (7, vec![1, 300]));
+        assert_eq!(read::<String>(&mut bytes, 64).unwrap(), "next");
+        assert_eq!(read::<String>(&mut bytes, 64).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn lengths_are_checked_before_anything_else() {
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[65, 0, 0, 0]] {
+            let error = read::<Vec<u8>>(&mut &bytes[..], 64).unwrap_err();
+            assert!(error.to_string().contains("beyond the limit of 64"), "{error}");
+        }
+        assert!(encode(&vec![0u8; 65], 64).is_err());
+    }
+
+    #[test]
+    fn a_frame_holds_one_message_and_nothing_else() {
+        let error = read::<u8>(&mut &[2, 0, 0, 0, 1, 1][..], 64).unwrap_err();
+        assert!(error.to_string().contains("1 bytes too many"), "{error}");
+        assert!(
+            read::<Vec<u64>>(&mut &[3, 0, 0, 0, 0xff, 0xff, 0x7f][..], 64).is_err(),
+            "a list longer than its frame"
+        );
+    }
+}

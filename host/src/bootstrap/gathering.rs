@@ -1,0 +1,220 @@
+//! Who has joined, until all have: then the hub begins.
+//!
+//! Threads of rank 0's process arrive here by calls, others through the threads that serve their connections. It admits
+//! and refuses; it never looks at secrets, which are proven before.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::error::BootstrapError;
+use super::hub::{Hub, Place, Violation};
+use super::message::{Event, Network, Request};
+
+/// A rank that asks to join.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Applicant {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) generation: u64,
+    pub(super) deadline: Duration,
+    /// When the deadline passes; `None` if the clock does not reach that far.
+    pub(super) end: Option<Instant>,
+}
+
+impl Applicant {
+    /// How much of the deadline is left, if it ends at all.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.end.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+
+    /// The part of `time` that is left.
+    pub(super) fn at_most(&self, time: Duration) -> Duration {
+        self.left().map_or(time, |left| left.min(time))
+    }
+}
+
+/// A rank that has come.
+#[derive(Debug)]
+struct Arrival {
+    place: Place,
+    /// Where its connection came from.
+    address: Option<IpAddr>,
+}
+
+#[derive(Debug)]
+struct State {
+    arrivals: Vec<Option<Arrival>>,
+    outcome: Option<Result<Arc<Hub>, BootstrapError>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Gathering {
+    world_size: usize,
+    generation: u64,
+    /// The loopback address that the group keeps to, if it does.
+    loopback: Option<IpAddr>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Gathering {
+    pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>) -> Self {
+        let arrivals = (0..world_size).map(|_| None).collect();
+        let state = Mutex::new(State { arrivals, outcome: None });
+        Gathering { world_size, generation, loopback, state, changed: Condvar::new() }
+    }
+
+    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has ended, one way or the other.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().outcome.is_some()
+    }
+
+    /// The hub, once all have joined.
+    pub(super) fn hub(&self) -> Option<Arc<Hub>> {
+        self.lock().outcome.clone()?.ok()
+    }
+
+    /// A rank has come. The last one starts the hub.
+    ///
+    /// # Errors
+    /// Whatever it is refused for. Of another world size, nobody can join any more.
+    pub(super) fn arrive(
+        &self,
+        (rank, world_size, generation): (usize, usize, u64),
+        place: Place,
+        address: Option<IpAddr>,
+    ) -> Result<(), BootstrapError> {
+        let mut state = self.lock();
+        if generation != self.generation {
+            return Err(BootstrapError::GenerationMismatch { rank, generation, expected: self.generation });
+        }
+        match &state.outcome {
+            Some(Ok(_)) => return Err(BootstrapError::DuplicateRank { rank }),
+            Some(Err(error)) => return Err(error.clone()),
+            None => {}
+        }
+        if world_size != self.world_size {
+            let left_rank = state.arrivals.iter().position(Option::is_some).unwrap_or(0);
+            let (left, right_rank, right) = (self.world_size, rank, world_size);
+            let error = BootstrapError::WorldSizeMismatch { left_rank, left, right_rank, right };
+            self.refuse_all(&mut state, error.clone());
+            return Err(error);
+        }
+        let Some(slot) = state.arrivals.get_mut(rank) else {
+            return Err(BootstrapError::RankOutOfRange { rank, world_size });
+        };
+        if slot.is_some() {
+            return Err(BootstrapError::DuplicateRank { rank });
+        }
+        *slot = Some(Arrival { place, address });
+        if state.arrivals.iter().all(Option::is_some) {
+            let (places, addresses) =
+                state.arrivals.drain(..).flatten().map(|arrival| (arrival.place, arrival.address)).unzip();
+            let hub = Hub::new(places, Network { loopback: self.loopback, addresses });
+            state.outcome = Some(Ok(Arc::new(hub)));
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits for the others; the first deadline that passes ends it for all who have come.
+    pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Hub>, BootstrapError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = &state.outcome {
+                return outcome.clone();
+            }
+            state = match applicant.left() {
+                Some(Duration::ZERO) => {
+                    self.expire(&mut state, applicant.deadline);
+                    state
+                }
+                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// What a rank at the other end of a connection asks for.
+    ///
+    /// # Errors
+    /// [`Violation`] for what no rank asks for before all have joined.
+    pub(super) fn receive(&self, request: &Request) -> Result<(), Violation> {
+        let mut state = self.lock();
+        match request {
+            Request::GiveUp { deadline } => self.expire(&mut state, *deadline),
+            _ if state.outcome.is_some() => {}
+            _ => return Err(Violation("a request before the group was complete")),
+        }
+        Ok(())
+    }
+
+    /// The connection to a rank broke; it may come again until all have joined.
+    pub(super) fn lost(&self, rank: usize) {
+        if let Some(arrival) = self.lock().arrivals.get_mut(rank) {
+            *arrival = None;
+        }
+    }
+
+    fn expire(&self, state: &mut State, deadline: Duration) {
+        let missing = (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect();
+        self.refuse_all(state, BootstrapError::Missing { missing, deadline });
+    }
+
+    fn refuse_all(&self, state: &mut State, error: BootstrapError) {
+        if state.outcome.is_some() {
+            return;
+        }
+        let places: Vec<Place> = state.arrivals.drain(..).flatten().map(|arrival| arrival.place).collect();
+        Place::tell_all(&places, || Event::Refused(error.clone()));
+        for place in &places {
+            if let Place::There(outbox) = place {
+                outbox.close();
+            }
+        }
+        state.outcome = Some(Err(error));
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::seat::Seat;
+
+    fn arrive(gathering: &Gathering, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
+        let place = Place::Here(Arc::new(Seat::new(rank, world_size, false)));
+        gathering.arrive((rank, world_size, generation), place, None)
+    }
+
+    #[test]
+    fn each_rank_is_admitted_once() {
+        let gathering = Gathering::new(2, 7, None);
+        assert_eq!(arrive(&gathering, 1, 2, 7), Ok(()));
+        assert_eq!(arrive(&gathering, 1, 2, 7), Err(BootstrapError::DuplicateRank { rank: 1 }));
+        assert_eq!(arrive(&gathering, 2, 2, 7), Err(BootstrapError::RankOutOfRange { rank: 2, world_size: 2 }));
+        let expected = BootstrapError::GenerationMismatch { rank: 0, generation: 6, expected: 7 };
+        assert_eq!(arrive(&gathering, 0, 3, 6), Err(expected), "of another generation, nothing else matters");
+        assert!(!gathering.is_over());
+        assert_eq!(arrive(&gathering, 0, 2, 7), Ok(()));
+        assert!(gathering.hub().is_some());
+        assert_eq!(arrive(&gathering, 0, 2, 7), Err(BootstrapError::DuplicateRank { rank: 0 }));
+    }
+
+    #[test]
+    fn a_rank_whose_connection_broke_may_come_again() {
+        let gathering = Gathering::new(3, 0, None);
+        arrive(&gathering, 1, 3, 0).unwrap();
+        gathering.lost(1);
+        arrive(&gathering, 1, 3, 0).unwrap();
+        gathering.receive(&Request::GiveUp { deadline: Duration::from_secs(9) }).unwrap();
+        let expected = BootstrapError::Missing { missing: vec![0, 2], deadline: Duration::from_secs(9) };
+        assert_eq!(arrive(&gathering, 2, 3, 0), Err(expected));
+    }
+}

@@ -1,0 +1,323 @@
+//! The hub of a group: who waits for what, who has left, and what has failed. It lives in rank 0's process.
+//!
+//! All members' requests come here, by calls from its own process and through connections from others; every answer is
+//! an event for one member or for all. It owns no thread, and no clock: members say when their time is over.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::connection::Outbox;
+use super::frame::{FRAME_LIMIT, encode};
+use super::matching::{Matching, check};
+use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
+use super::rendezvous::Rendezvous;
+use super::seat::Seat;
+use crate::error::{Call, CommError, Departure, Operation};
+
+/// How much of the contributions goes into one frame.
+const BATCH: usize = FRAME_LIMIT / 4;
+
+/// Where a member is.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Here(Arc<Seat>),
+    There(Outbox),
+}
+
+impl Place {
+    /// Sends the same event to many members, encoded once.
+    pub(super) fn tell_all<'a>(places: impl IntoIterator<Item = &'a Place>, event: impl Fn() -> Event) {
+        let mut frame: Option<Arc<[u8]>> = None;
+        for place in places {
+            match (place, &frame) {
+                (Place::Here(seat), _) => seat.deliver(event()),
+                (Place::There(outbox), Some(frame)) => outbox.send_frame(frame.clone()),
+                (Place::There(outbox), None) => match encode(&event(), FRAME_LIMIT) {
+                    Ok(bytes) => outbox.send_frame(frame.insert(bytes.into()).clone()),
+                    Err(error) => tracing::error!(%error, "an event was not sent"),
+                },
+            }
+        }
+    }
+}
+
+/// A request that no member of this version makes; its sender is not to be listened to any more.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Violation(pub(super) &'static str);
+
+/// A question to all ranks: which collective have you come to?
+#[derive(Debug)]
+struct Inquiry {
+    number: u64,
+    sequence: u64,
+    operation: Operation,
+    deadline: Duration,
+    answers: Vec<Option<u64>>,
+}
+
+#[derive(Debug)]
+struct State {
+    places: Vec<Place>,
+    matching: Matching,
+    /// What the ranks bring to the exchange that they wait in.
+    contributions: Vec<Option<Vec<u8>>>,
+    departed: Vec<Option<(Departure, u64)>>,
+    /// The first failure; after it, nothing is matched any more.
+    failure: Option<CommError>,
+    inquiry: Option<Inquiry>,
+    inquiries: u64,
+    /// Rank 0 has left, and takes the connections with it.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Hub {
+    state: Mutex<State>,
+    pub(super) network: Network,
+    /// Where the ranks of groups that are split off meet, if all are in this process: by the number of the split, and
+    /// colour.
+    nurseries: Mutex<HashMap<(u64, u64), Rendezvous>>,
+}
+
+impl Hub {
+    /// A hub of members in rank order; those at the other end of a connection are told that the group is complete.
+    pub(super) fn new(places: Vec<Place>, network: Network) -> Self {
+        Place::tell_all(&places, || Event::Start(network.clone()));
+        let world_size = places.len();
+        let state = State {
+            places,
+            matching: Matching::new(world_size),
+            contributions: vec![None; world_size],
+            departed: vec![None; world_size],
+            failure: None,
+            inquiry: None,
+            inquiries: 0,
+            is_closed: false,
+        };
+        Hub { state: Mutex::new(state), network, nurseries: Mutex::default() }
+    }
+
+    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether all members are in this process.
+    pub(super) fn is_in_process(&self) -> bool {
+        self.lock().places.iter().all(|place| matches!(place, Place::Here(_)))
+    }
+
+    /// What a member asks for.
+    ///
+    /// # Errors
+    /// [`Violation`] if no member of this version would.
+    pub(super) fn receive(&self, rank: usize, request: Request) -> Result<(), Violation> {
+        let mut state = self.lock();
+        if state.is_closed {
+            return Ok(());
+        }
+        match request {
+            Request::Post { calls, contribution } => state.post(rank, &calls, contribution)?,
+            Request::Overdue { deadline } => state.overdue(rank, deadline),
+            Request::Late { sequence, operation, deadline } => state.inquire(rank, sequence, operation, deadline),
+            Request::Conclude => state.conclude(),
+            Request::Progress { inquiry, sequence } => state.answer(rank, inquiry, sequence),
+            Request::Fail(failure) => state.fail(failure),
+            Request::Leave { departure, sequence } => state.depart(rank, departure, sequence),
+            // It crossed the news that the group is complete.
+            Request::GiveUp { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The connection to a rank broke without a farewell.
+    pub(super) fn lost(&self, rank: usize, reason: &str) {
+        let mut state = self.lock();
+        if state.is_closed || state.departed[rank].is_some() {
+            return;
+        }
+        tracing::warn!(rank, reason, "a rank is lost");
+        let departure = Departure::Lost;
+        state.departed[rank] = Some((departure, 0));
+        state.matching.withdraw(rank);
+        state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
+    }
+
+    /// Rank 0 has left, and with it everybody at the other end of a connection loses the hub.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        for place in &state.places {
+            if let Place::There(outbox) = place {
+                outbox.close();
+            }
+        }
+    }
+
+    /// Where the ranks of one colour meet.
+    pub(super) fn nursery(&self, split: u64, color: u64) -> Rendezvous {
+        let mut nurseries = self.nurseries.lock().unwrap_or_else(PoisonError::into_inner);
+        nurseries.entry((split, color)).or_insert_with(Rendezvous::in_process).clone()
+    }
+
+    /// They have met, or will not.
+    pub(super) fn forget_nursery(&self, split: u64, color: u64) {
+        self.nurseries.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
+    }
+}
+
+impl State {
+    fn tell_all(&self, event: impl Fn() -> Event) {
+        let present = self.places.iter().zip(&self.departed).filter(|(_, departed)| departed.is_none());
+        Place::tell_all(present.map(|(place, _)| place), event);
+    }
+
+    fn fail(&mut self, failure: CommError) {
+        if self.failure.is_none() {
+            self.tell_all(|| Event::Failed(failure.clone()));
+            self.failure = Some(failure);
+        }
+    }
+
+    fn post(&mut self, rank: usize, calls: &[Call], contribution: Option<Vec<u8>>) -> Result<(), Violation> {
+        if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.places.len()).is_err() {
+            return Err(Violation("a post of calls that its own side should have refused"));
+        }
+        if contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
+            return Err(Violation("a contribution that its own side should have refused"));
+        }
+        // Another thread of the rank may have left just now.
+        if self.failure.is_some() || self.departed[rank].is_some() {
+            return Ok(());
+        }
+        if self.matching.operation(rank).is_some() {
+            return Err(Violation("a post of a rank that waits in another"));
+        }
+        self.contributions[rank] = contribution;
+        match self.matching.post(rank, calls) {
+            Ok(released) => self.release(&released),
+            Err(mismatch) => self.fail(mismatch),
+        }
+        let gone = |peer: &usize| self.departed[*peer].is_some() && self.matching.needs(rank, *peer);
+        if let Some(peer) = (0..self.places.len()).find(gone) {
+            self.miss(rank, peer);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, released: &[usize]) {
+        // Whoever contributes waits in a collective of everybody, so all are released with it at once.
+        if released.len() == self.places.len() && self.contributions.iter().any(Option::is_some) {
+            let all: Vec<Vec<u8>> = self.contributions.iter_mut().map(|own| own.take().unwrap_or_default()).collect();
+            for batch in batches(&all) {
+                self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });
+            }
+        }
+        Place::tell_all(released.iter().map(|&rank| &self.places[rank]), || Event::Released);
+    }
+
+    fn overdue(&mut self, rank: usize, deadline: Duration) {
+        // If there is no post, its release has crossed this.
+        if let Some(operation) = self.matching.operation(rank) {
+            let missing = self.matching.missing(rank);
+            self.fail(CommError::Timeout { operation, missing, deadline });
+        }
+    }
+
+    /// The post of `rank` needs `peer`, which has left.
+    fn miss(&mut self, rank: usize, peer: usize) {
+        if let (Some((departure, _)), Some(operation)) = (self.departed[peer], self.matching.operation(rank)) {
+            self.fail(CommError::PeerGone { operation, rank: peer, departure });
+        }
+    }
+
+    fn depart(&mut self, rank: usize, departure: Departure, sequence: u64) {
+        if self.departed[rank].is_some() {
+            return;
+        }
+        self.departed[rank] = Some((departure, sequence));
+        self.matching.withdraw(rank);
+        self.tell_all(|| Event::Departed { rank, departure, sequence });
+        if let Some(other) = (0..self.places.len()).find(|&other| self.matching.needs(other, rank)) {
+            self.miss(other, rank);
+        }
+        if let Some(inquiry) = &mut self.inquiry {
+            inquiry.answers[rank] = Some(sequence);
+            self.conclude_if_all_answered();
+        }
+    }
+
+    fn inquire(&mut self, rank: usize, sequence: u64, operation: Operation, deadline: Duration) {
+        // A second rank that asks will hear the answer to the first.
+        if self.failure.is_some() || self.inquiry.is_some() {
+            return;
+        }
+        self.inquiries += 1;
+        let number = self.inquiries;
+        let known = |peer: usize| match (&self.places[peer], self.departed[peer]) {
+            _ if peer == rank => Some(sequence),
+            (_, Some((_, last))) => Some(last),
+            (Place::Here(seat), None) => Some(seat.recorder.sequence()),
+            (Place::There(_), None) => None,
+        };
+        let answers: Vec<Option<u64>> = (0..self.places.len()).map(known).collect();
+        let open = self.places.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+        Place::tell_all(open.map(|(place, _)| place), || Event::Probe { inquiry: number });
+        self.inquiry = Some(Inquiry { number, sequence, operation, deadline, answers });
+        self.conclude_if_all_answered();
+    }
+
+    fn answer(&mut self, rank: usize, number: u64, sequence: u64) {
+        if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.number == number) {
+            inquiry.answers[rank] = Some(sequence);
+            self.conclude_if_all_answered();
+        }
+    }
+
+    fn conclude_if_all_answered(&mut self) {
+        if self.inquiry.as_ref().is_some_and(|inquiry| inquiry.answers.iter().all(Option::is_some)) {
+            self.conclude();
+        }
+    }
+
+    fn conclude(&mut self) {
+        if let Some(Inquiry { sequence, operation, deadline, answers, .. }) = self.inquiry.take() {
+            let is_behind = |answer: &Option<u64>| answer.is_none_or(|number| number < sequence);
+            let missing = (0..answers.len()).filter(|&rank| is_behind(&answers[rank])).collect();
+            self.fail(CommError::Timeout { operation, missing, deadline });
+        }
+    }
+}
+
+/// Contributions in rank order, as many in each piece as one frame takes.
+fn batches(mut all: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
+    let mut batches = Vec::new();
+    while !all.is_empty() {
+        let mut bytes = 0;
+        let full = all.iter().position(|contribution| {
+            // Beside itself, a contribution costs its length in the frame.
+            bytes += contribution.len() + 10;
+            bytes > BATCH
+        });
+        let (batch, rest) = all.split_at(full.unwrap_or(all.len()).max(1));
+        batches.push(batch);
+        all = rest;
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_keep_order_and_size() {
+        let contributions: Vec<Vec<u8>> = (0..40).map(|rank| vec![rank; CONTRIBUTION_LIMIT - rank as usize]).collect();
+        let batches = batches(&contributions);
+        assert!(batches.len() > 1);
+        assert!(batches.iter().all(|batch| encode(&batch.to_vec(), FRAME_LIMIT).is_ok()));
+        assert_eq!(batches.concat(), contributions);
+    }
+}

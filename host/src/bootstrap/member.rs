@@ -1,0 +1,270 @@
+//! [`Member`]: one rank's end of the control channel.
+//!
+//! It turns calls into requests to the hub and waits for the answers. What fits together is decided by the hub.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::client::Link;
+use super::hub::{Hub, Place};
+use super::matching::check;
+use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
+use super::seat::Seat;
+use super::server::Connections;
+use crate::error::{Call, CommError, Departure, Operation};
+
+/// How long [`Member::late`] waits for other ranks' answers.
+const PROBE_TIME: Duration = Duration::from_millis(500);
+/// How long the hub may take to answer before it counts as missing.
+const HUB_TIME: Duration = Duration::from_secs(1);
+
+/// How a member reaches the hub.
+#[derive(Debug)]
+pub(super) enum Uplink {
+    /// By calls; rank 0 of a group that spans processes answers for the connections of the others.
+    Here {
+        hub: Arc<Hub>,
+        connections: Option<Arc<Connections>>,
+    },
+    There(Link),
+}
+
+/// One rank's end of the control channel of a group: what [`Rendezvous::join`](super::Rendezvous::join) returns.
+///
+/// Any thread may call anything at any time, but a rank makes one [`agree`](Self::agree),
+/// [`all_gather`](Self::all_gather) or [`split`](Self::split) at a time: a second thread's waits for the first to end,
+/// and its deadline begins then. Dropping it is [`leave`](Self::leave).
+///
+/// The first failure sticks, as [`CommError`] says. The hub runs in rank 0's process; whatever needs it fails once rank
+/// 0 has left a group that spans processes.
+#[derive(Debug)]
+pub struct Member {
+    seat: Arc<Seat>,
+    pub(super) uplink: Uplink,
+    pub(super) network: Network,
+    /// Held by the call that waits in a post.
+    turn: Mutex<()>,
+    /// How many groups were split off; all ranks count alike.
+    pub(super) splits: Mutex<u64>,
+}
+
+impl Member {
+    /// A member in the hub's process.
+    pub(super) fn here(hub: Arc<Hub>, seat: Arc<Seat>, connections: Option<Arc<Connections>>) -> Self {
+        let network = hub.network.clone();
+        Member::new(seat, Uplink::Here { hub, connections }, network)
+    }
+
+    /// A member at the other end of a connection.
+    pub(super) fn there(link: Link, seat: Arc<Seat>, network: Network) -> Self {
+        Member::new(seat, Uplink::There(link), network)
+    }
+
+    /// The only member of its group.
+    pub(super) fn alone() -> Self {
+        let seat = Arc::new(Seat::new(0, 1, false));
+        let hub = Hub::new(vec![Place::Here(seat.clone())], Network::default());
+        Member::here(Arc::new(hub), seat, None)
+    }
+
+    fn new(seat: Arc<Seat>, uplink: Uplink, network: Network) -> Self {
+        tracing::debug!(rank = seat.rank(), world_size = seat.world_size(), "joined");
+        Member { seat, uplink, network, turn: Mutex::default(), splits: Mutex::default() }
+    }
+
+    /// The number of this rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.seat.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.seat.world_size()
+    }
+
+    /// Gives every rank the bytes of all, in rank order; they may differ in length. Blocks until all ranks have called
+    /// it.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidCall`], on every rank, if one brings more than 64 KiB; else as [`agree`](Self::agree).
+    pub fn all_gather(&self, bytes: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>, CommError> {
+        self.gather(0, bytes, deadline)
+    }
+
+    /// As [`all_gather`](Self::all_gather); exchanges of different kinds do not fit together.
+    pub(super) fn gather(&self, kind: usize, bytes: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>, CommError> {
+        let mut call = Call::without_data(Operation::Exchange);
+        // Nobody asks how many elements an exchange has, so the length can tell kinds apart.
+        call.len = kind;
+        if bytes.len() > CONTRIBUTION_LIMIT {
+            let reason = format!("{} bytes for an exchange of at most {CONTRIBUTION_LIMIT}", bytes.len());
+            return Err(self.refuse(call.operation, reason));
+        }
+        let all = self.exchange(vec![call], Some(bytes.to_vec()), deadline)?;
+        if all.len() != self.world_size() {
+            let reason = format!("the exchange gave {} contributions", all.len());
+            return Err(self.refuse(call.operation, reason));
+        }
+        Ok(all)
+    }
+
+    /// Blocks until these calls, one or those of a group in order, fit with what the other ranks post:
+    ///
+    /// * collectives fit once every rank waits with the same list of them, equal in operation, length and dtype;
+    /// * a send to a rank fits a receive of that rank from this one with the same length and dtype, in order; a
+    ///   `SendRecv` is one of each. Inside a group, a rank may send to itself;
+    /// * the post is complete when each of its calls fits. What other ranks do in the meantime does not matter: a post
+    ///   without collectives involves only the ranks that it names.
+    ///
+    /// # Errors
+    /// * [`CommError::Mismatch`], on every rank and at once, for calls that can never be complete: they differ, or
+    ///   ranks wait for each other;
+    /// * [`CommError::Timeout`] after `deadline`, on every rank, naming those that had not posted;
+    /// * [`CommError::PeerGone`] if it needs a rank that has left, or any rank is lost;
+    /// * [`CommError::InvalidPeer`] for a rank that does not exist, or a transfer of this rank to itself without its
+    ///   counterpart; nothing is posted then, and nothing fails;
+    /// * [`CommError::InvalidCall`], on every rank, if one posts more than 16384 calls at once;
+    /// * whatever this group has failed with before.
+    pub fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
+        let Some(first) = calls.first() else {
+            return self.failure().map_or(Ok(()), Err);
+        };
+        check(calls, self.rank(), self.world_size())?;
+        if calls.len() > CALLS_LIMIT {
+            let reason = format!("{} calls in a group of at most {CALLS_LIMIT}", calls.len());
+            return Err(self.refuse(first.operation, reason));
+        }
+        self.exchange(calls.to_vec(), None, deadline).map(drop)
+    }
+
+    /// Takes note that this rank starts a call, and returns the number of collectives that it has started, this one
+    /// included. Transfers are noted under the number of the collective before them. Talks to nobody.
+    pub fn posted(&self, call: Call) -> u64 {
+        self.seat.recorder.posted(call)
+    }
+
+    /// The last 32 calls of [`posted`](Self::posted) with their numbers, oldest first.
+    pub fn recent(&self) -> Vec<(u64, Call)> {
+        self.seat.recorder.recent()
+    }
+
+    /// This rank's collective number `sequence` did not complete within `deadline`: makes that the failure of the
+    /// group, as a [`CommError::Timeout`] that names the ranks which have not come to it. Ranks are asked, and count as
+    /// missing if they have not answered after 500 ms; rank 0 alone does if the hub is silent for 1 s. Returns what the
+    /// group has failed with, which may be something else that came first.
+    pub fn late(&self, sequence: u64, operation: Operation, deadline: Duration) -> CommError {
+        if let Some(refusal) = self.seat.refusal(operation) {
+            return refusal;
+        }
+        self.send(Request::Late { sequence, operation, deadline });
+        let answer = self.seat.wait_failure(PROBE_TIME).or_else(|| {
+            self.send(Request::Conclude);
+            self.seat.wait_failure(HUB_TIME - PROBE_TIME)
+        });
+        let failure = answer.unwrap_or_else(|| self.give_up_on_hub(operation, deadline));
+        failure.seen_in(operation)
+    }
+
+    /// Makes a failure that of the whole group, unless it has failed already. It is [`failure`](Self::failure)'s when
+    /// this returns.
+    pub fn fail(&self, failure: CommError) {
+        if self.seat.has_hub() && self.failure().is_none() {
+            self.send(Request::Fail(bounded(failure.clone())));
+            self.seat.wait_failure(HUB_TIME);
+        }
+        // Without the hub, it is at least this rank's.
+        self.seat.fail(failure);
+    }
+
+    /// What this group has failed with, if it has; costs next to nothing while it has not. The operation is that of
+    /// this rank's call in progress, if one is.
+    pub fn failure(&self) -> Option<CommError> {
+        self.seat.failure()
+    }
+
+    /// Waits at most `timeout` for this group to fail.
+    pub fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
+        self.seat.wait_failure(timeout)
+    }
+
+    /// The first rank that has left in good order before it came to collective number `sequence`.
+    pub fn gone_before(&self, sequence: u64) -> Option<(usize, Departure)> {
+        self.seat.gone_before(sequence)
+    }
+
+    /// Leaves in good order, or as a panic if this thread is panicking: no failure for the others unless they need this
+    /// rank. Every later call of this rank is refused, and one in progress on another thread ends. Dropping does the
+    /// same.
+    pub fn leave(&self) {
+        let departure = if thread::panicking() { Departure::Panicked } else { Departure::Left };
+        if !self.seat.leave(departure) {
+            return;
+        }
+        self.send(Request::Leave { departure, sequence: self.seat.recorder.sequence() });
+        match &self.uplink {
+            Uplink::Here { hub, connections: Some(connections) } => {
+                hub.close();
+                connections.finish();
+            }
+            Uplink::Here { connections: None, .. } => {}
+            Uplink::There(link) => link.finish(),
+        }
+    }
+
+    /// One post, from its start to its end.
+    fn exchange(
+        &self,
+        calls: Vec<Call>,
+        contribution: Option<Vec<u8>>,
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>, CommError> {
+        let operation = calls.first().map_or(Operation::Exchange, |call| call.operation);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = Instant::now().checked_add(deadline);
+        self.seat.begin(operation)?;
+        self.send(Request::Post { calls, contribution });
+        let in_time = self.seat.wait(end);
+        let outcome = in_time.or_else(|| {
+            // The hub knows who is missing, and whether the last of them came just now.
+            self.send(Request::Overdue { deadline });
+            self.seat.wait(Instant::now().checked_add(HUB_TIME))
+        });
+        outcome.unwrap_or_else(|| {
+            self.give_up_on_hub(operation, deadline);
+            self.seat.wait(None).unwrap_or_else(|| unreachable!("without an end, a wait ends with an outcome"))
+        })
+    }
+
+    /// The hub does not answer: rank 0 is what is missing. It hears of this when it comes back.
+    fn give_up_on_hub(&self, operation: Operation, deadline: Duration) -> CommError {
+        let failure = CommError::Timeout { operation, missing: vec![0], deadline };
+        self.seat.fail(failure.clone());
+        self.send(Request::Fail(failure.clone()));
+        self.seat.failure().unwrap_or(failure)
+    }
+
+    /// Refuses a call of this rank, for which the others would wait in vain.
+    fn refuse(&self, operation: Operation, reason: String) -> CommError {
+        let failure = CommError::InvalidCall { operation, rank: self.rank(), reason };
+        self.fail(failure.clone());
+        self.seat.refusal(operation).unwrap_or(failure)
+    }
+
+    fn send(&self, request: Request) {
+        match &self.uplink {
+            Uplink::Here { hub, .. } => {
+                if let Err(violation) = hub.receive(self.rank(), request) {
+                    unreachable!("a member of this process made {violation}");
+                }
+            }
+            Uplink::There(link) => link.outbox.send(&request),
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

@@ -1,0 +1,97 @@
+//! What members and their hub say to each other, and how much of it.
+//!
+//! Members in the hub's process pass the same messages by calls. A member makes one post at a time and messages keep
+//! their order, so that no message needs to say which post it is about. The handshake before them is in `handshake`.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::BootstrapError;
+use crate::error::{Call, CommError, Departure, Operation};
+
+/// The most bytes that a rank may contribute to one exchange.
+pub(super) const CONTRIBUTION_LIMIT: usize = 64 << 10;
+/// The most calls in one post: with the longest of them, the frame keeps within its limit.
+pub(super) const CALLS_LIMIT: usize = 16 << 10;
+/// The longest text of an error that is passed on.
+const REASON_LIMIT: usize = 4 << 10;
+
+/// From a member to the hub.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// The deadline of the join has passed.
+    GiveUp { deadline: Duration },
+    /// This rank waits until these calls fit with the others'. `contribution` goes to everybody when they do.
+    Post { calls: Vec<Call>, contribution: Option<Vec<u8>> },
+    /// The deadline of this rank's post has passed.
+    Overdue { deadline: Duration },
+    /// This rank's collective did not complete in time: who has not come to it?
+    Late { sequence: u64, operation: Operation, deadline: Duration },
+    /// Who has not answered that question by now will not be waited for.
+    Conclude,
+    /// An answer to [`Event::Probe`].
+    Progress { inquiry: u64, sequence: u64 },
+    /// This group is to fail.
+    Fail(CommError),
+    /// This rank leaves in good order; nothing follows.
+    Leave { departure: Departure, sequence: u64 },
+}
+
+/// From the hub to a member.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Event {
+    /// All ranks have joined.
+    Start(Network),
+    /// This rank's join has failed.
+    Refused(BootstrapError),
+    /// Some ranks' contributions, in rank order; the next ranks' follow, then the release.
+    Gathered { contributions: Vec<Vec<u8>> },
+    /// This rank's post is complete.
+    Released,
+    /// The group has failed.
+    Failed(CommError),
+    /// A rank has left in good order.
+    Departed { rank: usize, departure: Departure, sequence: u64 },
+    /// Which collective has this rank come to?
+    Probe { inquiry: u64 },
+}
+
+/// Where the ranks of a group can be reached by others, for groups that are split off.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Network {
+    /// The loopback address that everything is bound to, if the group keeps to one machine.
+    pub(super) loopback: Option<IpAddr>,
+    /// Where each rank's connection came from; nowhere for rank 0.
+    pub(super) addresses: Vec<Option<IpAddr>>,
+}
+
+/// The same failure, small enough to travel.
+pub(super) fn bounded(mut failure: CommError) -> CommError {
+    if let CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } = &mut failure {
+        let end = (0..=REASON_LIMIT.min(reason.len())).rev().find(|&end| reason.is_char_boundary(end));
+        reason.truncate(end.unwrap_or(0));
+    }
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::frame::{FRAME_LIMIT, encode};
+    use crate::comm::ReduceOp;
+    use crate::dtype::DataType;
+
+    #[test]
+    fn the_limits_keep_every_frame_within_its_own() {
+        let factor = (-1.5f64).into();
+        let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
+        let longest = Call::new(operation, usize::MAX, DataType::U8);
+        let post = |calls, contribution| Request::Post { calls, contribution };
+        encode(&post(vec![longest; CALLS_LIMIT], None), FRAME_LIMIT).unwrap();
+        encode(&post(vec![longest], Some(vec![0xff; CONTRIBUTION_LIMIT])), FRAME_LIMIT).unwrap();
+        let failure = CommError::InvalidCall { operation, rank: usize::MAX, reason: "×".repeat(FRAME_LIMIT) };
+        encode(&Request::Fail(bounded(failure)), FRAME_LIMIT).unwrap();
+    }
+}

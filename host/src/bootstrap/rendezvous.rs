@@ -1,0 +1,186 @@
+//! [`Rendezvous`]: the ways in which ranks find each other.
+//!
+//! It chooses the way; the rest is common to all of them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::client::{self, Invitation};
+use super::environment::Launch;
+use super::error::BootstrapError;
+use super::file::{self, RendezvousFile};
+use super::gathering::{Applicant, Gathering};
+use super::hub::Place;
+use super::member::Member;
+use super::seat::Seat;
+use super::secret::Secret;
+use super::server;
+use crate::error::Result;
+
+/// How long a join waits for the other ranks unless told otherwise: 5 minutes.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Debug)]
+enum Way {
+    InProcess(Arc<Mutex<Option<Arc<Gathering>>>>),
+    Tcp { host: String, port: u16, secret: Secret },
+    File(PathBuf),
+}
+
+/// Where the ranks of a group find each other. Every rank needs an equal one, or in one process a clone of the same.
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    way: Way,
+    deadline: Duration,
+    generation: u64,
+}
+
+impl Rendezvous {
+    fn new(way: Way) -> Self {
+        Rendezvous { way, deadline: DEFAULT_DEADLINE, generation: 0 }
+    }
+
+    /// For ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next
+    /// one can meet here.
+    pub fn in_process() -> Self {
+        Rendezvous::new(Way::InProcess(Arc::default()))
+    }
+
+    /// Rank 0 listens on `port`, and the others look for it at `host`. It listens on all interfaces, or on loopback
+    /// only if `host` is `localhost` or a loopback address.
+    ///
+    /// The secret keeps strangers out: ranks prove to each other that they know it, and it never travels. What follows
+    /// is neither encrypted nor authenticated, so this is no protection on a hostile network.
+    pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
+        Rendezvous::new(Way::Tcp { host: host.into(), port, secret })
+    }
+
+    /// For ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes to this file
+    /// where, with a fresh secret; only its owner may read it. It is removed when all have joined. A file that was
+    /// there before is replaced, and a rank that reads an old one looks again.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Rendezvous::new(Way::File(path.into()))
+    }
+
+    /// [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET`.
+    ///
+    /// # Errors
+    /// [`BootstrapError::MissingVariable`] if one of them is not set; as [`Secret::from_env`].
+    pub fn from_env(launch: &Launch) -> Result<Self> {
+        let Some((host, port)) = launch.master.clone() else {
+            let reason = "it and MASTER_PORT say where rank 0 listens".into();
+            return Err(BootstrapError::MissingVariable { variable: "MASTER_ADDR".into(), reason }.into());
+        };
+        Ok(Rendezvous::tcp(host, port, Secret::from_env()?))
+    }
+
+    /// The same, where a join waits at most `deadline`.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Rendezvous { deadline, ..self }
+    }
+
+    /// The same for the group's `generation`, 0 otherwise. Count it up with every restart: a rank of another generation
+    /// is refused, so that processes left over from before cannot join.
+    #[must_use]
+    pub fn with_generation(self, generation: u64) -> Self {
+        Rendezvous { generation, ..self }
+    }
+
+    /// Joins as `rank` of `world_size`, and blocks until all ranks have. A group of one needs no others, and no
+    /// network.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) with
+    /// * [`BootstrapError::Missing`] when the first deadline of a rank passes, on every rank that has reached rank 0,
+    ///   naming the same ranks; [`BootstrapError::Unreachable`] on the others, with the address and the last failure;
+    /// * [`BootstrapError::WorldSizeMismatch`] on everybody who has come, when a rank comes that was told another world
+    ///   size;
+    /// * [`BootstrapError::DuplicateRank`] on the second to come as the same rank;
+    ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and
+    ///   [`BootstrapError::VersionMismatch`] on the rank that does not belong, while the others go on waiting (by way
+    ///   of a file, it does too, for another file);
+    /// * [`BootstrapError::RankOutOfRange`];
+    /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
+    pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
+        if rank >= world_size {
+            return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
+        }
+        if world_size == 1 {
+            return Ok(Member::alone());
+        }
+        let end = Instant::now().checked_add(self.deadline);
+        let applicant = Applicant { rank, world_size, generation: self.generation, deadline: self.deadline, end };
+        let member = match &self.way {
+            Way::InProcess(current) => join_in_process(current, &applicant),
+            Way::Tcp { host, port, secret } => join_at(host, *port, secret, &applicant),
+            Way::File(path) => join_by_file(path, &applicant),
+        };
+        Ok(member?)
+    }
+}
+
+fn join_in_process(current: &Mutex<Option<Arc<Gathering>>>, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    let &Applicant { rank, world_size, generation, .. } = applicant;
+    let seat = Arc::new(Seat::new(rank, world_size, false));
+    let gathering = {
+        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = current.take().filter(|gathering| !gathering.is_over());
+        let gathering = open.unwrap_or_else(|| Arc::new(Gathering::new(world_size, generation, None)));
+        *current = Some(gathering.clone());
+        gathering.arrive((rank, world_size, generation), Place::Here(seat.clone()), None)?;
+        gathering
+    };
+    Ok(Member::here(gathering.wait(applicant)?, seat, None))
+}
+
+fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    if port == 0 {
+        let address = format!("{host}:{port}");
+        return Err(BootstrapError::CannotListen { address, reason: "other ranks cannot find port 0".into() });
+    }
+    if applicant.rank == 0 {
+        let loopback = loopback(host);
+        return server::join(server::listen(loopback, port)?, loopback, secret.clone(), applicant);
+    }
+    let invite = || Ok(Invitation { hosts: vec![host.to_owned()], port, secret: secret.clone() });
+    client::join(applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))
+}
+
+/// The loopback address that `host` is, if it is one. Other names are not looked up: they are for the other ranks.
+fn loopback(host: &str) -> Option<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return Some(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    host.parse().ok().filter(IpAddr::is_loopback)
+}
+
+fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    if applicant.rank == 0 {
+        RendezvousFile::clear(path)?;
+        let secret = Secret::random()?;
+        let listener = server::listen(None, 0)?;
+        let _file = RendezvousFile::publish(path, server::port(&listener)?, &secret)?;
+        return server::join(listener, None, secret, applicant);
+    }
+    let invite = || {
+        file::read(path).map_err(|error| BootstrapError::Unreachable {
+            address: format!("the place that {} names", path.display()),
+            deadline: applicant.deadline,
+            reason: error.to_string(),
+        })
+    };
+    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file is still to come.
+    let is_final = |error: &BootstrapError| {
+        !matches!(
+            error,
+            BootstrapError::Unreachable { .. }
+                | BootstrapError::WrongSecret { .. }
+                | BootstrapError::VersionMismatch { .. }
+                | BootstrapError::GenerationMismatch { .. }
+        )
+    };
+    client::join(applicant, invite, is_final)
+}

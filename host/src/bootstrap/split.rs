@@ -1,0 +1,138 @@
+//! [`Member::split`]: groups within a group, as MPI_Comm_split makes them (MPI-4.1, 7.4.2).
+//!
+//! A new group has a hub of its own and outlives the old one. In one process its ranks meet as before; otherwise its
+//! lowest rank listens on a free port, and tells it to the others over the old group's channel, with a fresh secret.
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::client::{self, Invitation};
+use super::error::BootstrapError;
+use super::frame::decode;
+use super::gathering::Applicant;
+use super::member::{Member, Uplink};
+use super::secret::Secret;
+use super::server;
+use crate::error::{CommError, Operation, Result};
+
+/// The kinds of exchange that a split consists of.
+const WISHES: usize = 1;
+const PLACES: usize = 2;
+
+/// Where a new group's lowest rank listens, or why it does not.
+#[derive(Serialize, Deserialize)]
+enum Meeting {
+    At { port: u16, secret: Vec<u8> },
+    Failed(BootstrapError),
+}
+
+impl Member {
+    /// Splits the group: ranks of one `color` become a group, ordered by `key`, and where keys are equal by their rank
+    /// here. Without a colour a rank takes part and gets nothing. Blocks until all ranks have called it.
+    ///
+    /// The new group fails, and ends, on its own.
+    ///
+    /// # Errors
+    /// As [`agree`](Self::agree), and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not
+    /// come together within `deadline`.
+    pub fn split(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Option<Member>> {
+        let end = Instant::now().checked_add(deadline);
+        let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
+        let number = {
+            let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+            *splits += 1;
+            *splits
+        };
+        let group = self.wishes(color, key, deadline)?;
+        let rank = group.iter().position(|&rank| rank == self.rank());
+
+        if let Uplink::Here { hub, .. } = &self.uplink {
+            if hub.is_in_process() {
+                let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
+                let joined = hub.nursery(number, color).with_deadline(left()).join(rank, group.len());
+                hub.forget_nursery(number, color);
+                return joined.map(Some);
+            }
+        }
+
+        // All ranks take part in the second exchange, also those that nobody needs to find.
+        let listener = (rank == Some(0) && group.len() > 1).then(|| self.open());
+        let meeting = listener.as_ref().map(|listener| match listener {
+            Ok((_, port, secret)) => Meeting::At { port: *port, secret: secret.bytes().to_vec() },
+            Err(error) => Meeting::Failed(error.clone()),
+        });
+        let mut meetings = self.tell(PLACES, &meeting, left())?;
+        let Some(rank) = rank else { return Ok(None) };
+        if group.len() == 1 {
+            return Ok(Some(Member::alone()));
+        }
+        let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end };
+        if let Some(listener) = listener {
+            let (listener, _, secret) = listener?;
+            return Ok(Some(server::join(listener, self.network.loopback, secret, &applicant)?));
+        }
+        let lowest = group[0];
+        let invitation = match meetings.swap_remove(lowest) {
+            Some(Meeting::At { port, secret }) => (self.address_of(lowest).to_string(), port, secret),
+            Some(Meeting::Failed(error)) => return Err(error.into()),
+            None => return Err(malformed(lowest).into()),
+        };
+        let invite = || {
+            let (host, port, secret) = &invitation;
+            Ok(Invitation { hosts: vec![host.clone()], port: *port, secret: Secret::from_bytes(secret) })
+        };
+        Ok(Some(client::join(&applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))?))
+    }
+
+    /// The ranks of this rank's colour in their new order; only this one's without a colour.
+    fn wishes(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Vec<usize>, CommError> {
+        let wishes = self.tell(WISHES, &(color, key), deadline)?;
+        let mut group: Vec<(i64, usize)> = wishes
+            .into_iter()
+            .enumerate()
+            .filter(|(_, (theirs, _))| theirs.is_some() && *theirs == color)
+            .map(|(rank, (_, key))| (key, rank))
+            .collect();
+        group.sort_unstable();
+        Ok(group.into_iter().map(|(_, rank)| rank).collect())
+    }
+
+    /// Tells all ranks something, and hears what each has to tell.
+    fn tell<T: Serialize + serde::de::DeserializeOwned>(
+        &self,
+        kind: usize,
+        own: &T,
+        deadline: Duration,
+    ) -> Result<Vec<T>, CommError> {
+        let bytes = postcard::to_stdvec(own).map_err(|_| malformed(self.rank()))?;
+        let all = self.gather(kind, &bytes, deadline)?;
+        all.iter().enumerate().map(|(rank, bytes)| decode(bytes).map_err(|_| malformed(rank))).collect()
+    }
+
+    /// Listens for the ranks of a new group, where this group's ranks can be reached.
+    fn open(&self) -> Result<(TcpListener, u16, Secret), BootstrapError> {
+        let listener = server::listen(self.network.loopback, 0)?;
+        let port = server::port(&listener)?;
+        Ok((listener, port, Secret::random()?))
+    }
+
+    /// Where this rank can reach another.
+    fn address_of(&self, rank: usize) -> IpAddr {
+        let seen = self.network.addresses.get(rank).copied().flatten();
+        let hub = match &self.uplink {
+            Uplink::There(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
+            Uplink::Here { .. } => None,
+        };
+        // A rank that came to rank 0 by way of loopback is on rank 0's machine.
+        let elsewhere = seen.filter(|address| !address.is_loopback());
+        self.network.loopback.or(elsewhere).or(hub).or(seen).unwrap_or(Ipv4Addr::LOCALHOST.into())
+    }
+}
+
+fn malformed(rank: usize) -> CommError {
+    let reason = "what it told the others in a split does not parse".into();
+    CommError::InvalidCall { operation: Operation::Exchange, rank, reason }
+}

@@ -1,0 +1,108 @@
+//! [`TensorTable`]: which tensors a buffer holds, and where; the part of a buffer that does not depend on where its memory is.
+//!
+//! It owns no elements.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::plan::layout::Layout;
+use crate::slice::shape_len;
+
+const OPERATION: &str = "gradient buffer";
+
+/// Names, shapes, dtype and places of the tensors in one arena.
+///
+/// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
+/// do so too ([`Layout`]).
+#[derive(Debug)]
+pub struct TensorTable {
+    dtype: DType,
+    world_size: usize,
+    layout: Layout,
+    names: Vec<String>,
+    shapes: Vec<Vec<usize>>,
+    index: HashMap<String, usize>,
+    fingerprint: u64,
+}
+
+impl TensorTable {
+    /// Lays out tensors given by name and shape, to be shared out over `world_size` ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space.
+    pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
+        dtype: DType,
+        world_size: usize,
+        tensors: impl IntoIterator<Item = (N, S)>,
+    ) -> Result<Self> {
+        let (mut names, mut shapes, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        let mut index = HashMap::new();
+        for (name, shape) in tensors {
+            let (name, shape) = (name.into(), shape.into());
+            lens.push(shape_len(OPERATION, &shape)?);
+            if let Some(first) = index.insert(name.clone(), names.len()) {
+                let reason = format!("tensors {first} and {} are both named {name:?}", names.len());
+                return Err(Error::InvalidArgument { operation: OPERATION, reason });
+            }
+            names.push(name);
+            shapes.push(shape);
+        }
+        let layout = Layout::new(dtype, world_size, &lens)?;
+        let mut hasher = DefaultHasher::new();
+        (dtype, world_size, &names, &shapes).hash(&mut hasher);
+        Ok(Self { dtype, world_size, layout, names, shapes, index, fingerprint: hasher.finish() })
+    }
+
+    /// The dtype of every tensor.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The number of shards.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The number of tensors.
+    pub fn tensor_count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Elements of the arena, gaps included: `world_size × shard_len`.
+    pub fn arena_len(&self) -> usize {
+        self.layout.shard_len * self.world_size
+    }
+
+    /// Elements of one rank's shard.
+    pub fn shard_len(&self) -> usize {
+        self.layout.shard_len
+    }
+
+    /// The name of tensor `index`; panics past the last, as all accessors by index do.
+    pub fn name(&self, index: usize) -> &str {
+        &self.names[index]
+    }
+
+    /// The shape of tensor `index`.
+    pub fn shape(&self, index: usize) -> &[usize] {
+        &self.shapes[index]
+    }
+
+    /// The index of the tensor of that name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.index.get(name).copied()
+    }
+
+    /// The element range of each tensor in the arena.
+    pub fn segments(&self) -> &[Range<usize>] {
+        &self.layout.segments
+    }
+
+    /// A hash of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}

@@ -1,0 +1,203 @@
+//! [`Group`]: several operations that NCCL runs at once.
+//!
+//! Nothing is put into a queue before the group is submitted: a group that is dropped half full has not happened.
+
+use std::marker::PhantomData;
+
+use super::NcclCommunicator;
+use super::primitive::{Primitive, RawSlice, Reduction};
+use crate::comm::ReduceOp;
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::error::{Call, CommError, Error, Operation, Result};
+use crate::kernels::same_len;
+
+/// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
+///
+/// Sends and receives between two ranks meet in the order in which each of them adds them. Reductions are not scaled; means are those
+/// that NCCL forms itself, of f32, f64, or in worlds whose size is a power of two.
+#[derive(Debug)]
+pub struct Group<'c, 'd> {
+    comm: &'c NcclCommunicator,
+    queue: Option<Queue>,
+    calls: Vec<Call>,
+    primitives: Vec<Primitive>,
+    operands: PhantomData<&'d mut ()>,
+}
+
+impl<'c, 'd> Group<'c, 'd> {
+    pub(super) fn new(comm: &'c NcclCommunicator) -> Self {
+        Self { comm, queue: None, calls: Vec::new(), primitives: Vec::new(), operands: PhantomData }
+    }
+
+    /// Puts the operations into their queue. An empty group does nothing.
+    ///
+    /// # Errors
+    /// Those of [`DeviceCommunicator`](crate::comm::DeviceCommunicator).
+    pub fn submit(self) -> Result<()> {
+        let Some(queue) = &self.queue else { return Ok(()) };
+        // SAFETY: every operand was borrowed for `'d`, which lasts until now, and belongs to the queue; what comes later is ordered
+        // behind.
+        unsafe { self.comm.submit(queue, &self.calls, &self.primitives) }
+    }
+
+    /// Adds an all-reduce in place.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for data of another queue than the group's, or a mean that needs a pass of its own.
+    pub fn all_reduce(&mut self, data: DeviceSliceMut<'d>, op: ReduceOp) -> Result<()> {
+        let data = data.as_slice();
+        let operation = Operation::AllReduce(op);
+        let reduction = self.reduction(operation, data, op)?;
+        let input = RawSlice::from(data);
+        let primitive = Primitive::AllReduce { input, output: input.address, reduction };
+        self.add(data.queue(), Call::new(operation, input.len, input.dtype), [primitive])
+    }
+
+    /// Adds a reduce-scatter.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and [`Error::LengthMismatch`], [`Error::DTypeMismatch`].
+    pub fn reduce_scatter(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>, op: ReduceOp) -> Result<()> {
+        let shard = output.as_slice();
+        let operation = Operation::ReduceScatter(op);
+        self.comm.check_shards("reduce_scatter", ("input", input), ("output", shard))?;
+        let reduction = self.reduction(operation, shard, op)?;
+        input.queue().check_same("reduce_scatter", shard.queue())?;
+        let call = Call::new(operation, shard.len(), shard.dtype());
+        let primitive = Primitive::ReduceScatter { input: input.address(), output: shard.into(), reduction };
+        self.add(shard.queue(), call, [primitive])
+    }
+
+    /// Adds an all-gather.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    pub fn all_gather(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>) -> Result<()> {
+        let whole = output.as_slice();
+        self.comm.check_shards("all_gather", ("output", whole), ("input", input))?;
+        input.queue().check_same("all_gather", whole.queue())?;
+        let primitive = Primitive::AllGather { input: input.into(), output: whole.address() };
+        self.add(input.queue(), Call::new(Operation::AllGather, input.len(), input.dtype()), [primitive])
+    }
+
+    /// Adds an all-to-all.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    pub fn all_to_all(&mut self, input: DeviceSlice<'d>, output: DeviceSliceMut<'d>) -> Result<()> {
+        let output = output.as_slice();
+        let world_size = self.comm.world();
+        let shard = output.range(0..output.len() / world_size);
+        self.comm.check_shards("all_to_all", ("output", output), ("shards", shard))?;
+        self.comm.check_shards("all_to_all", ("input", input), ("shards", shard))?;
+        input.queue().check_same("all_to_all", output.queue())?;
+        let call = Call::new(Operation::AllToAll, input.len(), input.dtype());
+        self.add(input.queue(), call, all_to_all(input.into(), output.into(), world_size))
+    }
+
+    /// Adds a broadcast.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidPeer`] for a root that is no rank; [`Error::InvalidArgument`] for data of another queue.
+    pub fn broadcast(&mut self, data: DeviceSliceMut<'d>, root: usize) -> Result<()> {
+        let data = data.as_slice();
+        let operation = Operation::Broadcast { root };
+        self.comm.check_root(operation, root)?;
+        let call = Call::new(operation, data.len(), data.dtype());
+        self.add(data.queue(), call, [Primitive::Broadcast { data: data.into(), root }])
+    }
+
+    /// Adds a transfer to a peer.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidPeer`] for this rank itself, or one that there is not; [`Error::InvalidArgument`] for data of another
+    /// queue.
+    pub fn send(&mut self, data: DeviceSlice<'d>, peer: usize) -> Result<()> {
+        let operation = Operation::Send { peer };
+        self.comm.check_peer(operation, peer)?;
+        let call = Call::new(operation, data.len(), data.dtype());
+        self.add(data.queue(), call, [Primitive::Send { data: data.into(), peer }])
+    }
+
+    /// Adds a transfer from a peer; count and dtype must equal the sender's.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn recv(&mut self, data: DeviceSliceMut<'d>, peer: usize) -> Result<()> {
+        let data = data.as_slice();
+        let operation = Operation::Recv { peer };
+        self.comm.check_peer(operation, peer)?;
+        let call = Call::new(operation, data.len(), data.dtype());
+        self.add(data.queue(), call, [Primitive::Recv { data: data.into(), peer }])
+    }
+
+    fn reduction(&self, operation: Operation, data: DeviceSlice<'_>, op: ReduceOp) -> Result<Reduction> {
+        match self.comm.reduction(op, data.dtype().into(), 1.0) {
+            (reduction, 1.0) => Ok(reduction),
+            _ => Err(Error::InvalidArgument {
+                operation: "group",
+                reason: format!(
+                    "{operation} of {} over {} ranks needs a pass of its own; sum here and scale behind",
+                    data.dtype(),
+                    self.comm.world()
+                ),
+            }),
+        }
+    }
+
+    fn add(&mut self, queue: &Queue, call: Call, primitives: impl IntoIterator<Item = Primitive>) -> Result<()> {
+        self.queue.get_or_insert_with(|| queue.clone()).check_same("group", queue)?;
+        self.calls.push(call);
+        self.primitives.extend(primitives.into_iter().filter(|primitive| !primitive.is_empty()));
+        Ok(())
+    }
+}
+
+/// The transfers of an all-to-all, own shard included.
+pub(super) fn all_to_all(input: RawSlice, output: RawSlice, world_size: usize) -> Vec<Primitive> {
+    let len = input.len / world_size;
+    let transfers = |peer: usize| {
+        let (data, place) = (input.range(peer * len, len), output.range(peer * len, len));
+        [Primitive::Send { data, peer }, Primitive::Recv { data: place, peer }]
+    };
+    (0..world_size).flat_map(transfers).collect()
+}
+
+impl From<DeviceSlice<'_>> for RawSlice {
+    fn from(data: DeviceSlice<'_>) -> Self {
+        Self { address: data.address(), len: data.len(), dtype: data.dtype().into() }
+    }
+}
+
+impl NcclCommunicator {
+    /// Checks that `whole` holds one shard, of the same dtype, for every rank.
+    pub(super) fn check_shards(
+        &self,
+        operation: &'static str,
+        (whole_name, whole): (&str, DeviceSlice<'_>),
+        (shard_name, shard): (&str, DeviceSlice<'_>),
+    ) -> Result<()> {
+        if whole.dtype() != shard.dtype() {
+            let what = format!("{whole_name} and {shard_name}");
+            return Err(Error::DTypeMismatch { operation, what, left: whole.dtype(), right: shard.dtype() });
+        }
+        let expected = shard.len().saturating_mul(self.world());
+        same_len(operation, (whole_name, whole.len()), (&format!("{} ranks' {shard_name}", self.world()), expected))
+    }
+
+    pub(super) fn check_root(&self, operation: Operation, root: usize) -> Result<()> {
+        let world_size = self.world();
+        if root < world_size {
+            return Ok(());
+        }
+        Err(CommError::InvalidPeer { operation, peer: root, rank: self.member().rank(), world_size }.into())
+    }
+
+    pub(super) fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
+        let (rank, world_size) = (self.member().rank(), self.world());
+        if peer < world_size && peer != rank {
+            return Ok(());
+        }
+        Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
+    }
+}

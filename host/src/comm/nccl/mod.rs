@@ -1,0 +1,498 @@
+//! Ranks with a GPU each, over NCCL: [`NcclCommunicator`].
+//!
+//! NCCL moves the data, on the caller's queue. Around it stands what it lacks: ranks find each other and compare their calls over
+//! a control channel ([`bootstrap`](crate::bootstrap)), a thread watches over every collective, and a rank that dies, hangs or is
+//! late becomes an error on all others within the deadline, after which the kernels that waited for it return. Nothing here does
+//! arithmetic, except that factors which NCCL cannot apply are applied by the `scale` kernel.
+//!
+//! # Blocking
+//!
+//! NCCL's communicators come in two kinds. On those that do not block, NCCL 2.28 starts a thread for every call: 45 to 60 µs of the
+//! host's time each on an H200 machine, against 7 µs on the others, and more than a small all-reduce takes. So communicators here
+//! block by default, which means that the host may wait inside NCCL while two ranks connect for the first time, and never later.
+//! Set-up runs on a thread of its own and can be given up; a call that hangs in a first connection is ended by the watching thread's
+//! abort. [`NcclOptions::blocking`]` = false` gives the other kind.
+
+mod group;
+mod primitive;
+mod session;
+mod setup;
+mod watch;
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use self::group::Group;
+pub use self::primitive::RawSlice;
+use self::primitive::{Primitive, Reduction};
+use self::session::{Failure, Session};
+use super::device::{DeviceCommunicator, Scaling};
+use super::{ReduceOp, local};
+use crate::bootstrap::Member;
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::{DType, DataType};
+use crate::error::{Call, CommError, Error, Operation, Result};
+use crate::kernels::{cuda, same_len};
+use crate::sys::nccl::{RedOp, Version};
+
+/// Choices of an NCCL communicator.
+#[derive(Clone, Debug)]
+pub struct NcclOptions {
+    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included. 10 minutes by
+    /// default.
+    pub deadline: Duration,
+    /// Whether ranks compare every call with each other before NCCL gets it, so that a mismatch is an error that names two ranks'
+    /// calls, and not a hang or a wrong result. It makes the host wait for the other ranks. On by default in builds with debug
+    /// assertions; must be equal on all ranks.
+    pub checks: bool,
+    /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
+    pub blocking: bool,
+}
+
+impl Default for NcclOptions {
+    fn default() -> Self {
+        Self { deadline: local::DEFAULT_DEADLINE, checks: cfg!(debug_assertions), blocking: true }
+    }
+}
+
+/// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
+///
+/// Operations are those of [`DeviceCommunicator`], on slices of any queue of its device. Sums are formed by NCCL: in the dtype of the
+/// data, in an order that depends on the length and on the machine, but equal on all ranks and from run to run on the same machine.
+/// Means are sums times `1/P`, applied by NCCL to the inputs where the dtype is f32 or f64 or `P` is a power of two, and by a pass over
+/// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified. Operations of 0
+/// elements move nothing.
+///
+/// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it.
+#[derive(Debug)]
+pub struct NcclCommunicator {
+    session: Arc<Session>,
+    watcher: Option<JoinHandle<()>>,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl NcclCommunicator {
+    /// Makes a communicator on `queue`'s device, with all ranks of a group that has come together; returns when every rank has one.
+    ///
+    /// # Errors
+    /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for two ranks on one GPU, or ranks with
+    /// other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the deadline.
+    pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
+        let (nccl, handle) = setup::connect(&member, queue, options)?;
+        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, handle));
+        let watched = session.clone();
+        let watcher = std::thread::Builder::new()
+            .name(format!("gradsync-watch-{}", session.member.rank()))
+            .spawn(move || watch::watch(&watched))
+            .map_err(|error| {
+                let reason = format!("the thread that watches over it did not start: {error}");
+                Error::InvalidArgument { operation: "nccl communicator", reason }
+            })?;
+        Ok(Self { session, watcher: Some(watcher), one_thread: PhantomData })
+    }
+
+    /// The version of the NCCL library.
+    pub fn version(&self) -> Version {
+        self.session.nccl.version()
+    }
+
+    /// The control channel: who else is in the group, and what they have called.
+    pub fn member(&self) -> &Member {
+        &self.session.member
+    }
+
+    /// The failure that has ended this communicator, if any. Does not wait.
+    pub fn failure(&self) -> Option<Error> {
+        self.session.check(Operation::Exchange).err()
+    }
+
+    /// Ends the communicator at once, without waiting for its operations; the other ranks get an error that names this one.
+    pub fn abort(self) {
+        self.session.report(Operation::Exchange, "it aborted".into());
+    }
+
+    /// Begins a group of operations that run at once.
+    pub fn group<'d>(&self) -> Group<'_, 'd> {
+        Group::new(self)
+    }
+
+    /// [`all_reduce_into`](DeviceCommunicator::all_reduce_into) on raw memory, of any type that NCCL has; in place where both
+    /// addresses are equal. Means of integers round towards zero, as NCCL's do.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has got past the
+    /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
+    pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
+        let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
+        let (reduction, after) = self.reduction(op, input.dtype, 1.0);
+        // SAFETY: the caller's promise.
+        unsafe { self.run(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
+        // SAFETY: the caller's promise.
+        unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
+    }
+
+    /// [`reduce_scatter`](DeviceCommunicator::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
+    pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
+        let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
+        let (reduction, after) = self.reduction(op, output.dtype, 1.0);
+        // SAFETY: the caller's promise.
+        unsafe { self.run(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        // SAFETY: the caller's promise.
+        unsafe { scale_in_place(queue, output, after) }
+    }
+
+    /// [`all_gather`](DeviceCommunicator::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
+    pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
+        let call = Call::new(Operation::AllGather, input.len, input.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.run(queue, call, [Primitive::AllGather { input, output }]) }
+    }
+
+    /// [`all_to_all`](DeviceCommunicator::all_to_all) on raw memory; `output` has room for `input.len` elements.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] for a length that is no multiple of the world size, and as there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw); the two may not be the same.
+    pub unsafe fn all_to_all_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
+        let shards = input.len / self.world() * self.world();
+        same_len("all_to_all", ("input", input.len), ("equal shards", shards))
+            .map_err(|error| self.session.refuse(Operation::AllToAll, error))?;
+        let call = Call::new(Operation::AllToAll, input.len, input.dtype);
+        let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
+        // SAFETY: the caller's promise.
+        unsafe { self.run(queue, call, primitives) }
+    }
+
+    /// [`broadcast`](DeviceCommunicator::broadcast) on raw memory.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
+    pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
+        let operation = Operation::Broadcast { root };
+        self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
+        let call = Call::new(operation, data.len, data.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.run(queue, call, [Primitive::Broadcast { data, root }]) }
+    }
+
+    /// [`exchange`](DeviceCommunicator::exchange) on raw memory.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), for every operand; none that is received into overlaps another.
+    pub unsafe fn exchange_raw(
+        &self,
+        queue: &Queue,
+        sends: &[(usize, RawSlice)],
+        receives: &[(usize, RawSlice)],
+    ) -> Result<()> {
+        let (mut calls, mut primitives) = (Vec::new(), Vec::new());
+        for &(peer, data) in sends {
+            self.check_peer(Operation::Send { peer }, peer)?;
+            calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
+            primitives.push(Primitive::Send { data, peer });
+        }
+        for &(peer, data) in receives {
+            self.check_peer(Operation::Recv { peer }, peer)?;
+            calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
+            primitives.push(Primitive::Recv { data, peer });
+        }
+        primitives.retain(|primitive| !primitive.is_empty());
+        // SAFETY: the caller's promise.
+        unsafe { self.submit(queue, &calls, &primitives) }
+    }
+
+    /// # Safety
+    /// As [`Session::submit`].
+    unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.session.submit(queue, calls, primitives) }
+    }
+
+    /// One operation.
+    ///
+    /// # Safety
+    /// As [`Session::submit`].
+    unsafe fn run(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
+        let primitives = if call.len == 0 { &[] } else { primitives.as_ref() };
+        // SAFETY: the caller's promise.
+        unsafe { self.submit(queue, &[call], primitives) }
+    }
+
+    fn world(&self) -> usize {
+        self.session.member.world_size()
+    }
+
+    /// How NCCL forms the reduction of inputs times `before`, and what is left to multiply the result by.
+    fn reduction(&self, op: ReduceOp, dtype: DataType, before: f64) -> (Reduction, f64) {
+        let world_size = self.world();
+        let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
+        match op {
+            ReduceOp::Max => (Reduction::Plain(RedOp::MAX), 1.0),
+            ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
+            ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),
+            ReduceOp::Sum => (Reduction::ScaledSum(before), 1.0),
+            // With a factor that the dtype does not have, the mean would be off by the factor's rounding.
+            ReduceOp::Mean if !(is_wide || world_size.is_power_of_two()) => {
+                let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before);
+                (reduction, 1.0 / world_size as f64)
+            }
+            ReduceOp::Mean if before == 1.0 => (Reduction::Plain(RedOp::AVG), 1.0),
+            ReduceOp::Mean => (Reduction::ScaledSum(before / world_size as f64), 1.0),
+        }
+    }
+
+    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
+    ///
+    /// # Safety
+    /// Both belong to the same queue; the output is borrowed mutably by the caller.
+    unsafe fn all_reduce_any(
+        &self,
+        input: DeviceSlice<'_>,
+        output: DeviceSlice<'_>,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
+        let Scaling { before, after } = scaling;
+        let operation = match scaling {
+            Scaling::NONE => Operation::AllReduce(op),
+            _ => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
+        };
+        if !(before.is_finite() && after.is_finite()) {
+            let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
+            let error = Error::InvalidArgument { operation: "all_reduce", reason };
+            return Err(self.session.refuse(operation, error));
+        }
+        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
+        // NCCL's own factor has the dtype's precision, and there is none for maxima.
+        let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
+        let is_fused = before == 1.0
+            || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
+        let (source, fused) = if is_fused {
+            (input, before)
+        } else {
+            // SAFETY: the caller holds the output mutably; each element is read before it is written.
+            let place =
+                unsafe { DeviceSliceMut::from_raw_parts(queue, output.address(), output.dtype(), output.len()) };
+            cuda::scale(place, input, before)?;
+            (output, 1.0)
+        };
+        let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
+        let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
+        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered behind.
+        unsafe {
+            self.run(queue, call, [primitive])?;
+            scale_in_place(queue, output.into(), rest * after)
+        }
+    }
+
+    fn same_queue(&self, operation: &'static str, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+        input.queue().check_same(operation, output.queue())
+    }
+
+    /// Passes on an error of this rank's own call, after telling the others.
+    fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.session.refuse(operation, error))
+    }
+}
+
+/// Whether the dtype has the factor itself.
+fn is_exact(factor: f64, dtype: DType) -> bool {
+    match dtype {
+        DType::F64 => true,
+        DType::F32 => f64::from(factor as f32) == factor,
+        DType::F16 => half::f16::from_f64(factor).to_f64() == factor,
+        DType::BF16 => half::bf16::from_f64(factor).to_f64() == factor,
+    }
+}
+
+/// Multiplies memory by a factor, rounding once.
+///
+/// # Safety
+/// As [`NcclCommunicator::all_reduce_raw`].
+unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) -> Result<()> {
+    let Some(dtype) = data.dtype.float().filter(|_| factor != 1.0) else { return Ok(()) };
+    // SAFETY: the caller's promise; each element is read before it is written.
+    let (to, from) = unsafe {
+        let to = DeviceSliceMut::from_raw_parts(queue, data.address, dtype, data.len);
+        (to, DeviceSlice::from_raw_parts(queue, data.address, dtype, data.len))
+    };
+    cuda::scale(to, from, factor)
+}
+
+impl DeviceCommunicator for NcclCommunicator {
+    fn rank(&self) -> usize {
+        self.session.member.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world()
+    }
+
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+        self.session.check(Operation::Exchange)?;
+        let all = self.session.member.all_gather(&value.to_le_bytes(), self.session.deadline).inspect_err(|error| {
+            self.session.fail(Failure::Comm(error.clone()));
+        })?;
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+    }
+
+    fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        // SAFETY: one operand, borrowed mutably.
+        unsafe { self.all_reduce_any(data.as_slice(), data.as_slice(), op, scaling) }
+    }
+
+    fn all_reduce_into(
+        &self,
+        input: DeviceSlice<'_>,
+        output: DeviceSliceMut<'_>,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        let (operation, view) = (Operation::AllReduce(op), output.as_slice());
+        self.refused(operation, same_len(NAME, ("input", input.len()), ("output", view.len())))?;
+        if input.dtype() != view.dtype() {
+            let (left, right) = (input.dtype(), view.dtype());
+            let error = Error::DTypeMismatch { operation: NAME, what: "input and output".into(), left, right };
+            return Err(self.session.refuse(operation, error));
+        }
+        self.refused(operation, self.same_queue(NAME, input, view))?;
+        // SAFETY: operands of one queue, the output borrowed mutably, hence apart from the input.
+        unsafe { self.all_reduce_any(input, view, op, scaling) }
+    }
+
+    fn reduce_scatter(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let (operation, view) = (Operation::ReduceScatter(op), output.as_slice());
+        self.refused(operation, self.check_shards(NAME, ("input", input), ("output", view)))?;
+        self.refused(operation, self.same_queue(NAME, input, view))?;
+        // SAFETY: lengths checked, operands borrowed; later work on them is ordered behind.
+        unsafe { self.reduce_scatter_raw(input.queue(), input.address(), view.into(), op) }
+    }
+
+    fn reduce_scatter_in_place(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
+        let view = data.as_slice();
+        let shard = view.range(0..view.len() / self.world());
+        let checked = self.check_shards("reduce_scatter", ("data", view), ("shards", shard));
+        self.refused(Operation::ReduceScatter(op), checked)?;
+        let own = RawSlice::from(view).range(self.rank() * shard.len(), shard.len());
+        // SAFETY: as above; the output is this rank's shard of the input.
+        unsafe { self.reduce_scatter_raw(view.queue(), view.address(), own, op) }
+    }
+
+    fn all_gather(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
+        const NAME: &str = "all_gather";
+        let view = output.as_slice();
+        self.refused(Operation::AllGather, self.check_shards(NAME, ("output", view), ("input", input)))?;
+        self.refused(Operation::AllGather, self.same_queue(NAME, input, view))?;
+        // SAFETY: lengths checked, operands borrowed; later work on them is ordered behind.
+        unsafe { self.all_gather_raw(input.queue(), input.into(), view.address()) }
+    }
+
+    fn all_gather_in_place(&self, data: DeviceSliceMut<'_>) -> Result<()> {
+        let view = data.as_slice();
+        let shard = view.range(0..view.len() / self.world());
+        let checked = self.check_shards("all_gather", ("data", view), ("shards", shard));
+        self.refused(Operation::AllGather, checked)?;
+        let own = RawSlice::from(view).range(self.rank() * shard.len(), shard.len());
+        // SAFETY: as above; the input is this rank's shard of the output.
+        unsafe { self.all_gather_raw(view.queue(), own, view.address()) }
+    }
+
+    fn all_to_all(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
+        const NAME: &str = "all_to_all";
+        let view = output.as_slice();
+        let shard = view.range(0..view.len() / self.world());
+        self.refused(Operation::AllToAll, self.check_shards(NAME, ("output", view), ("shards", shard)))?;
+        self.refused(Operation::AllToAll, self.check_shards(NAME, ("input", input), ("shards", shard)))?;
+        self.refused(Operation::AllToAll, self.same_queue(NAME, input, view))?;
+        // SAFETY: lengths checked, operands borrowed and apart; later work on them is ordered behind.
+        unsafe { self.all_to_all_raw(input.queue(), input.into(), view.address()) }
+    }
+
+    fn broadcast(&self, data: DeviceSliceMut<'_>, root: usize) -> Result<()> {
+        let view = data.as_slice();
+        // SAFETY: borrowed mutably; later work is ordered behind.
+        unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
+    }
+
+    fn exchange(&self, sends: Vec<(usize, DeviceSlice<'_>)>, receives: Vec<(usize, DeviceSliceMut<'_>)>) -> Result<()> {
+        let mut group = self.group();
+        sends.into_iter().try_for_each(|(peer, data)| group.send(data, peer))?;
+        receives.into_iter().try_for_each(|(peer, data)| group.recv(data, peer))?;
+        group.submit()
+    }
+
+    fn synchronize(&self, queue: &Queue) -> Result<()> {
+        self.session.check(Operation::Exchange)?;
+        let end = queue.event()?;
+        end.record()?;
+        let begun = Instant::now();
+        while !end.is_done()? {
+            self.session.check(Operation::Exchange)?;
+            // Most waits are short, and a thread that sleeps wakes up late.
+            if begun.elapsed() < Duration::from_millis(1) {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        self.session.check(Operation::Exchange)
+    }
+}
+
+impl Drop for NcclCommunicator {
+    fn drop(&mut self) {
+        let Some(watcher) = self.watcher.take() else { return };
+        if std::thread::panicking() {
+            let rank = self.session.member.rank();
+            let departure = crate::error::Departure::Panicked;
+            self.session.member.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
+        }
+        let mut state = self.session.lock();
+        state.is_closing = true;
+        self.session.changed.notify_all();
+        // An abort may hang, for all that NCCL promises; then its thread is left behind.
+        let until = Instant::now() + self.session.deadline.saturating_add(Duration::from_secs(10));
+        while !state.has_ended && Instant::now() < until {
+            let pause = Duration::from_millis(100);
+            state = self.session.changed.wait_timeout(state, pause).unwrap_or_else(|error| error.into_inner()).0;
+        }
+        let has_ended = state.has_ended;
+        drop(state);
+        if has_ended {
+            if watcher.join().is_err() {
+                tracing::error!(rank = self.session.member.rank(), "the thread that watched over NCCL panicked");
+            }
+        } else {
+            tracing::error!(rank = self.session.member.rank(), "NCCL did not end; its communicator is left behind");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The calls of NCCL as data, and issuing them.
+//!
+//! Whoever builds a [`Primitive`] has checked its operands; nothing is checked here but NCCL's answers.
+
+use std::ffi::{c_int, c_void};
+
+use crate::dtype::DataType;
+use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
+
+/// Elements at an address of device memory, of a type that transports carry: what an operation gets where no
+/// [`DeviceSlice`](crate::driver::DeviceSlice) is at hand, as with tensors of other crates and with integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawSlice {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements.
+    pub len: usize,
+    /// Their type.
+    pub dtype: DataType,
+}
+
+impl RawSlice {
+    /// The elements from `begin` on.
+    pub(super) fn range(self, begin: usize, len: usize) -> Self {
+        Self { address: self.address + (begin * self.dtype.size_bytes()) as u64, len, ..self }
+    }
+}
+
+/// How NCCL reduces.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Reduction {
+    Plain(RedOp),
+    /// The sum of the inputs times a factor, which the type of the elements represents.
+    ScaledSum(f64),
+}
+
+/// One call of NCCL. Counts are in the first operand's elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Primitive {
+    AllReduce {
+        input: RawSlice,
+        output: u64,
+        reduction: Reduction,
+    },
+    /// `len` of `output` is a shard's.
+    ReduceScatter {
+        input: u64,
+        output: RawSlice,
+        reduction: Reduction,
+    },
+    AllGather {
+        input: RawSlice,
+        output: u64,
+    },
+    Broadcast {
+        data: RawSlice,
+        root: usize,
+    },
+    Send {
+        data: RawSlice,
+        peer: usize,
+    },
+    Recv {
+        data: RawSlice,
+        peer: usize,
+    },
+}
+
+/// A call that NCCL refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused {
+    pub(super) call: &'static str,
+    pub(super) code: ResultCode,
+}
+
+/// `ncclDataType_t`
+pub(super) fn data_type(dtype: DataType) -> DataTypeCode {
+    DataTypeCode(match dtype {
+        DataType::I8 => 0,
+        DataType::U8 => 1,
+        DataType::I32 => 2,
+        DataType::U32 => 3,
+        DataType::I64 => 4,
+        DataType::U64 => 5,
+        DataType::F16 => 6,
+        DataType::F32 => 7,
+        DataType::F64 => 8,
+        DataType::BF16 => 9,
+    })
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    address as usize as *mut c_void
+}
+
+fn checked(call: &'static str, code: ResultCode) -> Result<ResultCode, Refused> {
+    match code {
+        ResultCode::SUCCESS | ResultCode::IN_PROGRESS => Ok(code),
+        code => Err(Refused { call, code }),
+    }
+}
+
+/// The bits of a factor in the type of the elements.
+fn scalar(factor: f64, dtype: DataType) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    match dtype {
+        DataType::F64 => bytes.copy_from_slice(&factor.to_ne_bytes()),
+        DataType::F32 => bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes()),
+        DataType::F16 => bytes[..2].copy_from_slice(&half::f16::from_f64(factor).to_ne_bytes()),
+        DataType::BF16 => bytes[..2].copy_from_slice(&half::bf16::from_f64(factor).to_ne_bytes()),
+        other => unreachable!("integers are not scaled, and this is {other}"),
+    }
+    bytes
+}
+
+impl Primitive {
+    /// Whether there is nothing to move. Every rank decides alike, because counts agree.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Primitive::AllReduce { input: data, .. }
+            | Primitive::ReduceScatter { output: data, .. }
+            | Primitive::AllGather { input: data, .. }
+            | Primitive::Broadcast { data, .. }
+            | Primitive::Send { data, .. }
+            | Primitive::Recv { data, .. } => data.len == 0,
+        }
+    }
+
+    /// Puts the call into the stream.
+    ///
+    /// # Safety
+    /// `comm` is a live communicator of the stream's device, which is current; the operands are valid until the stream has passed.
+    unsafe fn issue(self, nccl: &Nccl, comm: Comm, stream: Stream) -> Result<ResultCode, Refused> {
+        let api = &nccl.functions;
+        // SAFETY: the caller's promise, for every call below.
+        unsafe {
+            match self {
+                Primitive::AllReduce { input, output, reduction } => {
+                    with_reduction(nccl, comm, reduction, input.dtype, |op| {
+                        let (from, to) = (pointer(input.address).cast_const(), pointer(output));
+                        let code = (api.ncclAllReduce)(from, to, input.len, data_type(input.dtype), op, comm, stream);
+                        checked("ncclAllReduce", code)
+                    })
+                }
+                Primitive::ReduceScatter { input, output, reduction } => {
+                    with_reduction(nccl, comm, reduction, output.dtype, |op| {
+                        let (from, to) = (pointer(input).cast_const(), pointer(output.address));
+                        let dtype = data_type(output.dtype);
+                        let code = (api.ncclReduceScatter)(from, to, output.len, dtype, op, comm, stream);
+                        checked("ncclReduceScatter", code)
+                    })
+                }
+                Primitive::AllGather { input, output } => {
+                    let (from, to) = (pointer(input.address).cast_const(), pointer(output));
+                    let code = (api.ncclAllGather)(from, to, input.len, data_type(input.dtype), comm, stream);
+                    checked("ncclAllGather", code)
+                }
+                Primitive::Broadcast { data, root } => {
+                    let (place, dtype) = (pointer(data.address), data_type(data.dtype));
+                    let code =
+                        (api.ncclBroadcast)(place.cast_const(), place, data.len, dtype, root as c_int, comm, stream);
+                    checked("ncclBroadcast", code)
+                }
+                Primitive::Send { data, peer } => {
+                    let from = pointer(data.address).cast_const();
+                    let code = (api.ncclSend)(from, data.len, data_type(data.dtype), peer as c_int, comm, stream);
+                    checked("ncclSend", code)
+                }
+                Primitive::Recv { data, peer } => {
+                    let to = pointer(data.address);
+                    let code = (api.ncclRecv)(to, data.len, data_type(data.dtype), peer as c_int, comm, stream);
+                    checked("ncclRecv", code)
+                }
+            }
+        }
+    }
+}
+
+/// Runs `call` with the operator of a reduction, made for it where NCCL has none.
+///
+/// # Safety
+/// `comm` is a live communicator.
+unsafe fn with_reduction(
+    nccl: &Nccl,
+    comm: Comm,
+    reduction: Reduction,
+    dtype: DataType,
+    call: impl FnOnce(RedOp) -> Result<ResultCode, Refused>,
+) -> Result<ResultCode, Refused> {
+    let factor = match reduction {
+        Reduction::Plain(op) => return call(op),
+        Reduction::ScaledSum(factor) => factor,
+    };
+    let mut scalar = scalar(factor, dtype);
+    let mut op = RedOp::SUM;
+    // SAFETY: the scalar is read before the call returns; the operator may go once the call that uses it has returned.
+    unsafe {
+        let place = scalar.as_mut_ptr().cast();
+        let create = nccl.functions.ncclRedOpCreatePreMulSum;
+        checked(
+            "ncclRedOpCreatePreMulSum",
+            create(&mut op, place, data_type(dtype), ScalarResidence::HOST_IMMEDIATE, comm),
+        )?;
+        let outcome = call(op);
+        checked("ncclRedOpDestroy", (nccl.functions.ncclRedOpDestroy)(op, comm))?;
+        outcome
+    }
+}
+
+/// Puts calls into the stream, as one group if there are several. Gives back whether a non-blocking communicator is still busy with
+/// it.
+///
+/// # Safety
+/// As [`Primitive::issue`], for each.
+pub(super) unsafe fn issue_all(
+    primitives: &[Primitive],
+    nccl: &Nccl,
+    comm: Comm,
+    stream: Stream,
+) -> Result<ResultCode, Refused> {
+    // A single transfer to or from a peer is a group too: only then is it in the stream when the call returns, on communicators
+    // that do not block.
+    let is_group =
+        primitives.len() > 1 || matches!(primitives.first(), Some(Primitive::Send { .. } | Primitive::Recv { .. }));
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !is_group {
+            return primitives.first().map_or(Ok(ResultCode::SUCCESS), |only| only.issue(nccl, comm, stream));
+        }
+        checked("ncclGroupStart", (nccl.functions.ncclGroupStart)())?;
+        let issued = primitives.iter().try_for_each(|primitive| primitive.issue(nccl, comm, stream).map(|_| ()));
+        // The group must be closed whatever happened in it: it belongs to the thread.
+        let ended = checked("ncclGroupEnd", (nccl.functions.ncclGroupEnd)());
+        issued.and(ended)
+    }
+}

@@ -1,0 +1,262 @@
+//! One rank's part in an NCCL communicator, shared by the rank's thread, which puts work into queues, and the thread that watches
+//! over that work.
+//!
+//! The first failure sticks. It is published before the communicator is aborted, so that nobody waits for an abort.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::primitive::{Primitive, Refused, issue_all};
+use crate::bootstrap::Member;
+use crate::driver::{Event, Queue};
+use crate::error::{Call, CommError, Error, Operation, Result};
+use crate::sys::nccl::{Comm, Nccl, NcclError, ResultCode};
+
+/// Why a communicator can no longer be used.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    Comm(CommError),
+    Nccl(NcclError),
+}
+
+impl Failure {
+    /// As the error of this rank's own `operation`.
+    fn error(&self, own: Operation) -> Error {
+        match self {
+            Failure::Nccl(error) => error.clone().into(),
+            Failure::Comm(error) => error.clone().seen_in(own).into(),
+        }
+    }
+}
+
+/// Work in a queue that is not known to be over.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    /// The number of the last collective that had been started when this was.
+    pub(super) sequence: u64,
+    pub(super) operation: Operation,
+    pub(super) started: Instant,
+    pub(super) done: Event,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) outstanding: std::collections::VecDeque<Outstanding>,
+    /// Events to use again.
+    spare: Vec<Event>,
+    failure: Option<Failure>,
+    /// Set when the rank's thread has dropped the communicator.
+    pub(super) is_closing: bool,
+    /// Set when nothing is left to do for the watching thread.
+    pub(super) has_ended: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) nccl: &'static Nccl,
+    pub(super) member: Member,
+    /// A queue of the communicator's device; its context is what NCCL works in.
+    pub(super) device: Queue,
+    pub(super) deadline: Duration,
+    pub(super) has_checks: bool,
+    /// The communicator; null once it has been destroyed or aborted.
+    handle: AtomicPtr<std::ffi::c_void>,
+    /// Held while a call of NCCL uses `handle`.
+    in_call: Mutex<()>,
+    has_failed: AtomicBool,
+    state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+impl Session {
+    pub(super) fn new(
+        nccl: &'static Nccl,
+        member: Member,
+        device: Queue,
+        options: &super::NcclOptions,
+        handle: Comm,
+    ) -> Self {
+        Self {
+            nccl,
+            member,
+            device,
+            deadline: options.deadline,
+            has_checks: options.checks,
+            handle: AtomicPtr::new(handle),
+            in_call: Mutex::new(()),
+            has_failed: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a failure, unless there is one already, and wakes everybody.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.lock().failure.get_or_insert(failure);
+        self.has_failed.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn failure(&self) -> Option<Failure> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.lock().failure.clone()
+    }
+
+    /// The failure of this communicator, if any, as the error of `operation`.
+    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        self.failure().map_or(Ok(()), |failure| Err(failure.error(operation)))
+    }
+
+    /// Tells every rank that this one cannot go on, and why.
+    pub(super) fn report(&self, operation: Operation, reason: String) {
+        let rank = self.member.rank();
+        self.member.fail(CommError::Transport { operation, rank, reason });
+    }
+
+    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    pub(super) fn refuse(&self, operation: Operation, error: Error) -> Error {
+        let failure = CommError::InvalidCall { operation, rank: self.member.rank(), reason: error.to_string() };
+        self.member.fail(failure.clone());
+        self.fail(Failure::Comm(failure));
+        error
+    }
+
+    /// Puts operations into a queue, all of them as one group.
+    ///
+    /// # Safety
+    /// The operands are memory of this communicator's device, valid until the queue has got past them, and used by nothing but work
+    /// ordered on the queue.
+    pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
+        let Some(last) = calls.last() else { return Ok(()) };
+        self.check(last.operation)?;
+        if queue.ordinal() != self.device.ordinal() {
+            let (memory, own) = (queue.ordinal(), self.device.ordinal());
+            let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
+            return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
+        }
+        if self.has_checks {
+            if let Err(error) = self.member.agree(calls, self.deadline) {
+                self.fail(Failure::Comm(error.clone()));
+                return Err(error.into());
+            }
+        }
+        let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
+        if primitives.is_empty() {
+            return Ok(());
+        }
+        queue.make_current()?;
+        let started = Instant::now();
+        let issued = {
+            let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
+            let handle = self.handle.load(Ordering::Acquire);
+            if handle.is_null() {
+                self.check(last.operation)?;
+            }
+            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
+            // the caller's promise.
+            let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
+            self.settle(issued, started)
+        };
+        if let Err(refused) = issued {
+            return Err(self.broken(refused, last.operation));
+        }
+        let done = match self.lock().spare.pop() {
+            Some(event) if event.is_of(queue) => event,
+            _ => queue.event()?,
+        };
+        done.record()?;
+        let outstanding = Outstanding { sequence, operation: last.operation, started, done };
+        let mut state = self.lock();
+        state.outstanding.push_back(outstanding);
+        // The watching thread sleeps long only while there is nothing to watch.
+        if state.outstanding.len() == 1 {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits until a communicator that does not block has taken a call in.
+    fn settle(&self, issued: Result<ResultCode, Refused>, started: Instant) -> Result<(), Refused> {
+        let mut code = issued?;
+        while code == ResultCode::IN_PROGRESS {
+            if self.has_failed.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            if started.elapsed() > Duration::from_micros(500) {
+                std::thread::sleep(Duration::from_micros(100));
+            } else {
+                std::thread::yield_now();
+            }
+            code = self.async_error();
+        }
+        if code == ResultCode::SUCCESS {
+            return Ok(());
+        }
+        Err(Refused { call: "ncclCommGetAsyncError", code })
+    }
+
+    /// What NCCL says about the communicator's background work.
+    pub(super) fn async_error(&self) -> ResultCode {
+        let handle = self.handle.load(Ordering::Acquire);
+        if handle.is_null() {
+            return ResultCode::SUCCESS;
+        }
+        let mut code = ResultCode::SUCCESS;
+        // SAFETY: the handle is live; NCCL allows this call from any thread at any time.
+        let asked = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(handle, &mut code) };
+        if asked == ResultCode::SUCCESS { code } else { asked }
+    }
+
+    /// The error of a refused call, after making it everybody's failure: the others may have put their part into their queues.
+    pub(super) fn broken(&self, refused: Refused, operation: Operation) -> Error {
+        // An abort makes calls in progress fail; what it was for is the better answer.
+        if let Err(error) = self.check(operation) {
+            return error;
+        }
+        let error = self.describe(refused);
+        self.report(operation, error.to_string());
+        self.fail(Failure::Nccl(error.clone()));
+        error.into()
+    }
+
+    pub(super) fn describe(&self, refused: Refused) -> NcclError {
+        NcclError::Failed {
+            call: refused.call,
+            code: refused.code.0,
+            text: self.nccl.error_string(refused.code),
+            // SAFETY: the handle is live or null.
+            last_error: unsafe { self.nccl.last_error(self.handle.load(Ordering::Acquire)) },
+            rank: self.member.rank(),
+            world_size: self.member.world_size(),
+        }
+    }
+
+    /// Takes an event back.
+    pub(super) fn recycle(&self, event: Event) {
+        self.lock().spare.push(event);
+    }
+
+    /// Takes the communicator away, for its end. A call that uses it is waited for, but no longer than `patience`: one that hangs is
+    /// what an abort is for.
+    pub(super) fn take_handle(&self, patience: Duration) -> Comm {
+        let until = Instant::now() + patience;
+        loop {
+            if let Ok(_guard) = self.in_call.try_lock() {
+                return self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
+            }
+            if Instant::now() >= until {
+                return self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! How the ranks of a new NCCL communicator come together: they compare what they have over the control channel, and only then is
+//! NCCL asked, on a thread of its own, because that call returns when all ranks have come, or never.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::NcclOptions;
+use super::primitive::Refused;
+use crate::bootstrap::Member;
+use crate::driver::Queue;
+use crate::error::{CommError, Error, Operation, Result};
+use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UniqueId};
+
+const OPERATION: &str = "nccl communicator";
+
+/// What each rank tells the others before NCCL is called.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    /// Why this rank cannot take part.
+    trouble: Option<String>,
+    version: i32,
+    device: [u8; 16],
+    has_checks: bool,
+    /// NCCL's meeting point, from rank 0.
+    meeting_point: Vec<u8>,
+}
+
+/// A communicator's handle, which may go to another thread.
+struct Handle(Comm);
+
+// SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+unsafe impl Send for Handle {}
+
+/// Makes this rank's communicator.
+pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, Comm)> {
+    let prepared = prepare(member, queue);
+    let hello = match &prepared {
+        Ok((nccl, device, meeting_point)) => Hello {
+            trouble: None,
+            version: nccl.version().0,
+            device: *device,
+            has_checks: options.checks,
+            meeting_point: meeting_point.clone(),
+        },
+        Err(error) => Hello {
+            trouble: Some(error.to_string()),
+            version: 0,
+            device: [0; 16],
+            has_checks: options.checks,
+            meeting_point: Vec::new(),
+        },
+    };
+    let hellos = exchange(member, &hello, options.deadline)?;
+    let (nccl, ..) = prepared?;
+    check(&hellos, member)?;
+
+    let meeting_point = unique_id(&hellos[0].meeting_point, member)?;
+    let outcome = init(nccl, member, queue, options, meeting_point);
+    // Nobody goes on before all ranks have it.
+    let done = Hello { trouble: outcome.as_ref().err().map(ToString::to_string), ..hello };
+    let answers = exchange(member, &done, options.deadline);
+    let handle = outcome?;
+    let all = answers.and_then(|answers| trouble(&answers));
+    if let Err(error) = all {
+        // SAFETY: made just now, and used by nobody.
+        unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
+        return Err(error);
+    }
+    Ok((nccl, handle.0))
+}
+
+fn prepare(member: &Member, queue: &Queue) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
+    let nccl = Nccl::get()?;
+    let device = queue.device_uuid()?;
+    let mut id = UniqueId([0; 128]);
+    if member.rank() == 0 {
+        queue.make_current()?;
+        // SAFETY: writes one identifier.
+        let code = unsafe { (nccl.functions.ncclGetUniqueId)(&mut id) };
+        if code != ResultCode::SUCCESS {
+            return Err(refused(nccl, member, Refused { call: "ncclGetUniqueId", code }).into());
+        }
+    }
+    Ok((nccl, device, id.0.iter().map(|&byte| byte as u8).collect()))
+}
+
+fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<Hello>> {
+    let bytes = postcard::to_stdvec(hello).expect("plain data");
+    let all = member.all_gather(&bytes, deadline)?;
+    let read = |(rank, bytes): (usize, Vec<u8>)| {
+        postcard::from_bytes(&bytes).map_err(|error| {
+            let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+            CommError::Transport { operation: Operation::SetUp, rank, reason }.into()
+        })
+    };
+    all.into_iter().enumerate().map(read).collect()
+}
+
+/// The first rank that cannot take part, as an error.
+fn trouble(hellos: &[Hello]) -> Result<()> {
+    let first = hellos.iter().enumerate().find_map(|(rank, hello)| Some((rank, hello.trouble.clone()?)));
+    first
+        .map_or(Ok(()), |(rank, reason)| Err(CommError::Transport { operation: Operation::SetUp, rank, reason }.into()))
+}
+
+/// Refuses what NCCL would fail on, or hang.
+fn check(hellos: &[Hello], member: &Member) -> Result<()> {
+    trouble(hellos)?;
+    let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
+    for (rank, hello) in hellos.iter().enumerate() {
+        if hello.version != hellos[0].version {
+            let (first, other) = (hellos[0].version, hello.version);
+            return refuse(format!("rank 0 has NCCL's version {first}, rank {rank} has {other}"));
+        }
+        if hello.has_checks != hellos[0].has_checks {
+            return refuse(format!("ranks 0 and {rank} differ in whether calls are checked"));
+        }
+        if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
+            return refuse(format!("ranks {other} and {rank} are on the same GPU; each needs one of its own"));
+        }
+    }
+    tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
+    Ok(())
+}
+
+fn unique_id(bytes: &[u8], member: &Member) -> Result<UniqueId> {
+    let bytes: [u8; 128] = bytes.try_into().map_err(|_| {
+        let reason = format!("rank 0 sent {} bytes in place of 128 to rank {}", bytes.len(), member.rank());
+        CommError::Transport { operation: Operation::SetUp, rank: 0, reason }
+    })?;
+    Ok(UniqueId(bytes.map(|byte| byte as _)))
+}
+
+fn refused(nccl: &Nccl, member: &Member, Refused { call, code }: Refused) -> NcclError {
+    NcclError::Failed {
+        call,
+        code: code.0,
+        text: nccl.error_string(code),
+        // SAFETY: no communicator is asked about.
+        last_error: unsafe { nccl.last_error(ptr::null_mut()) },
+        rank: member.rank(),
+        world_size: member.world_size(),
+    }
+}
+
+/// Runs NCCL's own set-up, until it is over, a rank is gone or the deadline has passed.
+fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptions, id: UniqueId) -> Result<Handle> {
+    let (sender, receiver) = channel();
+    let is_given_up = Arc::new(AtomicBool::new(false));
+    let (rank, world_size) = (member.rank() as c_int, member.world_size() as c_int);
+    let blocking = options.blocking;
+    let worker = {
+        let (queue, is_given_up) = (queue.clone(), is_given_up.clone());
+        move || {
+            let outcome = call_init(nccl, &queue, (rank, world_size), id, blocking, &is_given_up);
+            if let Err(unsent) = sender.send(outcome) {
+                // Nobody waits any more.
+                if let Ok(handle) = unsent.0 {
+                    // SAFETY: made just now, and used by nobody.
+                    unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
+                }
+            }
+        }
+    };
+    let started = std::thread::Builder::new().name("gradsync-nccl-init".into()).spawn(worker);
+    started.map_err(|error| Error::InvalidArgument { operation: OPERATION, reason: format!("no thread: {error}") })?;
+
+    let begun = Instant::now();
+    loop {
+        match receiver.recv_timeout(Duration::from_millis(5)) {
+            Ok(outcome) => return outcome.map_err(|failed| refused(nccl, member, failed).into()),
+            Err(RecvTimeoutError::Disconnected) => {
+                let reason = "the thread that called NCCL panicked".into();
+                return Err(CommError::Transport { operation: Operation::SetUp, rank: member.rank(), reason }.into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let failure = member.failure();
+        if failure.is_none() && begun.elapsed() < options.deadline {
+            continue;
+        }
+        is_given_up.store(true, Ordering::Release);
+        let (operation, deadline) = (Operation::SetUp, options.deadline);
+        let late = || CommError::Timeout { operation, missing: Vec::new(), deadline };
+        return Err(failure.unwrap_or_else(late).into());
+    }
+}
+
+fn call_init(
+    nccl: &Nccl,
+    queue: &Queue,
+    (rank, world_size): (c_int, c_int),
+    id: UniqueId,
+    blocking: bool,
+    is_given_up: &AtomicBool,
+) -> Result<Handle, Refused> {
+    if queue.make_current().is_err() {
+        return Err(Refused { call: "cuCtxSetCurrent", code: ResultCode::INVALID_USAGE });
+    }
+    let mut config = Config { blocking: c_int::from(blocking), ..Config::default() };
+    let mut comm = ptr::null_mut();
+    // SAFETY: every pointer is to a local of the right type; the device's context is current.
+    let mut code = unsafe { (nccl.functions.ncclCommInitRankConfig)(&mut comm, world_size, id, rank, &mut config) };
+    let mut call = "ncclCommInitRankConfig";
+    while code == ResultCode::IN_PROGRESS && !is_given_up.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+        call = "ncclCommGetAsyncError";
+        // SAFETY: the communicator is live.
+        let asked = unsafe { (nccl.functions.ncclCommGetAsyncError)(comm, &mut code) };
+        if asked != ResultCode::SUCCESS {
+            code = asked;
+        }
+    }
+    if code == ResultCode::SUCCESS {
+        return Ok(Handle(comm));
+    }
+    if !comm.is_null() {
+        // SAFETY: nobody else knows the communicator.
+        unsafe { (nccl.functions.ncclCommAbort)(comm) };
+    }
+    Err(Refused { call, code })
+}

@@ -1,0 +1,124 @@
+//! The thread that watches over one rank's collectives: it notices what has completed, what is late and who is gone, aborts the
+//! communicator when something failed, and destroys it when the rank is done.
+//!
+//! It never touches a queue's work, and the rank's thread never waits for it, except to end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::primitive::Refused;
+use super::session::{Failure, Outstanding, Session};
+use crate::error::{CommError, Departure, Operation};
+use crate::sys::nccl::ResultCode;
+
+/// How often work under way is looked at, and how often everything else.
+const BUSY: Duration = Duration::from_millis(2);
+const IDLE: Duration = Duration::from_millis(20);
+/// How often NCCL is asked about errors in its background.
+const ASK_NCCL: Duration = Duration::from_millis(100);
+/// How long a call of NCCL that is in progress may take before an abort goes ahead regardless.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What the watching thread does until the communicator has ended.
+pub(super) fn watch(session: &Arc<Session>) {
+    if let Err(error) = session.device.make_current() {
+        session.report(Operation::Exchange, error.to_string());
+    }
+    let mut asked = Instant::now();
+    let is_healthy = loop {
+        if let Some(error) = session.member.failure() {
+            session.fail(Failure::Comm(error));
+        }
+        if session.failure().is_some() {
+            break false;
+        }
+        collect(session);
+        if let Some(error) = late(session) {
+            session.fail(Failure::Comm(error));
+            break false;
+        }
+        if asked.elapsed() > ASK_NCCL {
+            asked = Instant::now();
+            let code = session.async_error();
+            if code != ResultCode::SUCCESS && code != ResultCode::IN_PROGRESS {
+                let operation = session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.operation);
+                session.broken(Refused { call: "ncclCommGetAsyncError", code }, operation);
+                break false;
+            }
+        }
+        let state = session.lock();
+        if state.is_closing && state.outstanding.is_empty() {
+            break true;
+        }
+        let pause = if state.outstanding.is_empty() { IDLE } else { BUSY };
+        drop(session.changed.wait_timeout(state, pause));
+    };
+    end(session, is_healthy);
+    session.lock().has_ended = true;
+    session.changed.notify_all();
+}
+
+/// Takes note of work that is over, oldest first.
+fn collect(session: &Session) {
+    loop {
+        let Some(front) = session.lock().outstanding.pop_front() else { return };
+        // The driver is asked without the lock: it may make us wait, and the rank's thread must not.
+        match front.done.is_done() {
+            Ok(true) => session.recycle(front.done),
+            Ok(false) => return session.lock().outstanding.push_front(front),
+            Err(error) => {
+                session.report(front.operation, error.to_string());
+                return session.lock().outstanding.push_front(front);
+            }
+        }
+    }
+}
+
+/// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left.
+fn late(session: &Session) -> Option<CommError> {
+    let (sequence, operation, started) = {
+        let state = session.lock();
+        let Outstanding { sequence, operation, started, .. } = state.outstanding.front()?;
+        (*sequence, *operation, *started)
+    };
+    if let Some((rank, departure)) = gone(session, sequence, operation) {
+        let error = CommError::PeerGone { operation, rank, departure };
+        session.member.fail(error.clone());
+        return Some(error);
+    }
+    let is_late = started.elapsed() > session.deadline;
+    is_late.then(|| session.member.late(sequence, operation, session.deadline))
+}
+
+/// A rank that left before it started the collective of that number. Transfers between two ranks have no number of their own.
+fn gone(session: &Session, sequence: u64, operation: Operation) -> Option<(usize, Departure)> {
+    let is_transfer = matches!(
+        operation,
+        Operation::Send { .. } | Operation::Recv { .. } | Operation::SendRecv { .. } | Operation::Exchange
+    );
+    if is_transfer { None } else { session.member.gone_before(sequence) }
+}
+
+/// Ends the communicator: in good order, or by an abort, which makes the kernels of its collectives return.
+fn end(session: &Session, is_healthy: bool) {
+    let handle = session.take_handle(PATIENCE);
+    if handle.is_null() {
+        return;
+    }
+    let api = &session.nccl.functions;
+    let begun = Instant::now();
+    // SAFETY: the handle was taken away, so that nobody else starts a call with it. A call that hangs ends by the abort.
+    let (call, code) = unsafe {
+        if is_healthy {
+            ("ncclCommDestroy", (api.ncclCommDestroy)(handle))
+        } else {
+            ("ncclCommAbort", (api.ncclCommAbort)(handle))
+        }
+    };
+    let (rank, milliseconds) = (session.member.rank(), begun.elapsed().as_millis());
+    if code == ResultCode::SUCCESS || code == ResultCode::IN_PROGRESS {
+        tracing::debug!(rank, call, milliseconds, "communicator ended");
+    } else {
+        tracing::warn!(rank, call, code = code.0, milliseconds, "communicator did not end well");
+    }
+}

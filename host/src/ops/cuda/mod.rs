@@ -1,0 +1,45 @@
+//! What a training loop calls where its gradients are in the memory of GPUs: the operations of [`ops`](super) on device memory, over
+//! any [`DeviceCommunicator`], and ONNX Runtime's bundle operations over NCCL.
+//!
+//! Everything is asynchronous, in the queue of the buffer. What needs workspace is an object, made once and run at every step.
+//! No operation uses another.
+
+mod adasum;
+mod all_reduce;
+mod bundle;
+mod ordered;
+mod zero;
+
+pub use adasum::Adasum;
+pub use all_reduce::all_reduce;
+pub use bundle::{
+    nccl_all_gather, nccl_all_gather_owned, nccl_all_reduce, nccl_reduce_scatter, nccl_reduce_scatter_owned,
+};
+pub use ordered::OrderedAllReduce;
+pub use zero::ZeroPartition;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::buffer::TensorTable;
+use crate::comm::DeviceCommunicator;
+use crate::error::{Error, Result};
+
+/// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
+/// than there are. The host waits for the other ranks.
+fn same_plan(
+    operation: &'static str,
+    comm: &dyn DeviceCommunicator,
+    table: &TensorTable,
+    choices: impl Hash,
+) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    (table.fingerprint(), choices).hash(&mut hasher);
+    let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
+    comm.agree_on(operation, what, hasher.finish())?;
+    let (world_size, planned) = (comm.world_size(), table.world_size());
+    if planned == world_size {
+        return Ok(());
+    }
+    let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
+    Err(Error::InvalidArgument { operation, reason })
+}

@@ -1,0 +1,169 @@
+//! [`OrderedAllReduce`]: sums whose bits depend on the ranks' values alone, and narrow numbers on the wire with wide sums.
+//!
+//! Each rank gets its part of every rank's data, adds them up in rank order with the `combine` kernel, and hands its part of the
+//! result to all others: the bytes of a ring all-reduce, one rounding an element instead of one a hop.
+
+use std::ops::Range;
+
+use crate::comm::{DeviceCommunicator, ReduceOp};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::cpu::Coefficients;
+use crate::kernels::cuda::{Layers, cast};
+use crate::kernels::same_len;
+
+const OPERATION: &str = "ordered all_reduce";
+
+/// A bitwise reproducible all-reduce of vectors of one length.
+///
+/// Each element of the result is the sum of the ranks' elements in `f64`, in rank order, times `1/P` for a mean, rounded once to the
+/// dtype on the wire. It does not depend on the length, on how tensors were put into buckets, on the machine or on its load. With a
+/// wire narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
+#[derive(Debug)]
+pub struct OrderedAllReduce {
+    dtype: DType,
+    wire: DType,
+    len: usize,
+    /// This rank's window on the data.
+    own: Range<usize>,
+    /// Longest window.
+    part_len: usize,
+    op: ReduceOp,
+    layers: Layers,
+    /// The other ranks' parts, and the result's.
+    received: DeviceBuffer,
+    result: DeviceBuffer,
+    /// The data in the dtype of the wire, if that is another.
+    narrow: Option<DeviceBuffer>,
+}
+
+impl OrderedAllReduce {
+    /// Prepares all-reduces of `len` elements of `dtype`, which travel as `wire`; `op` is `Sum` or `Mean`. Equal on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another reduction; [`Error::Cuda`], code 2 when memory does not suffice for as many bytes again
+    /// as the data have on the wire, or twice as many where the wire is another dtype.
+    pub fn new(
+        comm: &dyn DeviceCommunicator,
+        queue: &Queue,
+        (dtype, wire): (DType, DType),
+        len: usize,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
+            let reason = format!("{op} has no order of additions; the transport's own is reproducible");
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        let world_size = comm.world_size();
+        // Parts begin at multiples of 16 bytes.
+        let part_len = len.div_ceil(world_size).next_multiple_of(8);
+        let own = window(comm.rank(), part_len, len);
+        let own_len = own.len();
+        let mut layers = Layers::new(queue, own_len, &[0..own_len], world_size)?;
+        let factor = if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 };
+        layers.write_coefficients(&Coefficients { weights: vec![factor; world_size], cancelled: vec![false] })?;
+        Ok(Self {
+            dtype,
+            wire,
+            len,
+            own,
+            part_len,
+            op,
+            layers,
+            received: DeviceBuffer::zeroed(queue, wire, own_len * (world_size - 1))?,
+            result: DeviceBuffer::zeroed(queue, wire, own_len)?,
+            narrow: if wire == dtype { None } else { Some(DeviceBuffer::zeroed(queue, wire, len)?) },
+        })
+    }
+
+    /// The dtype that travels.
+    pub fn wire(&self) -> DType {
+        self.wire
+    }
+
+    /// The reduction.
+    pub fn op(&self) -> ReduceOp {
+        self.op
+    }
+
+    /// Replaces every rank's data by their reduction.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; those of the communicator.
+    pub fn run(&mut self, comm: &dyn DeviceCommunicator, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let view = data.as_slice();
+        same_len(OPERATION, ("data", view.len()), ("what was prepared for", self.len))?;
+        if view.dtype() != self.dtype {
+            let what = "data and what was prepared for".into();
+            return Err(Error::DTypeMismatch { operation: OPERATION, what, left: view.dtype(), right: self.dtype });
+        }
+        let Some(mut narrow) = self.narrow.take() else {
+            return self.reduce(comm, data);
+        };
+        let outcome = cast(narrow.as_mut_slice(), view)
+            .and_then(|()| self.reduce(comm, narrow.as_mut_slice()))
+            .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
+        self.narrow = Some(narrow);
+        outcome
+    }
+
+    /// The reduction in the dtype of the wire.
+    fn reduce(&mut self, comm: &dyn DeviceCommunicator, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let (rank, world_size, own_len) = (comm.rank(), comm.world_size(), self.own.len());
+        let view = data.as_slice();
+        let peers = || (0..world_size).filter(|&peer| peer != rank);
+        let sends = peers().map(|peer| (peer, view.range(window(peer, self.part_len, self.len)))).collect();
+        let receives = split(self.received.as_mut_slice(), own_len, peers());
+        comm.exchange(sends, receives)?;
+
+        let own = view.range(self.own.clone());
+        let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
+            .map(|peer| match peer.cmp(&rank) {
+                std::cmp::Ordering::Equal => own,
+                std::cmp::Ordering::Less => self.received.as_slice().range(peer * own_len..(peer + 1) * own_len),
+                std::cmp::Ordering::Greater => self.received.as_slice().range((peer - 1) * own_len..peer * own_len),
+            })
+            .collect();
+        self.layers.combine(self.result.as_mut_slice(), &vectors)?;
+
+        let result = self.result.as_slice();
+        let sends = peers().map(|peer| (peer, result)).collect();
+        // Every window but this rank's own is somebody else's to write.
+        let (before, rest) = data.reborrow().split_at_mut(self.own.start);
+        let (mut middle, after) = rest.split_at_mut(own_len);
+        middle.copy_from_device(result)?;
+        let lens = |range: Range<usize>| range.map(|peer| (peer, window(peer, self.part_len, self.len).len()));
+        let mut receives = split_uneven(before, lens(0..rank));
+        receives.extend(split_uneven(after, lens(rank + 1..world_size)));
+        comm.exchange(sends, receives)
+    }
+}
+
+/// The elements that `rank` adds up.
+fn window(rank: usize, part_len: usize, len: usize) -> Range<usize> {
+    len.min(rank * part_len)..len.min((rank + 1) * part_len)
+}
+
+/// Consecutive parts of `data`, one for each peer.
+fn split(
+    data: DeviceSliceMut<'_>,
+    part_len: usize,
+    peers: impl Iterator<Item = usize>,
+) -> Vec<(usize, DeviceSliceMut<'_>)> {
+    split_uneven(data, peers.map(|peer| (peer, part_len)))
+}
+
+fn split_uneven<'a>(
+    data: DeviceSliceMut<'a>,
+    parts: impl Iterator<Item = (usize, usize)>,
+) -> Vec<(usize, DeviceSliceMut<'a>)> {
+    let mut rest = data;
+    let mut found = Vec::new();
+    for (peer, len) in parts {
+        let (part, others) = rest.split_at_mut(len);
+        found.push((peer, part));
+        rest = others;
+    }
+    found
+}

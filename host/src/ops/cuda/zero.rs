@@ -1,0 +1,76 @@
+//! [`ZeroPartition`]: gradients and parameters shared out over ranks, so that each rank keeps the optimizer's state of its shard only
+//! (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+//!
+//! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
+
+use super::same_plan;
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::{DeviceCommunicator, ReduceOp};
+use crate::error::{Error, Result};
+use crate::plan::zero::{View, partition, views_of};
+
+const OPERATION: &str = "ZeRO partition";
+
+/// Who updates which elements of buffers with certain tensors.
+///
+/// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
+#[derive(Debug)]
+pub struct ZeroPartition {
+    fingerprint: u64,
+    views: Vec<View>,
+    rank: usize,
+}
+
+impl ZeroPartition {
+    /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors; those of the communicator.
+    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Self> {
+        let table = buffer.table();
+        same_plan(OPERATION, comm, table, ())?;
+        let views = partition(table.segments(), table.shard_len(), table.world_size())?;
+        Ok(Self { fingerprint: table.fingerprint(), views, rank: comm.rank() })
+    }
+
+    /// The parts of tensors that this rank updates, in order.
+    pub fn views(&self) -> &[View] {
+        views_of(&self.views, self.rank)
+    }
+
+    /// The parts of all tensors, in order, with their ranks.
+    pub fn all_views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// Replaces this rank's shard of the gradients by their reduction over ranks; what the other shards hold afterwards is unspecified.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::reduce_scatter_in_place`].
+    pub fn reduce_scatter(
+        &self,
+        comm: &dyn DeviceCommunicator,
+        gradients: &mut DeviceGradientBuffer,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.check(gradients)?;
+        comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
+    }
+
+    /// Fills every rank's parameters with the shards that their owners have updated.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::all_gather_in_place`].
+    pub fn all_gather(&self, comm: &dyn DeviceCommunicator, parameters: &mut DeviceGradientBuffer) -> Result<()> {
+        self.check(parameters)?;
+        comm.all_gather_in_place(parameters.as_mut_slice())
+    }
+
+    fn check(&self, buffer: &DeviceGradientBuffer) -> Result<()> {
+        if buffer.table().fingerprint() == self.fingerprint {
+            return Ok(());
+        }
+        let reason = "the buffer has other tensors than the one that this was made for".into();
+        Err(Error::InvalidArgument { operation: OPERATION, reason })
+    }
+}

@@ -1,0 +1,180 @@
+//! The bound of a reduction that a transport forms itself: in the dtype of the data, in an order of its own, with factors.
+//!
+//! # Derivation
+//!
+//! Wanted is `g Σ_r f x_r` over P ranks, with real factors `f` and `g`. Let `u` be the unit roundoff of the dtype, and `w` that of the
+//! precision in which a pass over the data multiplies: f64 for f64, f32 for all others.
+//!
+//! **Additions.** Whoever adds P numbers, in whatever tree, makes P − 1 additions, so that no number meets more than P − 1 roundings
+//! to the dtype on its way to the root. A transport that accumulates in a wider precision makes smaller ones, and no more of them
+//! to the dtype than that, as it rounds a partial sum once where another would have rounded each addition.
+//!
+//! **Factors.** A power of two rounds nothing. Any other factor is, of f64 and f32, rounded itself (`u`), as is its product (`u`). Of
+//! the halves, either the transport multiplies by a factor that the dtype has, which rounds the product (`u`), or a pass rounds the
+//! factor and the product to f32 (`2w`) and then to the dtype (`u`). A quotient by P has been rounded in f64 before (at most `w`).
+//!
+//! With `k` roundings to the dtype and `m` finer ones on the path of each `x_r` (Higham, section 3.1),
+//!
+//! > |computed − exact| ≤ ((1 + u)^k (1 + w)^m − 1) |f g| Σ|x_r| ≤ (γ_k(u) + γ_m(w) + γ_k(u) γ_m(w)) |f g| Σ|x_r|.
+//!
+//! **Underflow.** A rounding among the subnormals errs by up to half the smallest number of the dtype instead. There are at most three
+//! for each input before `g`, which multiplies their errors, and two afterwards. Whole numbers in place of halves cover that such an
+//! error may grow by relative ones later.
+//!
+//! **The oracle** adds and multiplies in about 106 bits and rounds the outcome to `f64`, which counts for the dtype f64 alone: for all
+//! others it is far below what `γ` exceeds `k u` by.
+
+use super::UNIT;
+use crate::oracle::Format;
+use crate::oracle::exact::Wide;
+
+/// A factor, as a quotient that need not be a number of any format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factor {
+    /// What is divided.
+    pub numerator: f64,
+    /// By what: 1, or the number of ranks.
+    pub divisor: f64,
+}
+
+impl Factor {
+    /// The factor itself.
+    fn exact(self) -> Wide {
+        Wide::new(self.numerator).div(Wide::new(self.divisor))
+    }
+
+    fn magnitude(self) -> f64 {
+        (self.numerator / self.divisor).abs()
+    }
+
+    /// How many roundings to the dtype, and finer ones, a number meets when it is multiplied by this factor.
+    fn roundings(self, format: Format) -> (usize, usize) {
+        if is_power_of_two(self.numerator) && is_power_of_two(self.divisor) {
+            return (0, 0);
+        }
+        match format {
+            Format::F64 | Format::F32 => (2, 1),
+            Format::F16 | Format::BF16 => (1, 3),
+        }
+    }
+}
+
+fn is_power_of_two(value: f64) -> bool {
+    value.is_normal() && value.to_bits() & ((1 << 52) - 1) == 0
+}
+
+/// A reduction over ranks with a factor for the inputs and one for the result.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledSum {
+    format: Format,
+    world_size: usize,
+    factor: Wide,
+    last: f64,
+    relative: f64,
+}
+
+impl ScaledSum {
+    /// Of numbers of `format`, over `world_size` ranks.
+    pub fn new(format: Format, world_size: usize, first: Factor, last: Factor) -> ScaledSum {
+        let ((k_first, m_first), (k_last, m_last)) = (first.roundings(format), last.roundings(format));
+        let fine = if format == Format::F64 { UNIT } else { Format::F32.unit_roundoff() };
+        let coarse = growth(k_first + (world_size - 1) + k_last, format.unit_roundoff());
+        let fine = growth(m_first + m_last, fine);
+        ScaledSum {
+            format,
+            world_size,
+            factor: first.exact().mul(last.exact()),
+            last: last.magnitude(),
+            relative: coarse + fine + coarse * fine,
+        }
+    }
+
+    /// The exact result for one element of every rank, and how far a correct one may be off.
+    pub fn expect(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
+        let (mut sum, mut magnitude) = (Wide::ZERO, 0.0);
+        for value in values {
+            sum = sum.add(Wide::new(value));
+            magnitude += value.abs();
+        }
+        let exact = sum.mul(self.factor).value();
+        let mut bound = self.relative * self.factor.value().abs() * magnitude;
+        if self.relative > 0.0 {
+            bound += self.format.smallest() * (3.0 * self.world_size as f64 * self.last.max(1.0) + 2.0);
+        }
+        if self.relative > 0.0 && self.format == Format::F64 {
+            bound += UNIT * exact.abs();
+        }
+        (exact, bound)
+    }
+}
+
+/// `γ_k` for the unit roundoff `unit`.
+fn growth(roundings: usize, unit: f64) -> f64 {
+    let product = roundings as f64 * unit;
+    product / (1.0 - product)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inputs::{Random, vector};
+    use crate::oracle::elementwise::scale;
+    use crate::tolerance::within;
+
+    const ONE: Factor = Factor { numerator: 1.0, divisor: 1.0 };
+
+    /// Adds in the dtype, in a random tree.
+    fn add(format: Format, mut values: Vec<f64>, random: &mut Random) -> f64 {
+        while values.len() > 1 {
+            let one = values.swap_remove(random.below(values.len() as u64) as usize);
+            let place = random.below(values.len() as u64) as usize;
+            values[place] = format.round(values[place] + one);
+        }
+        values[0]
+    }
+
+    /// A product as NCCL forms it: with a factor of the dtype.
+    fn multiply(format: Format, value: f64, factor: f64) -> f64 {
+        format.round(value * format.round(factor))
+    }
+
+    #[test]
+    fn sums_and_means_in_any_order_are_within_the_bound() {
+        let mut random = Random::new(3);
+        for format in Format::ALL {
+            for world_size in 1..9 {
+                let columns = vector(format, world_size * 500, world_size as u64);
+                let third = Factor { numerator: 1.0, divisor: world_size as f64 };
+                let tenth = Factor { numerator: 0.1, divisor: 1.0 };
+                let sum = ScaledSum::new(format, world_size, ONE, ONE);
+                let mean_before = ScaledSum::new(format, world_size, third, ONE);
+                let mean_after = ScaledSum::new(format, world_size, tenth, third);
+                for column in columns.chunks(world_size) {
+                    let check = |rule: &ScaledSum, actual: f64| {
+                        let (exact, bound) = rule.expect(column.iter().copied());
+                        assert!(within(format, actual, exact, bound), "{format:?} {column:?}: {actual:e}, {exact:e}");
+                    };
+                    check(&sum, add(format, column.to_vec(), &mut random));
+                    let share = 1.0 / world_size as f64;
+                    if matches!(format, Format::F64 | Format::F32) || world_size.is_power_of_two() {
+                        let inputs = column.iter().map(|&value| multiply(format, value, share)).collect();
+                        check(&mean_before, add(format, inputs, &mut random));
+                    }
+                    let inputs = column.iter().map(|&value| scale(format, format, value, 0.1)).collect();
+                    check(&mean_after, scale(format, format, add(format, inputs, &mut random), share));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_rank_without_factors_is_exact() {
+        for format in Format::ALL {
+            let half = Factor { numerator: -0.5, divisor: 4.0 };
+            assert_eq!(ScaledSum::new(format, 1, ONE, ONE).expect([3.25].into_iter()), (3.25, 0.0));
+            assert_eq!(ScaledSum::new(format, 1, half, ONE).expect([4.0].into_iter()), (-0.5, 0.0));
+            let (exact, bound) = ScaledSum::new(format, 2, ONE, ONE).expect([1.0, 2.0].into_iter());
+            assert!(exact == 3.0 && bound > 0.0 && bound < 4.0 * format.unit_roundoff(), "{format:?}: {bound:e}");
+        }
+    }
+}

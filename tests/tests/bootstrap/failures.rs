@@ -1,0 +1,264 @@
+//! Ranks that are late, fail, leave or panic: everybody hears the same, once, and only who is concerned fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use gradsync::CommError;
+use gradsync::comm::{Departure, Operation};
+use gradsync_tests::ranks::{agree, guarded};
+
+use crate::group::{Way, barrier, on_members, recv, reduce, send, sync};
+use crate::{AT_ONCE, PLENTY};
+
+const DEADLINE: Duration = Duration::from_secs(3);
+
+fn timeout(missing: &[usize]) -> CommError {
+    CommError::Timeout { operation: sync().operation, missing: missing.to_vec(), deadline: DEADLINE }
+}
+
+fn gone(operation: Operation, rank: usize, departure: Departure) -> CommError {
+    CommError::PeerGone { operation, rank, departure }
+}
+
+/// Rank 2 has not come to the third collective, rank 3 not to the second; they do nothing at all, and hear of it.
+#[test]
+fn ranks_behind_are_named_on_every_rank() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            for asking in [&[0][..], &[1], &[0, 1, 4]] {
+                let errors = on_members(way, 5, |member| {
+                    let rank = member.rank();
+                    for _ in 0..[3, 4, 2, 1, 3][rank] {
+                        member.posted(sync());
+                    }
+                    barrier(&member);
+                    if asking.contains(&rank) {
+                        let error = member.late(3, sync().operation, DEADLINE);
+                        assert_eq!(member.failure(), Some(error));
+                        assert_eq!(
+                            member.late(9, sync().operation, DEADLINE),
+                            timeout(&[2, 3]),
+                            "the first one sticks"
+                        );
+                    }
+                    member.wait_failure(PLENTY).expect("it is for everybody")
+                });
+                assert_eq!(agree("late", errors), timeout(&[2, 3]), "{way:?}, asked by {asking:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn when_nobody_is_behind_nobody_is_named() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            let errors = on_members(way, 3, |member| {
+                member.posted(reduce(1));
+                barrier(&member);
+                if member.rank() == 1 {
+                    member.late(1, sync().operation, DEADLINE);
+                }
+                member.wait_failure(PLENTY).expect("it is for everybody")
+            });
+            let error = agree("late", errors);
+            assert_eq!(error, timeout(&[]), "{way:?}");
+            assert_eq!(
+                error.to_string(),
+                "barrier: did not complete within 3s although every rank has started it",
+                "{way:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn the_first_failure_sticks_and_is_everybodys() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            let errors = on_members(way, 4, |member| {
+                assert_eq!(member.wait_failure(Duration::ZERO), None);
+                barrier(&member);
+                let (rank, operation, reason) = (member.rank(), sync().operation, "×".repeat(1 << 20));
+                member.fail(CommError::InvalidCall { operation, rank, reason });
+                let first = member.failure().expect("it has just failed");
+                member.fail(gone(operation, 3, Departure::Lost));
+                assert_eq!(member.failure().as_ref(), Some(&first));
+                first
+            });
+            let error = agree("the first failure", errors);
+            let CommError::InvalidCall { reason, .. } = error else { panic!("{way:?}: {error:?}") };
+            // One that is worded at great length is shortened.
+            assert!(reason.starts_with('×') && reason.len() <= 4096, "{} bytes", reason.len());
+        }
+    });
+}
+
+/// Whoever is in a call gets the failure as that call's.
+#[test]
+fn a_failure_names_what_each_rank_was_doing() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            let errors = on_members(way, 3, |member| match member.rank() {
+                0 => {
+                    std::thread::sleep(Duration::from_millis(200));
+                    member.fail(gone(Operation::Exchange, 7, Departure::Lost));
+                    member.failure().expect("it has just failed")
+                }
+                1 => member.agree(&[recv(0, 3)], PLENTY).unwrap_err(),
+                _ => member.all_gather(b"", PLENTY).unwrap_err(),
+            });
+            assert_eq!(errors[0], gone(Operation::Exchange, 7, Departure::Lost), "{way:?}");
+            assert_eq!(errors[1], gone(recv(0, 3).operation, 7, Departure::Lost), "{way:?}");
+            assert_eq!(errors[2], errors[0], "{way:?}");
+        }
+    });
+}
+
+/// A rank that leaves is no failure until somebody needs it.
+#[test]
+fn ranks_that_leave_fail_only_those_that_need_them() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            // The group must not be used for the test's own steps: whatever needs rank 3 fails.
+            let step = Barrier::new(3);
+            on_members(way, 4, |member| {
+                (0..5).for_each(|_| assert!(member.posted(sync()) > 0));
+                barrier(&member);
+                if member.rank() == 3 {
+                    return drop(member);
+                }
+                let start = Instant::now();
+                while member.gone_before(6).is_none() {
+                    assert!(start.elapsed() < AT_ONCE, "nobody told rank {} of it", member.rank());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert_eq!(member.gone_before(6), Some((3, Departure::Left)));
+                assert_eq!(member.gone_before(5), None, "it left after its fifth collective");
+                step.wait();
+                match member.rank() {
+                    0 => member.agree(&[send(1, 8)], PLENTY).unwrap(),
+                    1 => member.agree(&[recv(0, 8)], PLENTY).unwrap(),
+                    _ => {}
+                }
+                step.wait();
+                assert_eq!(member.failure(), None);
+                step.wait();
+                let error = match member.rank() {
+                    0 => member.agree(&[sync()], PLENTY).unwrap_err(),
+                    1 => member.agree(&[recv(3, 1)], PLENTY).unwrap_err(),
+                    _ => member.all_gather(b"", PLENTY).unwrap_err(),
+                };
+                assert!(
+                    matches!(error, CommError::PeerGone { rank: 3, departure: Departure::Left, .. }),
+                    "{way:?}: {error:?}"
+                );
+                assert!(start.elapsed() < AT_ONCE, "{way:?}: found only after {:?}", start.elapsed());
+                step.wait();
+            });
+        }
+    });
+}
+
+/// Whoever waits already when the rank leaves, fails then.
+#[test]
+fn a_rank_that_leaves_or_panics_ends_the_wait_for_it() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            for departure in [Departure::Left, Departure::Panicked] {
+                let errors = on_members(way, 3, |member| {
+                    let error = match member.rank() {
+                        0 => member.agree(&[recv(1, 1)], PLENTY).unwrap_err(),
+                        2 => member.agree(&[send(1, 1)], PLENTY).unwrap_err(),
+                        _ => {
+                            std::thread::sleep(Duration::from_millis(200));
+                            let outcome = catch_unwind(AssertUnwindSafe(move || {
+                                let _dropped_in_here = member;
+                                assert!(departure == Departure::Left, "on purpose");
+                            }));
+                            assert_eq!(outcome.is_err(), departure == Departure::Panicked);
+                            return None;
+                        }
+                    };
+                    Some(error)
+                });
+                assert_eq!(errors[0], Some(gone(recv(1, 1).operation, 1, departure)), "{way:?}");
+                assert_eq!(errors[2], Some(gone(send(1, 1).operation, 1, departure)), "{way:?}");
+            }
+        }
+    });
+}
+
+/// The hub of a group that spans processes goes with rank 0; that is a failure only for what needs it.
+#[test]
+fn rank_0_may_leave_too() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            let step = Barrier::new(2);
+            on_members(way, 3, |member| {
+                barrier(&member);
+                if member.rank() == 0 {
+                    return;
+                }
+                while member.gone_before(1) != Some((0, Departure::Left)) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert_eq!((member.agree(&[], PLENTY), member.failure()), (Ok(()), None), "{way:?}");
+                step.wait();
+                let error = match member.rank() {
+                    1 => member.agree(&[sync()], PLENTY).unwrap_err(),
+                    _ if way == Way::InProcess => member.agree(&[recv(0, 1)], PLENTY).unwrap_err(),
+                    // Without the hub, it is this rank's alone.
+                    _ => {
+                        member.fail(gone(sync().operation, 0, Departure::Panicked));
+                        return assert_eq!(member.failure(), Some(gone(sync().operation, 0, Departure::Panicked)));
+                    }
+                };
+                assert!(
+                    matches!(error, CommError::PeerGone { rank: 0, departure: Departure::Left, .. }),
+                    "{way:?}: {error:?}"
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_has_left_is_refused() {
+    guarded(60, || {
+        for way in Way::CHANNELS {
+            on_members(way, 3, |member| {
+                let rank = member.rank();
+                barrier(&member);
+                if rank != 2 {
+                    return;
+                }
+                std::thread::scope(|scope| {
+                    // One call is in progress on another thread when it leaves.
+                    let call = scope.spawn(|| member.agree(&[recv(1, 1)], PLENTY));
+                    std::thread::sleep(Duration::from_millis(100));
+                    member.leave();
+                    assert!(matches!(call.join().unwrap(), Err(CommError::PeerGone { .. })));
+                });
+                member.leave();
+                let own = gone(sync().operation, rank, Departure::Left);
+                assert_eq!(member.agree(&[sync()], PLENTY), Err(own.clone()));
+                assert_eq!(member.late(1, sync().operation, DEADLINE), own);
+            });
+        }
+    });
+}
+
+#[test]
+fn the_recorder_counts_collectives_and_remembers_calls() {
+    on_members(Way::InProcess, 1, |member| {
+        assert_eq!(member.recent(), []);
+        assert_eq!(member.posted(send(0, 1)), 0, "a transfer has the number of the collective before it");
+        assert_eq!((member.posted(reduce(1)), member.posted(recv(0, 1)), member.posted(sync())), (1, 1, 2));
+        assert_eq!(member.recent(), [(0, send(0, 1)), (1, reduce(1)), (1, recv(0, 1)), (2, sync())]);
+        (3..=100).for_each(|number| assert_eq!(member.posted(reduce(number)), number as u64));
+        let expected: Vec<_> = (69..=100).map(|number| (number as u64, reduce(number))).collect();
+        assert_eq!(member.recent(), expected);
+    });
+}

@@ -1,0 +1,123 @@
+//! Groups for tests: every way to meet, and a body for each member.
+
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+
+use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret};
+use gradsync::comm::{Call, Operation, ReduceOp};
+use gradsync::dtype::DataType;
+use gradsync::{CommError, Error};
+use tempfile::TempDir;
+
+use crate::PLENTY;
+
+/// How the ranks of a test meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    InProcess,
+    Tcp,
+    File,
+}
+
+impl Way {
+    pub(crate) const ALL: [Way; 3] = [Way::InProcess, Way::Tcp, Way::File];
+    /// One for each kind of channel: what follows a file is the same as what follows an address.
+    pub(crate) const CHANNELS: [Way; 2] = [Way::InProcess, Way::Tcp];
+
+    /// A place of this kind where nobody has met before.
+    pub(crate) fn meeting(self) -> Meeting {
+        let folder = TempDir::new().expect("a temporary folder");
+        let path = folder.path().join("rendezvous");
+        let port = free_port();
+        let rendezvous = match self {
+            Way::InProcess => Rendezvous::in_process(),
+            Way::Tcp => Rendezvous::tcp("127.0.0.1", port, secret()),
+            Way::File => Rendezvous::file(&path),
+        };
+        Meeting { rendezvous: rendezvous.with_deadline(PLENTY), path, port, _folder: folder }
+    }
+}
+
+/// A rendezvous, with what may be known about it.
+pub(crate) struct Meeting {
+    pub(crate) rendezvous: Rendezvous,
+    pub(crate) path: PathBuf,
+    pub(crate) port: u16,
+    _folder: TempDir,
+}
+
+pub(crate) fn secret() -> Secret {
+    Secret::new("known to all ranks of the test").expect("long enough")
+}
+
+/// A port of 127.0.0.1 that nobody listens on. Not one that the system would give to a connection in the meantime, and
+/// another one for every test.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let offset = (std::process::id() as u16).wrapping_mul(101).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 12_000 + offset % 18_000;
+        if std::net::TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// Joins as each of the ranks, each on a thread of its own, and runs `body` there; results in rank order, a panic of a
+/// rank is the panic of the test.
+pub(crate) fn on_members<T: Send>(way: Way, world_size: usize, body: impl Fn(Member) -> T + Sync) -> Vec<T> {
+    let meeting = way.meeting();
+    on_ranks(0..world_size, |rank| {
+        let member = meeting.rendezvous.join(rank, world_size).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+        assert_eq!((member.rank(), member.world_size()), (rank, world_size));
+        body(member)
+    })
+}
+
+/// Runs `body` for each of these ranks, each on a thread of its own.
+pub(crate) fn on_ranks<T: Send>(ranks: impl IntoIterator<Item = usize>, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let body = &body;
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// Waits for all ranks, over the channel itself.
+pub(crate) fn barrier(member: &Member) {
+    member.all_gather(b"barrier", PLENTY).unwrap_or_else(|error| panic!("rank {}: {error}", member.rank()));
+}
+
+#[track_caller]
+pub(crate) fn refused(outcome: gradsync::Result<Member>) -> BootstrapError {
+    match outcome {
+        Err(Error::Bootstrap(error)) => error,
+        other => panic!("{other:?} is no refusal to join"),
+    }
+}
+
+pub(crate) fn send(peer: usize, len: usize) -> Call {
+    Call::new(Operation::Send { peer }, len, DataType::F32)
+}
+
+pub(crate) fn recv(peer: usize, len: usize) -> Call {
+    Call::new(Operation::Recv { peer }, len, DataType::F32)
+}
+
+pub(crate) fn send_recv(to: usize, from: usize) -> Call {
+    Call::new(Operation::SendRecv { to, from }, 3, DataType::F32)
+}
+
+pub(crate) fn reduce(len: usize) -> Call {
+    Call::new(Operation::AllReduce(ReduceOp::Sum), len, DataType::BF16)
+}
+
+pub(crate) fn sync() -> Call {
+    Call::without_data(Operation::Barrier)
+}
+
+pub(crate) fn mismatch(left_rank: usize, left: Call, right_rank: usize, right: Call) -> CommError {
+    CommError::Mismatch { left_rank, left, right_rank, right }
+}

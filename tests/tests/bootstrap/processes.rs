@@ -1,0 +1,333 @@
+//! Ranks as processes: launched through variables, exiting, killed and stopped. This program runs itself again for
+//! them, as the test [`child`] with a role in a variable.
+
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gradsync::CommError;
+use gradsync::bootstrap::{Launch, Member, Rendezvous};
+use gradsync::comm::{Departure, Operation};
+use gradsync_tests::ranks::guarded;
+
+use crate::PLENTY;
+use crate::group::{Meeting, Way, barrier, on_ranks, refused, secret, sync};
+
+/// What a child is to do; without it, [`child`] does nothing.
+const ROLE: &str = "GRADSYNC_TEST_ROLE";
+/// How soon the end of a process must be known to all, on a machine with nothing else to do.
+const SOON: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// A process that is killed when the test is over, whatever its outcome.
+struct Process(Child);
+
+impl Process {
+    /// Starts a rank in this role. `port` is where the group meets.
+    fn start(role: &str, rank: usize, world_size: usize, port: u16) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["processes::child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        for (name, value) in [("RANK", rank), ("WORLD_SIZE", world_size), ("MASTER_PORT", usize::from(port))] {
+            command.env(name, value.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1").env("GRADSYNC_SECRET", "known to all ranks of the test");
+        for other in ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"] {
+            command.env_remove(other);
+        }
+        command.env_remove("SLURM_PROCID").env_remove("SLURM_NTASKS");
+        Process(command.stdout(Stdio::null()).spawn().expect("a child process"))
+    }
+
+    /// Waits until it ends by itself; fails if it does so with an error.
+    fn finish(mut self) {
+        let status = self.0.wait().expect("a child process");
+        assert!(status.success(), "a child ended with {status}");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.0.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success(), "{kill}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended long ago.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The body of every child; as a test of its own it does nothing.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let launch = Launch::from_env().unwrap();
+    let rendezvous = Rendezvous::from_env(&launch).unwrap().with_deadline(PLENTY);
+    if role == "threads" {
+        return threads_end(&rendezvous);
+    }
+    let join = || rendezvous.join(launch.rank, launch.world_size);
+    if role == "lonely" {
+        refused(join());
+        return;
+    }
+    let member = join().unwrap();
+    barrier(&member);
+    match role.as_str() {
+        "visitor" => barrier(&member),
+        "exits" => std::process::exit(0),
+        "aborts" => std::process::abort(),
+        "sleeps" => thread::sleep(PLENTY),
+        "hears" => drop(member.wait_failure(PLENTY).expect("somebody is killed")),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Starts the children with their ranks, and the other ranks as threads of this process; runs `body` on those once all
+/// have joined and met.
+fn with_children<T: Send>(
+    world_size: usize,
+    children: &[(usize, &str)],
+    body: impl Fn(&Member, &[Process]) -> T + Sync,
+) -> (Vec<T>, Vec<Process>) {
+    let meeting: Meeting = Way::Tcp.meeting();
+    let processes: Vec<Process> =
+        children.iter().map(|(rank, role)| Process::start(role, *rank, world_size, meeting.port)).collect();
+    let here: Vec<usize> = (0..world_size).filter(|rank| children.iter().all(|(child, _)| child != rank)).collect();
+    let outcomes = on_ranks(here, |rank| {
+        let member = meeting.rendezvous.join(rank, world_size).unwrap();
+        barrier(&member);
+        body(&member, &processes)
+    });
+    (outcomes, processes)
+}
+
+/// How the group fails on a rank that only waits, and how long after `since` that was known.
+fn failure(member: &Member) -> (CommError, Instant) {
+    (member.wait_failure(PLENTY).expect("a rank is gone"), Instant::now())
+}
+
+fn lost(rank: usize) -> CommError {
+    CommError::PeerGone { operation: Operation::Exchange, rank, departure: Departure::Lost }
+}
+
+#[test]
+fn launched_processes_find_each_other() {
+    guarded(120, || {
+        let (_, processes) = with_children(4, &[(0, "visitor"), (2, "visitor"), (3, "visitor")], |member, _| {
+            barrier(member);
+            assert_eq!(member.failure(), None);
+        });
+        processes.into_iter().for_each(Process::finish);
+    });
+}
+
+/// Without a word, as after an `exit` deep inside some library; or by a crash.
+#[test]
+fn a_process_that_ends_is_lost_to_everybody() {
+    guarded(120, || {
+        for role in ["exits", "aborts"] {
+            let (errors, _) = with_children(3, &[(1, role)], |member, _| failure(member).0);
+            assert_eq!(errors, [lost(1), lost(1)], "{role}");
+        }
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_is_lost_to_everybody_soon() {
+    guarded(120, || {
+        let (times, mut processes) = with_children(4, &[(2, "sleeps"), (3, "hears")], |member, processes| {
+            let start = Instant::now();
+            if member.rank() == 0 {
+                processes[0].signal("KILL");
+            }
+            let (error, known) = failure(member);
+            assert_eq!(error, lost(2));
+            assert_eq!(
+                member.agree(&[sync()], PLENTY),
+                Err(CommError::PeerGone { operation: sync().operation, rank: 2, departure: Departure::Lost })
+            );
+            known - start
+        });
+        assert!(times.iter().all(|time| *time < SOON), "{times:?}");
+        // The other child hears of it as well.
+        processes.remove(1).finish();
+    });
+}
+
+/// Also while the others are waiting for it in a call.
+#[test]
+fn a_process_that_is_killed_ends_the_wait_for_it() {
+    guarded(120, || {
+        let (errors, _) = with_children(3, &[(1, "sleeps")], |member, processes| {
+            thread::scope(|scope| {
+                if member.rank() == 0 {
+                    scope.spawn(|| {
+                        thread::sleep(Duration::from_millis(200));
+                        processes[0].signal("KILL");
+                    });
+                }
+                member.agree(&[sync()], PLENTY).unwrap_err()
+            })
+        });
+        let expected = CommError::PeerGone { operation: sync().operation, rank: 1, departure: Departure::Lost };
+        assert_eq!(errors, vec![expected; 2]);
+    });
+}
+
+/// The hub goes with it, and every rank finds out by itself.
+#[test]
+fn rank_0_that_is_killed_is_lost_to_everybody_soon() {
+    guarded(120, || {
+        let (times, mut processes) = with_children(4, &[(0, "sleeps"), (3, "hears")], |member, processes| {
+            let start = Instant::now();
+            if member.rank() == 1 {
+                processes[0].signal("KILL");
+            }
+            let (error, known) = failure(member);
+            assert_eq!(error, lost(0));
+            known - start
+        });
+        assert!(times.iter().all(|time| *time < SOON), "{times:?}");
+        processes.remove(1).finish();
+    });
+}
+
+/// A stopped process keeps its connections; only that it does not answer gives it away.
+#[test]
+fn a_stopped_process_is_named_by_who_asks() {
+    guarded(120, || {
+        let (errors, _) = with_children(4, &[(1, "sleeps")], |member, processes| {
+            let operation = sync().operation;
+            let sequence = member.posted(sync());
+            if member.rank() == 0 {
+                processes[0].signal("STOP");
+            }
+            member.all_gather(b"", DEADLINE).expect_err("one is stopped");
+            assert_eq!(member.late(sequence, operation, DEADLINE), member.failure().map(|_| timeout(&[1])).unwrap());
+            member.failure()
+        });
+        // The exchange's own deadline came first.
+        let operation = Operation::Exchange;
+        assert_eq!(errors, vec![Some(CommError::Timeout { operation, missing: vec![1], deadline: DEADLINE }); 3]);
+
+        let (errors, processes) = with_children(4, &[(1, "sleeps"), (3, "hears")], |member, processes| {
+            if member.rank() == 0 {
+                member.posted(sync());
+                processes[0].signal("STOP");
+                return member.late(1, sync().operation, DEADLINE);
+            }
+            member.posted(sync());
+            failure(member).0
+        });
+        // The other child has not come to the collective, and does answer.
+        assert_eq!(errors, vec![timeout(&[1, 3]); 2]);
+        drop(processes);
+    });
+}
+
+fn timeout(missing: &[usize]) -> CommError {
+    CommError::Timeout { operation: sync().operation, missing: missing.to_vec(), deadline: DEADLINE }
+}
+
+/// With it stands the hub: every other rank says so by itself, and does not wait much longer than its deadline.
+#[test]
+fn rank_0_that_is_stopped_is_named() {
+    guarded(120, || {
+        for asks in [false, true] {
+            let (outcomes, _) = with_children(3, &[(0, "sleeps")], |member, processes| {
+                if member.rank() == 1 {
+                    processes[0].signal("STOP");
+                } else {
+                    thread::sleep(Duration::from_millis(300));
+                }
+                let start = Instant::now();
+                let error = match asks {
+                    true => member.late(member.posted(sync()), sync().operation, DEADLINE),
+                    false => member.agree(&[sync()], DEADLINE).unwrap_err(),
+                };
+                assert_eq!(member.failure(), Some(error.clone()), "it sticks");
+                (error, start.elapsed())
+            });
+            for (error, took) in outcomes {
+                assert_eq!(error, timeout(&[0]));
+                assert!(took < DEADLINE + 3 * SOON, "{took:?}");
+            }
+        }
+    });
+}
+
+/// While ranks join, a killed one may be started again.
+#[test]
+fn a_rank_that_is_killed_while_joining_may_come_again() {
+    guarded(120, || {
+        let meeting = Way::Tcp.meeting();
+        thread::scope(|scope| {
+            let rank_0 = scope.spawn(|| barrier(&meeting.rendezvous.join(0, 3).unwrap()));
+            let first = Process::start("sleeps", 1, 3, meeting.port);
+            // Time to come to the others, most times; the outcome is the same if it does not.
+            thread::sleep(Duration::from_millis(500));
+            drop(first);
+            thread::sleep(Duration::from_millis(100));
+            on_ranks([1, 2], |rank| barrier(&meeting.rendezvous.join(rank, 3).unwrap()));
+            rank_0.join().unwrap();
+        });
+    });
+}
+
+/// Rank 0 that is killed while ranks join: they look for it again.
+#[test]
+fn rank_0_that_is_killed_while_joining_may_come_again() {
+    guarded(120, || {
+        let meeting = Way::Tcp.meeting();
+        thread::scope(|scope| {
+            let first = Process::start("lonely", 0, 3, meeting.port);
+            let rank_1 = scope.spawn(|| barrier(&meeting.rendezvous.join(1, 3).unwrap()));
+            thread::sleep(Duration::from_millis(500));
+            drop(first);
+            on_ranks([0, 2], |rank| barrier(&meeting.rendezvous.join(rank, 3).unwrap()));
+            rank_1.join().unwrap();
+        });
+    });
+}
+
+/// Groups that end take their threads with them; those of one process have none.
+#[test]
+fn threads_end_with_their_members() {
+    guarded(120, || Process::start("threads", 0, 2, Way::Tcp.meeting().port).finish());
+}
+
+/// In a process where nothing else runs, as it counts the threads of all.
+fn threads_end(rendezvous: &Rendezvous) {
+    let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    let before = count();
+    let settled = |what: &str| {
+        let start = Instant::now();
+        while count() > before {
+            assert!(start.elapsed() < Duration::from_secs(5), "{} threads are left after {what}", count() - before);
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let groups = [("in process", Rendezvous::in_process()), ("over connections", rendezvous.clone())];
+    for (what, rendezvous) in groups {
+        let members = on_ranks(0..2, |rank| rendezvous.join(rank, 2).unwrap());
+        if what == "in process" {
+            settled("a join in one process");
+        }
+        let children = thread::scope(|scope| {
+            let splits: Vec<_> =
+                members.iter().map(|member| scope.spawn(|| member.split(Some(1), 0, PLENTY))).collect();
+            splits.into_iter().map(|split| split.join().unwrap().unwrap()).collect::<Vec<_>>()
+        });
+        drop(members);
+        drop(children);
+        settled(what);
+    }
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let elsewhere = silent.local_addr().unwrap().port();
+    let wrong = Rendezvous::tcp("127.0.0.1", elsewhere, secret()).with_deadline(Duration::from_millis(100));
+    refused(wrong.join(1, 2));
+    refused(rendezvous.clone().with_deadline(Duration::from_millis(100)).join(0, 2));
+    settled("joins that failed");
+}

@@ -1,0 +1,151 @@
+//! Ranks that do not belong: they are told why, and the others go on.
+
+use std::net::TcpListener;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret};
+use gradsync_tests::ranks::guarded;
+
+use crate::AT_ONCE;
+use crate::group::{Way, barrier, on_ranks, refused, secret};
+
+const SHORT: Duration = Duration::from_millis(400);
+
+/// Joins as rank 0 and twice as rank 1. One of the two is refused, so the other is known to be there when `then` runs.
+/// Returns what became of ranks 0 and 1.
+fn with_rank_1_present<T: Send>(
+    rendezvous: &Rendezvous,
+    world_size: usize,
+    then: impl FnOnce() -> T,
+) -> (Vec<gradsync::Result<Member>>, T) {
+    thread::scope(|scope| {
+        let (done, outcomes) = channel();
+        for rank in [0, 1, 1] {
+            let done = done.clone();
+            scope.spawn(move || done.send((rank, rendezvous.join(rank, world_size))).unwrap());
+        }
+        let first = outcomes.recv().unwrap();
+        assert_eq!(first.0, 1);
+        assert_eq!(refused(first.1), BootstrapError::DuplicateRank { rank: 1 });
+        let then = then();
+        let mut rest: Vec<_> = outcomes.iter().take(2).collect();
+        rest.sort_by_key(|(rank, _)| *rank);
+        (rest.into_iter().map(|(_, outcome)| outcome).collect(), then)
+    })
+}
+
+#[test]
+fn the_second_of_two_equal_ranks_is_refused() {
+    guarded(60, || {
+        for way in Way::ALL {
+            let meeting = way.meeting();
+            let (members, third) =
+                with_rank_1_present(&meeting.rendezvous, 3, || meeting.rendezvous.join(2, 3).unwrap());
+            thread::scope(|scope| {
+                for member in members {
+                    scope.spawn(move || barrier(&member.unwrap()));
+                }
+                barrier(&third);
+            });
+        }
+    });
+}
+
+#[test]
+fn different_world_sizes_are_named_on_everybody() {
+    guarded(60, || {
+        for way in Way::ALL {
+            let meeting = way.meeting();
+            let start = Instant::now();
+            let (earlier, newcomer) = with_rank_1_present(&meeting.rendezvous, 3, || meeting.rendezvous.join(2, 4));
+            for outcome in earlier.into_iter().chain([newcomer]) {
+                let error = refused(outcome);
+                assert!(
+                    matches!(error, BootstrapError::WorldSizeMismatch { left: 3, right_rank: 2, right: 4, .. }),
+                    "{way:?}: {error:?}"
+                );
+            }
+            assert!(start.elapsed() < AT_ONCE, "{way:?}: {:?}", start.elapsed());
+        }
+    });
+}
+
+#[test]
+fn ranks_out_of_range_are_refused() {
+    for way in Way::ALL {
+        let meeting = way.meeting();
+        for (rank, world_size) in [(3, 3), (7, 3), (0, 0)] {
+            let error = refused(meeting.rendezvous.join(rank, world_size));
+            assert_eq!(error, BootstrapError::RankOutOfRange { rank, world_size });
+        }
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_refused_and_the_others_go_on() {
+    guarded(60, || {
+        let meeting = Way::Tcp.meeting();
+        let stranger = Rendezvous::tcp("127.0.0.1", meeting.port, Secret::new("guessed, and wrong").unwrap());
+        thread::scope(|scope| {
+            let rank_0 = scope.spawn(|| barrier(&meeting.rendezvous.join(0, 2).unwrap()));
+            let start = Instant::now();
+            let error = refused(stranger.join(1, 2));
+            assert_eq!(error, BootstrapError::WrongSecret { address: format!("127.0.0.1:{}", meeting.port) });
+            assert!(start.elapsed() < AT_ONCE, "it was tried again: {:?}", start.elapsed());
+            barrier(&meeting.rendezvous.join(1, 2).unwrap());
+            rank_0.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn another_generation_is_refused_and_the_others_go_on() {
+    guarded(60, || {
+        for way in [Way::Tcp, Way::File] {
+            let meeting = way.meeting();
+            let current = meeting.rendezvous.clone().with_generation(7);
+            // By way of a file, a rank that is refused looks for another file until its deadline.
+            let stale = meeting.rendezvous.clone().with_generation(6).with_deadline(Duration::from_secs(2));
+            thread::scope(|scope| {
+                let rank_0 = scope.spawn(|| barrier(&current.join(0, 2).unwrap()));
+                let error = refused(stale.join(1, 2));
+                assert_eq!(error, BootstrapError::GenerationMismatch { rank: 1, generation: 6, expected: 7 });
+                barrier(&current.join(1, 2).unwrap());
+                rank_0.join().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_busy_port_is_named() {
+    guarded(60, || {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for host in ["127.0.0.1", "localhost", "some-other-name"] {
+            let error = refused(Rendezvous::tcp(host, port, secret()).join(0, 2));
+            assert!(matches!(error, BootstrapError::PortBusy { .. }), "{host}: {error:?}");
+            assert!(error.to_string().contains(&port.to_string()), "{error}");
+        }
+        drop(listener);
+        let rendezvous = Rendezvous::tcp("127.0.0.1", port, secret()).with_deadline(AT_ONCE);
+        on_ranks(0..2, |rank| barrier(&rendezvous.join(rank, 2).unwrap()));
+        let error = refused(Rendezvous::tcp("127.0.0.1", 0, secret()).join(0, 2));
+        assert!(error.to_string().contains("port 0"), "{error}");
+    });
+}
+
+/// A rank that gave up frees its place: only the ranks that are really missing are named.
+#[test]
+fn a_rank_that_gives_up_ends_it_for_all() {
+    guarded(60, || {
+        let meeting = Way::Tcp.meeting();
+        let (patient, hasty) = (meeting.rendezvous.clone(), meeting.rendezvous.clone().with_deadline(SHORT));
+        let errors = on_ranks(0..2, |rank| refused([&patient, &hasty][rank].join(rank, 3)));
+        for error in errors {
+            assert_eq!(error, BootstrapError::Missing { missing: vec![2], deadline: SHORT });
+        }
+    });
+}

@@ -1,0 +1,113 @@
+//! A case on this rank's GPU, and what its result is held against.
+//!
+//! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
+
+use gradsync::DeviceGradientBuffer;
+use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::driver::Queue;
+use gradsync::ops::Algorithm;
+use gradsync::ops::cuda::Adasum;
+use gradsync_tests::array::{dtype, patterns_of};
+use gradsync_tests::oracle::Format;
+use gradsync_tests::tolerance::adasum::Method;
+use gradsync_tests::tolerance::assert_within;
+
+use super::case::Case;
+use crate::checks::Checks;
+
+/// What one reduction has left on this rank.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The bits of the whole arena, gaps included.
+    pub(super) arena: Vec<u64>,
+    is_tree: bool,
+    /// Bits, so that NaN equals itself; none where the report has none.
+    weights: Option<Vec<u64>>,
+    pub(super) recomputed: usize,
+}
+
+/// A buffer for a case's tensors, with this rank's in it.
+pub(super) fn buffer(queue: &Queue, comm: &NcclCommunicator, case: &Case) -> DeviceGradientBuffer {
+    let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
+    let mut buffer = DeviceGradientBuffer::new(queue, dtype(case.format), case.world_size(), tensors).unwrap();
+    buffer.copy_from_host(&case.buffer(comm.rank())).unwrap();
+    buffer
+}
+
+/// The bits of the whole arena, once the queue has got there.
+pub(super) fn bits(comm: &NcclCommunicator, case: &Case, buffer: &DeviceGradientBuffer) -> Vec<u64> {
+    comm.synchronize(buffer.queue()).unwrap();
+    let mut host = case.buffer(comm.rank());
+    buffer.copy_to_host(&mut host).unwrap();
+    patterns_of(host.as_slice())
+}
+
+/// Runs a case twice, with one workspace in one buffer.
+pub(super) fn run(queue: &Queue, comm: &NcclCommunicator, case: &Case, what: &str) -> Outcome {
+    let mut buffer = buffer(queue, comm, case);
+    let mut adasum = Adasum::new(comm, &buffer, case.options()).unwrap();
+    let mut once = || {
+        buffer.copy_from_host(&case.buffer(comm.rank())).unwrap();
+        adasum.all_reduce(comm, &mut buffer).unwrap();
+        let arena = bits(comm, case, &buffer);
+        let report = adasum.report().unwrap();
+        Outcome {
+            arena,
+            is_tree: report.algorithm == Algorithm::Tree,
+            weights: report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect()),
+            recomputed: report.recomputed,
+        }
+    };
+    let (first, second) = (once(), once());
+    let mut checks = Checks::new(comm);
+    checks.same_list(format!("{what}: the second run's bits"), second.arena, first.arena.clone());
+    let weights = |outcome: &Outcome| outcome.weights.clone().unwrap_or_default();
+    checks.same_list(format!("{what}: the second run's weights"), weights(&second), weights(&first));
+    let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.is_tree)];
+    checks.same_list(format!("{what}: the second run's report"), rest(&second), rest(&first));
+    checks.finish();
+    first
+}
+
+/// The layers of a result, in order, without the gaps; fails if a gap is not zero.
+pub(super) fn layers(case: &Case, arena: &[u64], what: &str) -> Vec<Vec<f64>> {
+    let segments = case.buffer(0).segments().to_vec();
+    let inside = |place: usize| segments.iter().any(|segment| segment.contains(&place));
+    for (place, &bits) in arena.iter().enumerate() {
+        assert!(bits == 0 || inside(place), "{what}: the gap at element {place} is not zero any more");
+    }
+    let decode = |bits: &u64| case.format.decode(*bits);
+    segments.into_iter().map(|segment| arena[segment].iter().map(decode).collect()).collect()
+}
+
+/// Runs a case and compares everything with the oracle, and the result with the CPU's; returns its layers.
+pub(super) fn check(queue: &Queue, comm: &NcclCommunicator, case: &Case, label: &str) -> Vec<Vec<f64>> {
+    let what = format!("{label}, {}", case.name());
+    let outcome = run(queue, comm, case, &what);
+    let layers = layers(case, &outcome.arena, &what);
+    // A world of one runs neither.
+    if case.world_size() > 1 && case.algorithm != Algorithm::Auto {
+        assert_eq!(outcome.is_tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
+    }
+
+    let expected = case.expectation(if outcome.is_tree { Method::Tree } else { Method::Gram });
+    assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
+    let got = layers.concat();
+    assert_within(&what, case.format, &got, &expected.exact, &expected.bounds);
+    // Each is within its bound of the exact result, so they are within the sum of both of each other.
+    let cpu = case.layers(&case.run_once(&what)).concat();
+    let apart: Vec<f64> = expected.bounds.iter().map(|bound| 2.0 * bound).collect();
+    assert_within(&format!("against the CPU, {what}"), case.format, &got, &cpu, &apart);
+
+    if outcome.is_tree {
+        assert_eq!((outcome.recomputed, &outcome.weights), (0, &None), "{what}: only Gram has these");
+        return layers;
+    }
+    let weights = outcome.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
+    let weights: Vec<f64> = weights.into_iter().map(f64::from_bits).collect();
+    assert_within(&format!("weights, {what}"), Format::F64, &weights, &expected.weights, &expected.weight_bounds);
+    let range = expected.surely_cancelled()..=expected.possibly_cancelled();
+    assert!(range.contains(&outcome.recomputed), "{what}: {} layers recomputed, not {range:?}", outcome.recomputed);
+    layers
+}

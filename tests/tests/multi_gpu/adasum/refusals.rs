@@ -1,0 +1,111 @@
+//! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
+
+use gradsync::ops::cuda::Adasum;
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
+use gradsync::{DType, DeviceGradientBuffer, Error, Result};
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+
+use super::{Case, Cases};
+use crate::report::Report;
+
+/// Names and lengths of tensors, and their dtype.
+type Tensors = (DType, &'static [(&'static str, usize)]);
+
+const COMMON: Tensors = (DType::F32, &[("a", 60), ("b", 64)]);
+
+pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    let world_size = cases.world_size();
+    report.case("a buffer for another world size", || {
+        // On every rank, and on one alone.
+        let reason = reason(prepare(cases, COMMON, world_size + 1, AdasumOptions::default()));
+        let (planned, found) = (format!("over {} ranks", world_size + 1), format!("the world has {world_size}"));
+        assert!(reason.contains(&planned) && reason.contains(&found), "{reason}");
+        let planned = if is_odd(cases) { world_size + 1 } else { world_size };
+        assert_differs(cases, prepare(cases, COMMON, planned, AdasumOptions::default()));
+    });
+    report.case("other tensors", || {
+        let others: [Tensors; 5] = [
+            (DType::F32, &[("a", 60), ("b", 640)]),
+            (DType::F32, &[("a", 64), ("b", 60)]),
+            (DType::F32, &[("b", 60), ("a", 64)]),
+            (DType::F32, &[("a", 128)]),
+            (DType::F64, &[("a", 60), ("b", 64)]),
+        ];
+        for tensors in others {
+            let own = if is_odd(cases) { tensors } else { COMMON };
+            assert_differs(cases, prepare(cases, own, world_size, AdasumOptions::default()));
+        }
+    });
+    report.case("other options", || {
+        let common = AdasumOptions { algorithm: Algorithm::Gram, granularity: Granularity::Tensor };
+        let whole = AdasumOptions { granularity: Granularity::Whole, ..common };
+        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..common };
+        for options in [whole, tree] {
+            let own = if is_odd(cases) { options } else { common };
+            assert_differs(cases, prepare(cases, COMMON, world_size, own));
+        }
+    });
+    if !world_size.is_power_of_two() {
+        report.case("the tree", || {
+            let options = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+            let error = prepare(cases, COMMON, world_size, options).expect_err("no power of two");
+            let is_named = matches!(
+                error,
+                Error::UnsupportedWorldSize { algorithm: "tree", world_size: found, .. } if found == world_size
+            );
+            assert!(is_named, "{error}");
+        });
+    }
+    report.case("a buffer that it was not made for", || {
+        let mut adasum = prepare(cases, COMMON, world_size, AdasumOptions::default()).unwrap();
+        let mut other = buffer(cases, (DType::F32, &[("a", 60), ("c", 64)]), world_size);
+        let reason = reason(adasum.all_reduce(cases.comm, &mut other));
+        assert!(reason.contains("other tensors"), "{reason}");
+    });
+    if world_size > 1 {
+        report.case("a communicator that it was not made for", || {
+            let alone = cases.context.communicator_of(0, 1, 2, &cases.context.options());
+            let mut buffer = buffer(cases, COMMON, world_size);
+            let mut adasum = Adasum::new(cases.comm, &buffer, AdasumOptions::default()).unwrap();
+            let reason = reason(adasum.all_reduce(&alone, &mut buffer));
+            assert!(reason.contains("number of ranks"), "{reason}");
+        });
+    }
+    report.case("the communicator goes on", || {
+        let case = Case::of(Kind::Random, Format::F32, world_size, &[&[60], &[64]], 1);
+        cases.check(&case, "after refusals");
+    });
+}
+
+/// The rank that differs from the others: the last.
+fn is_odd(cases: &Cases<'_>) -> bool {
+    cases.context.rank == cases.world_size() - 1
+}
+
+fn buffer(cases: &Cases<'_>, (dtype, tensors): Tensors, planned: usize) -> DeviceGradientBuffer {
+    let tensors = tensors.iter().map(|(name, len)| (*name, vec![*len]));
+    DeviceGradientBuffer::new(&cases.context.queue, dtype, planned, tensors).unwrap()
+}
+
+fn prepare(cases: &Cases<'_>, tensors: Tensors, planned: usize, options: AdasumOptions) -> Result<Adasum> {
+    Adasum::new(cases.comm, &buffer(cases, tensors, planned), options)
+}
+
+#[track_caller]
+fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> String {
+    match outcome {
+        Err(Error::InvalidArgument { operation: "adasum_all_reduce", reason }) => reason,
+        other => panic!("in place of an invalid argument: {other:?}"),
+    }
+}
+
+/// An error that names rank 0 and the odd one, unless they are the same.
+#[track_caller]
+fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum>) {
+    let last = cases.world_size() - 1;
+    if last > 0 {
+        let (reason, named) = (reason(outcome), format!("rank 0 and rank {last} differ"));
+        assert!(reason.contains(&named), "\"{reason}\" does not say \"{named}\"");
+    }
+}

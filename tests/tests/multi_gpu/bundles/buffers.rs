@@ -1,0 +1,147 @@
+//! Gradient buffers: the all-reduce of a whole arena, and a training step that is shared out over ranks.
+
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::ops::cuda::{ZeroPartition, all_reduce};
+use gradsync::{DType, DeviceGradientBuffer, Error, GradientBuffer};
+use gradsync_tests::array::{Array, dtype, patterns_of, write};
+use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
+
+use super::{World, of_all};
+use crate::checks::{Checks, reduced};
+use crate::report::Report;
+
+/// Tensors of few and of many elements, of none, and of as many as an alignment has.
+const SHAPES: [&[usize]; 7] = [&[2, 3], &[], &[64], &[0, 7], &[7, 13], &[1024, 3], &[5]];
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    for format in Format::ALL {
+        report.case(&format!("all_reduce of a gradient buffer {}", format.name()), || whole(world, format));
+    }
+    report.case("a buffer for another world size", || other_world(world));
+    report.case("a step shared out over ranks", || zero(world));
+}
+
+fn tensors() -> impl Iterator<Item = (String, Vec<usize>)> {
+    SHAPES.iter().enumerate().map(|(index, shape)| (format!("tensor {index}"), shape.to_vec()))
+}
+
+fn lens() -> Vec<usize> {
+    SHAPES.iter().map(|shape| shape.iter().product()).collect()
+}
+
+/// A host buffer with these tensors.
+fn host(world_size: usize, format: Format, values: &[Vec<f64>]) -> GradientBuffer {
+    let mut buffer = GradientBuffer::new(dtype(format), world_size, tensors()).unwrap();
+    for (index, values) in values.iter().enumerate() {
+        write(buffer.tensor_mut(index).into_data(), 0, values);
+    }
+    buffer
+}
+
+/// A copy on the device.
+fn device(world: &World<'_>, host: &GradientBuffer) -> DeviceGradientBuffer {
+    let mut buffer =
+        DeviceGradientBuffer::new(&world.context.queue, host.dtype(), host.world_size(), tensors()).unwrap();
+    buffer.copy_from_host(host).unwrap();
+    buffer
+}
+
+/// Fails unless all that belongs to no tensor is zero.
+fn assert_gaps(what: &str, buffer: &GradientBuffer) {
+    let values = buffer.as_slice().to_f64_vec();
+    let is_inside = |place: usize| buffer.segments().iter().any(|segment| segment.contains(&place));
+    let written = values.iter().enumerate().position(|(place, &value)| value != 0.0 && !is_inside(place));
+    assert_eq!(written, None, "{what}: a gap is no longer zero");
+}
+
+fn whole(world: &World<'_>, format: Format) {
+    let ranks = world.tensors(format, &lens(), 21);
+    let mut checks = Checks::new(world.comm);
+    for (op, scaling) in [
+        (ReduceOp::Sum, Scaling::NONE),
+        (ReduceOp::Mean, Scaling { before: -0.1, after: 3.0 }),
+        (ReduceOp::Max, Scaling { before: 1.0, after: -2.0 }),
+    ] {
+        let mut result = host(world.size(), format, &ranks[world.rank()]);
+        let mut buffer = device(world, &result);
+        all_reduce(world.comm, &mut buffer, op, scaling).unwrap();
+        world.comm.synchronize(&world.context.queue).unwrap();
+        buffer.copy_to_host(&mut result).unwrap();
+        let what = format!("{op}, {scaling:?}");
+        for index in 0..SHAPES.len() {
+            let got = Array::from_patterns(format, patterns_of(result.tensor(index).data()).into_iter());
+            let expected = reduced(op, format, scaling, &of_all(&ranks, index));
+            checks.same(format!("tensor {index}, {what}"), got, &expected);
+        }
+        assert_gaps(&what, &result);
+    }
+    checks.finish();
+}
+
+/// Refused on every rank before anything is communicated.
+fn other_world(world: &World<'_>) {
+    let size = world.size() + 1;
+    let mut buffer = device(world, &GradientBuffer::new(DType::F32, size, tensors()).unwrap());
+    match all_reduce(world.comm, &mut buffer, ReduceOp::Sum, Scaling::NONE) {
+        Err(Error::InvalidArgument { operation: "all_reduce", reason }) => {
+            assert!(reason.contains(&format!("over {size} ranks")), "{reason}");
+        }
+        other => panic!("a buffer for {size} ranks gave {other:?}"),
+    }
+}
+
+/// Three steps of gradient descent in which each rank updates the elements that are its own, against the same steps on one rank: the
+/// same bits, because gradients are integers whose sums are exact.
+fn zero(world: &World<'_>) {
+    const RATE: f32 = 0.01;
+    let (rank, size) = (world.rank(), world.size());
+    let begin = super::uniform(Format::F32, &lens(), 31);
+    let mut parameters = host(size, Format::F32, &begin);
+    let mut on_device = device(world, &parameters);
+    let partition = ZeroPartition::new(world.comm, &on_device).unwrap();
+    let views = partition.all_views();
+    assert_eq!(views.iter().map(|view| view.within.len()).sum::<usize>(), lens().iter().sum::<usize>());
+    assert!(partition.views().iter().all(|view| view.rank == rank));
+
+    let mut whole: Vec<Vec<f32>> = begin.iter().map(|tensor| tensor.iter().map(|&x| x as f32).collect()).collect();
+    for step in 0..3 {
+        // Integers of every rank, and what one rank that has all of them does.
+        let gradient = |rank: usize| -> Vec<Vec<f64>> {
+            let mut random = Random::new(step * 100 + rank as u64);
+            lens().iter().map(|&len| (0..len).map(|_| random.below(2001) as f64 - 1000.0).collect()).collect()
+        };
+        let gradients: Vec<Vec<Vec<f64>>> = (0..size).map(gradient).collect();
+        for (tensor, values) in whole.iter_mut().enumerate() {
+            for (index, value) in values.iter_mut().enumerate() {
+                *value -= RATE * gradients.iter().map(|tensors| tensors[tensor][index]).sum::<f64>() as f32;
+            }
+        }
+
+        let mut reduced = host(size, Format::F32, &gradients[rank]);
+        let mut buffer = device(world, &reduced);
+        partition.reduce_scatter(world.comm, &mut buffer, ReduceOp::Sum).unwrap();
+        world.comm.synchronize(&world.context.queue).unwrap();
+        buffer.copy_to_host(&mut reduced).unwrap();
+        let reduced = reduced.as_slice().typed::<f32>().unwrap();
+        let values = parameters.as_mut_slice().typed::<f32>().unwrap();
+        for view in partition.views() {
+            for place in view.place.clone() {
+                values[place] -= RATE * reduced[place];
+            }
+        }
+        on_device.copy_from_host(&parameters).unwrap();
+        partition.all_gather(world.comm, &mut on_device).unwrap();
+        world.comm.synchronize(&world.context.queue).unwrap();
+        on_device.copy_to_host(&mut parameters).unwrap();
+
+        let mut checks = Checks::new(world.comm);
+        for (index, expected) in whole.iter().enumerate() {
+            let got = parameters.tensor(index).data().typed::<f32>().unwrap();
+            let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
+            checks.same_list(format!("tensor {index} after step {step}"), bits(got), bits(expected));
+        }
+        checks.finish();
+        assert_gaps(&format!("after step {step}"), &parameters);
+    }
+}

@@ -1,0 +1,153 @@
+//! OrderedAllReduce: the bits are those of a sum in rank order, whatever the length and however tensors are put into buckets.
+
+use gradsync::Error;
+use gradsync::comm::{DeviceCommunicator, ReduceOp};
+use gradsync::ops::cuda::OrderedAllReduce;
+use gradsync_tests::array::{Array, dtype};
+use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
+
+use super::World;
+use crate::checks::Checks;
+use crate::placed::Placed;
+use crate::report::Report;
+
+const LENS: [usize; 5] = [0, 1, 7, 1000, 100_003];
+
+/// Formats of the data and of the wire.
+const WIRES: [(Format, Format); 9] = [
+    (Format::F64, Format::F64),
+    (Format::F32, Format::F32),
+    (Format::F16, Format::F16),
+    (Format::BF16, Format::BF16),
+    (Format::F32, Format::BF16),
+    (Format::F32, Format::F16),
+    (Format::F64, Format::F32),
+    (Format::F64, Format::BF16),
+    (Format::BF16, Format::F32),
+];
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    for (data, wire) in WIRES {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let name = format!("ordered {op} of {} over {}", data.name(), wire.name());
+            report.case(&name, || buckets(world, data, wire, op));
+        }
+    }
+    report.case("ordered, run many times", || again(world));
+    report.case("ordered, refused", || refused(world));
+}
+
+/// Numbers of magnitudes so different that the order of additions shows, even of f32 in f64, within what the formats hold.
+fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
+    let reach = if data == Format::F16 || wire == Format::F16 { 10 } else { 40 };
+    let input = |rank: usize| {
+        let mut random = Random::new(1000 + rank as u64);
+        let mut number = || {
+            let exponent = random.below(2 * reach + 1) as i32 - reach as i32;
+            data.round(random.sign() * (1.0 + random.unit()) * 2.0_f64.powi(exponent))
+        };
+        (0..len).map(|_| number()).collect()
+    };
+    (0..world.size()).map(input).collect()
+}
+
+/// Every element rounded to the wire, times the weight, added in `f64` in rank order, rounded to the wire, and from there to the
+/// data: each step as documented, so that results are equal bit for bit. A sum's weight is 1, a mean's the rounded `1/P`.
+fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
+    let weight = if op == ReduceOp::Mean { 1.0 / inputs.len() as f64 } else { 1.0 };
+    let element = |index: usize| {
+        let terms = inputs.iter().map(|input| weight * wire.round(input[index]));
+        let sum = terms.reduce(|sum, term| sum + term).expect("a rank");
+        data.round(wire.round(sum))
+    };
+    let values: Vec<f64> = (0..inputs[0].len()).map(element).collect();
+    Array::new(data, &values)
+}
+
+/// The same elements as one bucket, and cut at random places into buckets of their own.
+fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
+    let (comm, queue) = (world.comm, &world.context.queue);
+    let mut random = Random::new(77);
+    let mut checks = Checks::new(comm);
+    let dtypes = (dtype(data), dtype(wire));
+    for len in LENS {
+        let inputs = inputs(world, (data, wire), len);
+        let expected = oracle((data, wire), op, &inputs).patterns();
+        let own = Array::new(data, &inputs[world.rank()]);
+        let mut cuts: Vec<usize> = (0..3).map(|_| random.below(len as u64 + 1) as usize).collect();
+        cuts.sort_unstable();
+        cuts.push(len);
+        for (begin, ends) in [(0, vec![len]), (1, vec![len]), (0, cuts.clone()), (1, cuts)] {
+            let mut placed = Placed::new(queue, &own, begin);
+            let mut rest = placed.slice_mut();
+            let mut start = 0;
+            for &end in &ends {
+                let (mut bucket, others) = rest.split_at_mut(end - start);
+                let mut ordered = OrderedAllReduce::new(comm, queue, dtypes, end - start, op).unwrap();
+                ordered.run(comm, bucket.reborrow()).unwrap();
+                rest = others;
+                start = end;
+            }
+            let got = placed.read(comm).patterns();
+            checks.same_list(format!("{len} elements from {begin} on, cut at {ends:?}"), got, expected.clone());
+        }
+    }
+    checks.finish();
+}
+
+/// One object for many steps, whose calls are all under way at once.
+fn again(world: &World<'_>) {
+    const LEN: usize = 4097;
+    let (comm, queue) = (world.comm, &world.context.queue);
+    let formats = (Format::F32, Format::BF16);
+    let mut ordered =
+        OrderedAllReduce::new(comm, queue, (dtype(formats.0), dtype(formats.1)), LEN, ReduceOp::Mean).unwrap();
+    assert_eq!((ordered.wire(), ordered.op()), (dtype(Format::BF16), ReduceOp::Mean));
+    let all = inputs(world, formats, 10 * LEN);
+    let step = |step: usize| -> Vec<Vec<f64>> {
+        all.iter().map(|input| input[step * LEN..(step + 1) * LEN].to_vec()).collect()
+    };
+    let place = |index: usize| Placed::new(queue, &Array::new(formats.0, &step(index)[world.rank()]), index % 2);
+    let mut steps: Vec<Placed> = (0..10).map(place).collect();
+    for data in &mut steps {
+        ordered.run(comm, data.slice_mut()).unwrap();
+    }
+    let mut checks = Checks::new(comm);
+    for (index, data) in steps.iter().enumerate() {
+        let expected = oracle(formats, ReduceOp::Mean, &step(index)).patterns();
+        checks.same_list(format!("step {index}"), data.read(comm).patterns(), expected);
+    }
+    checks.finish();
+}
+
+/// Wrong reductions, lengths and dtypes are refused before anything is communicated: the object can still be used.
+fn refused(world: &World<'_>) {
+    let (comm, queue) = (world.comm, &world.context.queue);
+    let f32 = dtype(Format::F32);
+    for op in [ReduceOp::Max, ReduceOp::Min] {
+        match OrderedAllReduce::new(comm, queue, (f32, f32), 33, op) {
+            Err(Error::InvalidArgument { operation: "ordered all_reduce", reason }) => {
+                assert!(reason.contains(&op.to_string()), "{reason}");
+            }
+            other => panic!("an ordered {op} gave {other:?}"),
+        }
+    }
+    let mut ordered = OrderedAllReduce::new(comm, queue, (f32, f32), 33, ReduceOp::Sum).unwrap();
+    let mut short = Placed::unwritten(queue, Format::F32, 32, 0);
+    let outcome = ordered.run(comm, short.slice_mut());
+    assert!(matches!(outcome, Err(Error::LengthMismatch { left: 32, right: 33, .. })), "{outcome:?}");
+    let mut half = Placed::unwritten(queue, Format::F16, 33, 0);
+    let outcome = ordered.run(comm, half.slice_mut());
+    assert!(matches!(outcome, Err(Error::DTypeMismatch { .. })), "{outcome:?}");
+
+    let formats = (Format::F32, Format::F32);
+    let inputs = inputs(world, formats, 33);
+    let mut data = Placed::new(queue, &Array::new(Format::F32, &inputs[world.rank()]), 0);
+    ordered.run(comm, data.slice_mut()).unwrap();
+    comm.synchronize(queue).unwrap();
+    let mut checks = Checks::new(comm);
+    let expected = oracle(formats, ReduceOp::Sum, &inputs).patterns();
+    checks.same_list("a sum after refusals", data.read(comm).patterns(), expected);
+    checks.finish();
+}

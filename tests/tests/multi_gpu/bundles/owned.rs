@@ -1,0 +1,168 @@
+//! nccl_all_gather_owned and nccl_reduce_scatter_owned, against what section 1.2 of the specification says about windows.
+
+use std::rc::Rc;
+
+use gradsync::comm::{ReduceOp, Scaling};
+use gradsync::driver::DeviceSliceMut;
+use gradsync::ops::cuda::{nccl_all_gather_owned, nccl_reduce_scatter_owned};
+use gradsync::{Error, Result};
+use gradsync_tests::array::Array;
+use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
+
+use super::{World, of_all, slices_mut};
+use crate::checks::{Checks, Expected, reduced};
+use crate::placed::Placed;
+use crate::report::Report;
+
+/// The shapes of upstream's test: {2,3}, {5,17}, {512}, {7,13}, {256}.
+const UPSTREAM: [usize; 5] = [6, 85, 512, 91, 256];
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    report.case("upstream's tensors, owned", || {
+        // 950 elements together, with which one rank has a window of 960, two 480 each, three 320 each, and four 256 each: the third
+        // tensor fits into the first alone.
+        assert_eq!(owners(world.size(), &UPSTREAM).is_ok(), world.size() == 1);
+        [Format::F16, Format::F32, Format::F64].iter().for_each(|&format| check(world, format, &UPSTREAM));
+    });
+    report.case("upstream's tensors in every window", || {
+        let lens = full_windows(world.size());
+        let expected: Vec<usize> = (0..lens.len()).map(|index| index / 6).collect();
+        assert_eq!(owners(world.size(), &lens), Ok(expected));
+        Format::ALL.iter().for_each(|&format| check(world, format, &lens));
+    });
+    report.case("no tensors, and tensors without elements, owned", || {
+        for lens in [&[][..], &[0], &[0, 0, 3, 0], &[1]] {
+            check(world, Format::F32, lens);
+        }
+    });
+    report.case("totals that are multiples of the block", || {
+        let size = world.size();
+        for lens in [vec![32; size], vec![32; 2 * size], vec![16; 4 * size - 1]] {
+            check(world, Format::BF16, &lens);
+        }
+    });
+    report.case("lists of any lengths, owned", || any_lists(world));
+}
+
+/// Windows of 960 that upstream's tensors fill together with one of 10 elements, which the last window goes without: the padding is
+/// those 10 then, as at most 32 P elements are.
+fn full_windows(world_size: usize) -> Vec<usize> {
+    let mut lens = Vec::new();
+    for _ in 0..world_size {
+        lens.extend(UPSTREAM);
+        lens.push(10);
+    }
+    lens.pop();
+    lens
+}
+
+/// The owner of each tensor, or the first tensor that no rank owns all of.
+///
+/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of that. Tensors lie back to back; the
+/// rank in whose window one begins owns it, and it must end there too.
+fn owners(world_size: usize, lens: &[usize]) -> Result<Vec<usize>, usize> {
+    let total: usize = lens.iter().sum();
+    let block = 32 * world_size;
+    let window = (total + block - total % block) / world_size;
+    let mut begin = 0;
+    let mut owners = Vec::new();
+    for (index, &len) in lens.iter().enumerate() {
+        let owner = begin / window;
+        if begin + len > (owner + 1) * window {
+            return Err(index);
+        }
+        owners.push(owner);
+        begin += len;
+    }
+    Ok(owners)
+}
+
+/// Both operations on tensors of these lengths, for which there are owners or an error that names the tensor.
+fn check(world: &World<'_>, format: Format, lens: &[usize]) {
+    let owners = owners(world.size(), lens);
+    check_gather(world, format, lens, &owners);
+    for op in [ReduceOp::Sum, ReduceOp::Mean] {
+        check_scatter(world, format, lens, &owners, op);
+    }
+}
+
+/// Runs an operation on this rank's tensors; returns them, or nothing where it has been refused, as it must be, for the tensor that
+/// has no owner.
+fn run_on(
+    world: &World<'_>,
+    format: Format,
+    tensors: &[Vec<f64>],
+    owners: &Result<Vec<usize>, usize>,
+    (name, operation): (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>),
+) -> Option<Vec<Placed>> {
+    let mut placed = world.place(format, tensors);
+    match (operation(&mut slices_mut(&mut placed)), owners) {
+        (Ok(()), Ok(_)) => Some(placed),
+        (Err(Error::InvalidArgument { operation, reason }), Err(straddler)) => {
+            assert_eq!(operation, name);
+            assert!(reason.contains(&format!("tensor {straddler} ")), "{reason} does not name tensor {straddler}");
+            // Nothing has been communicated, and nothing written.
+            for (tensor, before) in placed.iter().zip(tensors) {
+                assert_eq!(tensor.read(world.comm), Array::new(format, before));
+            }
+            None
+        }
+        (outcome, owners) => panic!("{name} gave {outcome:?} where the owners are {owners:?}"),
+    }
+}
+
+fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>) {
+    let ranks = world.tensors(format, lens, 6);
+    let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_all_gather_owned(world.comm, tensors);
+    let operation: (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>) = ("nccl_all_gather", &run);
+    let mut checks = Checks::new(world.comm);
+    if let (Some(placed), Ok(owners)) = (run_on(world, format, &ranks[world.rank()], owners, operation), owners) {
+        for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
+            let expected = Rc::new(Expected::Bits(Array::new(format, &ranks[owner][index])));
+            let what = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
+            checks.same(what, tensor.read(world.comm), &expected);
+        }
+    }
+    checks.finish();
+}
+
+fn check_scatter(
+    world: &World<'_>,
+    format: Format,
+    lens: &[usize],
+    owners: &Result<Vec<usize>, usize>,
+    op: ReduceOp,
+) {
+    let ranks = world.tensors(format, lens, 7);
+    let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_reduce_scatter_owned(world.comm, tensors, op);
+    let operation: (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>) = ("nccl_reduce_scatter", &run);
+    let mut checks = Checks::new(world.comm);
+    let own = &ranks[world.rank()];
+    if let (Some(placed), Ok(owners)) = (run_on(world, format, own, owners, operation), owners) {
+        for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
+            let expected = if owner == world.rank() {
+                reduced(op, format, Scaling::NONE, &of_all(&ranks, index))
+            } else {
+                Rc::new(Expected::Bits(Array::new(format, &own[index])))
+            };
+            let what = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
+            checks.own(what, tensor.read(world.comm), &expected);
+        }
+    }
+    checks.finish();
+}
+
+/// Some of them have owners, and some have not, for more ranks than one.
+fn any_lists(world: &World<'_>) {
+    let mut random = Random::new(11);
+    let (mut accepted, mut refused) = (0, 0);
+    for count in [1, 2, 3, 5, 8, 13, 40] {
+        for bound in [4, 40, 400] {
+            let lens: Vec<usize> = (0..count).map(|_| random.below(bound) as usize).collect();
+            if owners(world.size(), &lens).is_ok() { accepted += 1 } else { refused += 1 }
+            check(world, Format::F32, &lens);
+        }
+    }
+    assert!(accepted > 3 && (refused > 3 || world.size() == 1), "{accepted} accepted, {refused} refused");
+}

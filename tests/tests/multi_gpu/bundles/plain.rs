@@ -1,0 +1,202 @@
+//! nccl_all_reduce, and nccl_all_gather and nccl_reduce_scatter with their plain meaning.
+
+use std::rc::Rc;
+
+use gradsync::Error;
+use gradsync::comm::{ReduceOp, Scaling};
+use gradsync::driver::DeviceSliceMut;
+use gradsync::ops::cuda::{nccl_all_gather, nccl_all_reduce, nccl_reduce_scatter};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+use super::{World, of_all, slices, slices_mut};
+use crate::checks::{Checks, Expected, reduced};
+use crate::placed::Placed;
+use crate::report::Report;
+
+/// The shapes of upstream's test: {2,3}, {128}, {512}, {7,13}, {1024,3}.
+const UPSTREAM: [usize; 5] = [6, 128, 512, 91, 3072];
+const WITH_EMPTY: [usize; 8] = [0, 33, 0, 0, 1, 257, 4097, 0];
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    report.case("upstream's all-reduce", || upstream(world));
+    for format in Format::ALL {
+        report.case(&format!("all_reduce of tensors in a row {}", format.name()), || in_a_row(world, format));
+        report.case(&format!("all_reduce of scattered tensors {}", format.name()), || scattered(world, format));
+        report.case(&format!("all_gather of tensors {}", format.name()), || all_gather(world, format));
+        report.case(&format!("reduce_scatter of tensors {}", format.name()), || reduce_scatter(world, format));
+    }
+    report.case("no tensors, and tensors without elements", || empty(world));
+    report.case("mixed dtypes", || mixed(world));
+    report.case("shapes that do not divide", || indivisible(world));
+}
+
+const CHOICES: [(ReduceOp, Scaling); 4] = [
+    (ReduceOp::Sum, Scaling::NONE),
+    (ReduceOp::Mean, Scaling { before: 1.0, after: 0.1 }),
+    (ReduceOp::Sum, Scaling { before: 0.3, after: 1.0 }),
+    (ReduceOp::Max, Scaling::NONE),
+];
+
+/// Every rank has the same tensors, so that the result is the number of ranks times what each has.
+fn upstream(world: &World<'_>) {
+    let mut checks = Checks::new(world.comm);
+    for format in [Format::F16, Format::F32, Format::F64] {
+        let tensors = super::uniform(format, &UPSTREAM, 5);
+        let ranks = vec![tensors.clone(); world.size()];
+        let mut placed = world.place(format, &tensors);
+        nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
+        for (index, tensor) in placed.iter().enumerate() {
+            let expected = reduced(ReduceOp::Sum, format, Scaling::NONE, &of_all(&ranks, index));
+            checks.same(format!("tensor {index} of {format:?}"), tensor.read(world.comm), &expected);
+        }
+    }
+    checks.finish();
+}
+
+/// Tensors that follow each other in one buffer, empty ones among them, are reduced where they lie.
+fn in_a_row(world: &World<'_>, format: Format) {
+    let mut checks = Checks::new(world.comm);
+    for lens in [&UPSTREAM[..], &WITH_EMPTY] {
+        let ranks = world.tensors(format, lens, 1);
+        let inputs: Vec<Vec<f64>> = ranks.iter().map(|tensors| tensors.concat()).collect();
+        for (op, scaling) in CHOICES {
+            let own = Array::new(format, &inputs[world.rank()]);
+            let mut data = Placed::new(&world.context.queue, &own, 1);
+            let mut rest = data.slice_mut();
+            let mut tensors: Vec<DeviceSliceMut<'_>> = Vec::new();
+            for &len in lens {
+                let (tensor, others) = rest.split_at_mut(len);
+                tensors.push(tensor);
+                rest = others;
+            }
+            nccl_all_reduce(world.comm, &mut tensors, op, scaling).unwrap();
+            let expected = reduced(op, format, scaling, &inputs);
+            checks.same(format!("{op}, {scaling:?} of {lens:?}"), data.read(world.comm), &expected);
+        }
+    }
+    checks.finish();
+}
+
+/// Tensors with memory of their own are packed into an arena.
+fn scattered(world: &World<'_>, format: Format) {
+    let mut checks = Checks::new(world.comm);
+    for lens in [&UPSTREAM[..], &WITH_EMPTY] {
+        let ranks = world.tensors(format, lens, 2);
+        for (op, scaling) in CHOICES {
+            let mut placed = world.place(format, &ranks[world.rank()]);
+            nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), op, scaling).unwrap();
+            for (index, tensor) in placed.iter().enumerate() {
+                let expected = reduced(op, format, scaling, &of_all(&ranks, index));
+                let what = format!("tensor {index} of {lens:?}, {op}, {scaling:?}");
+                checks.same(what, tensor.read(world.comm), &expected);
+            }
+        }
+    }
+    checks.finish();
+}
+
+fn all_gather(world: &World<'_>, format: Format) {
+    let mut checks = Checks::new(world.comm);
+    for lens in [&UPSTREAM[..], &WITH_EMPTY] {
+        let ranks = world.tensors(format, lens, 3);
+        let inputs = world.place(format, &ranks[world.rank()]);
+        let mut outputs: Vec<Placed> = lens
+            .iter()
+            .map(|&len| Placed::unwritten(&world.context.queue, format, len * world.size(), 1))
+            .collect();
+        nccl_all_gather(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
+        for (index, output) in outputs.iter().enumerate() {
+            let expected = Rc::new(Expected::Bits(Array::new(format, &of_all(&ranks, index).concat())));
+            checks.same(format!("tensor {index} of {lens:?}"), output.read(world.comm), &expected);
+        }
+    }
+    checks.finish();
+}
+
+/// First dimensions that divide: each tensor has `rows × P` rows.
+fn reduce_scatter(world: &World<'_>, format: Format) {
+    let rows: [(usize, &[usize]); 6] = [(1, &[]), (2, &[3]), (33, &[]), (0, &[5]), (7, &[13, 2]), (4, &[0, 3])];
+    let shapes: Vec<Vec<usize>> =
+        rows.iter().map(|(rows, others)| [&[rows * world.size()][..], others].concat()).collect();
+    let lens: Vec<usize> = shapes.iter().map(|shape| shape.iter().product()).collect();
+    let ranks = world.tensors(format, &lens, 4);
+    let inputs = world.place(format, &ranks[world.rank()]);
+    let mut outputs: Vec<Placed> = lens
+        .iter()
+        .map(|len| Placed::unwritten(&world.context.queue, format, len / world.size(), 1))
+        .collect();
+    let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
+    nccl_reduce_scatter(world.comm, &slices(&inputs), &shapes, &mut slices_mut(&mut outputs)).unwrap();
+    let mut checks = Checks::new(world.comm);
+    for (index, output) in outputs.iter().enumerate() {
+        let whole = reduced(ReduceOp::Sum, format, Scaling::NONE, &of_all(&ranks, index));
+        let shard = whole.shard(world.rank(), lens[index] / world.size());
+        checks.own(format!("tensor {index} of shape {:?}", shapes[index]), output.read(world.comm), &Rc::new(shard));
+    }
+    checks.finish();
+}
+
+fn empty(world: &World<'_>) {
+    nccl_all_reduce(world.comm, &mut [], ReduceOp::Sum, Scaling::NONE).unwrap();
+    nccl_all_gather(world.comm, &[], &mut []).unwrap();
+    nccl_reduce_scatter(world.comm, &[], &[], &mut []).unwrap();
+    let nothing = vec![Vec::new(); 3];
+    let mut placed = world.place(Format::F32, &nothing);
+    nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Mean, Scaling::NONE).unwrap();
+    placed.iter().for_each(|tensor| assert!(tensor.read(world.comm).is_empty()));
+    assert_works(world);
+}
+
+/// The communicator can still be used.
+fn assert_works(world: &World<'_>) {
+    let ranks = world.tensors(Format::F32, &[33], 9);
+    let mut placed = world.place(Format::F32, &ranks[world.rank()]);
+    nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
+    let expected = reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &of_all(&ranks, 0));
+    let mut checks = Checks::new(world.comm);
+    checks.same("an all-reduce afterwards", placed[0].read(world.comm), &expected);
+    checks.finish();
+}
+
+/// Refused alike on every rank, before anything is communicated, so that the communicator goes on.
+fn mixed(world: &World<'_>) {
+    let queue = &world.context.queue;
+    let mut tensors = [Format::F32, Format::F32, Format::BF16].map(|format| Placed::unwritten(queue, format, 5, 0));
+    match nccl_all_reduce(world.comm, &mut slices_mut(&mut tensors), ReduceOp::Sum, Scaling::NONE) {
+        Err(Error::DTypeMismatch { operation: "nccl_all_reduce", what, .. }) => {
+            assert!(what.contains("tensor 0") && what.contains("tensor 2"), "{what}");
+        }
+        other => panic!("mixed dtypes gave {other:?}"),
+    }
+    assert_works(world);
+}
+
+/// The first dimension must divide, which one row more than a multiple does not; a scalar has none.
+fn indivisible(world: &World<'_>) {
+    let queue = &world.context.queue;
+    let size = world.size();
+    let refused = |shapes: &[&[usize]], wanted: usize| {
+        let place = |shape: &&[usize]| Placed::unwritten(queue, Format::F32, shape.iter().product(), 0);
+        let inputs: Vec<Placed> = shapes.iter().map(place).collect();
+        let mut outputs: Vec<Placed> = shapes
+            .iter()
+            .map(|shape| Placed::unwritten(queue, Format::F32, shape.iter().product::<usize>() / size, 0))
+            .collect();
+        match nccl_reduce_scatter(world.comm, &slices(&inputs), shapes, &mut slices_mut(&mut outputs)) {
+            Err(Error::InvalidArgument { operation: "nccl_reduce_scatter", reason }) => {
+                for part in [format!("input {wanted} "), format!("{:?}", shapes[wanted]), format!("{size} shards")] {
+                    assert!(reason.contains(&part), "{reason} does not say {part}");
+                }
+            }
+            other => panic!("shapes {shapes:?} gave {other:?}"),
+        }
+    };
+    refused(&[&[]], 0);
+    if size > 1 {
+        refused(&[&[2 * size, 3], &[size + 1, 2]], 1);
+        // The number of elements divides, and the first dimension does not.
+        refused(&[&[1, size]], 0);
+    }
+    assert_works(world);
+}

@@ -1,0 +1,161 @@
+//! What a case has computed, compared with the other ranks first and with what was expected afterwards.
+//!
+//! Ranks that are each within tolerance but differ from one another would drift apart in training, so that agreement, bit for bit,
+//! comes before any tolerance.
+
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{ReduceOp, Scaling};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::oracle::elementwise::scale;
+use gradsync_tests::oracle::reduce::{Op, reduce};
+use gradsync_tests::tolerance::transport::{Factor, ScaledSum};
+use gradsync_tests::tolerance::{assert_equal, assert_within};
+
+use crate::context::DEADLINE;
+
+/// What an array must be.
+#[derive(Clone, Debug)]
+pub(crate) enum Expected {
+    /// These very bits.
+    Bits(Array),
+    /// These numbers, where 0 may have either sign.
+    Values(Vec<f64>),
+    /// As far from the exact numbers as the bounds allow.
+    Within { exact: Vec<f64>, bounds: Vec<f64> },
+}
+
+impl Expected {
+    /// The part of one rank.
+    pub(crate) fn shard(&self, rank: usize, len: usize) -> Expected {
+        let range = rank * len..(rank + 1) * len;
+        match self {
+            Expected::Bits(array) => {
+                Expected::Bits(Array::from_patterns(array.format(), array.patterns()[range].iter().copied()))
+            }
+            Expected::Values(values) => Expected::Values(values[range].to_vec()),
+            Expected::Within { exact, bounds } => {
+                Expected::Within { exact: exact[range.clone()].to_vec(), bounds: bounds[range].to_vec() }
+            }
+        }
+    }
+
+    fn check(&self, what: &str, got: &Array) {
+        match self {
+            Expected::Bits(array) => assert_same(what, &got.patterns(), &array.patterns()),
+            Expected::Values(values) => assert_equal(what, &got.values(), values),
+            Expected::Within { exact, bounds } => assert_within(what, got.format(), &got.values(), exact, bounds),
+        }
+    }
+}
+
+/// The reduction of one vector per rank with factors, as [`NcclCommunicator`] documents it: maxima and minima exactly, with the
+/// roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`]. A mean's `1/P` meets
+/// the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
+pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
+    let (len, world_size) = (inputs[0].len(), inputs.len());
+    let column = |index: usize| inputs.iter().map(move |input| input[index]);
+    let extreme = |op: Op| {
+        let scaled = |value: f64, factor: f64| if factor == 1.0 { value } else { scale(format, format, value, factor) };
+        let value = |index: usize| {
+            let inputs: Vec<f64> = column(index).map(|value| scaled(value, scaling.before)).collect();
+            scaled(reduce(op, inputs.into_iter()), scaling.after)
+        };
+        Expected::Values((0..len).map(value).collect())
+    };
+    let is_mean = match op {
+        ReduceOp::Max => return Rc::new(extreme(Op::Max)),
+        ReduceOp::Min => return Rc::new(extreme(Op::Min)),
+        ReduceOp::Mean => true,
+        ReduceOp::Sum => false,
+    };
+    let is_first = matches!(format, Format::F64 | Format::F32) || world_size.is_power_of_two();
+    let divisor = |is_here: bool| if is_mean && is_here { world_size as f64 } else { 1.0 };
+    let first = Factor { numerator: scaling.before, divisor: divisor(is_first) };
+    let last = Factor { numerator: scaling.after, divisor: divisor(!is_first) };
+    let rule = ScaledSum::new(format, world_size, first, last);
+    let (exact, bounds) = (0..len).map(|index| rule.expect(column(index))).unzip();
+    Rc::new(Expected::Within { exact, bounds })
+}
+
+/// Fails, naming `what` and the first element that differs.
+pub(crate) fn assert_same<T: PartialEq + Debug>(what: &str, got: &[T], expected: &[T]) {
+    assert_eq!(got.len(), expected.len(), "{what}: wrong number of elements");
+    let different = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    if let Some(index) = different {
+        panic!("{what}: element {index} of {} is {:x?}, expected {:x?}", got.len(), got[index], expected[index]);
+    }
+}
+
+/// The results of a case.
+pub(crate) struct Checks<'c> {
+    comm: &'c NcclCommunicator,
+    /// What all ranks must have the same bits of: its name, and their hash.
+    shared: Vec<(String, u64)>,
+    checks: Vec<Box<dyn FnOnce() + 'c>>,
+}
+
+impl<'c> Checks<'c> {
+    /// `comm` is what ranks compare their results over.
+    pub(crate) fn new(comm: &'c NcclCommunicator) -> Self {
+        Checks { comm, shared: Vec::new(), checks: Vec::new() }
+    }
+
+    /// A result that is the same on all ranks.
+    pub(crate) fn same(&mut self, what: impl Into<String>, got: Array, expected: &Rc<Expected>) {
+        let what = what.into();
+        self.share(&what, &got.patterns());
+        self.own(what, got, expected);
+    }
+
+    /// A result of this rank alone.
+    pub(crate) fn own(&mut self, what: impl Into<String>, got: Array, expected: &Rc<Expected>) {
+        let (what, expected) = (what.into(), expected.clone());
+        self.checks.push(Box::new(move || expected.check(&what, &got)));
+    }
+
+    /// As [`same`](Self::same), of what is no array.
+    pub(crate) fn same_list<T>(&mut self, what: impl Into<String>, got: Vec<T>, expected: Vec<T>)
+    where
+        T: Hash + PartialEq + Debug + 'c,
+    {
+        let what = what.into();
+        self.share(&what, &got);
+        self.own_list(what, got, expected);
+    }
+
+    /// As [`own`](Self::own), of what is no array.
+    pub(crate) fn own_list<T: PartialEq + Debug + 'c>(
+        &mut self,
+        what: impl Into<String>,
+        got: Vec<T>,
+        expected: Vec<T>,
+    ) {
+        let what = what.into();
+        self.checks.push(Box::new(move || assert_same(&what, &got, &expected)));
+    }
+
+    fn share(&mut self, what: &str, bits: &[impl Hash]) {
+        let mut hasher = DefaultHasher::new();
+        (what, bits).hash(&mut hasher);
+        self.shared.push((what.to_owned(), hasher.finish()));
+    }
+
+    /// Compares hashes with all ranks, then everything with what was expected. Every rank must call it at the same place.
+    pub(crate) fn finish(self) {
+        let hashes: Vec<u8> = self.shared.iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
+        let all = self.comm.member().all_gather(&hashes, DEADLINE).unwrap();
+        for (rank, other) in all.iter().enumerate() {
+            assert_eq!(other.len(), all[0].len(), "rank {rank} has another number of results than rank 0");
+            let same = other.chunks(8).zip(all[0].chunks(8)).position(|(one, first)| one != first);
+            if let Some(index) = same {
+                panic!("{}: rank {rank} differs from rank 0", self.shared[index].0);
+            }
+        }
+        self.checks.into_iter().for_each(|check| check());
+    }
+}

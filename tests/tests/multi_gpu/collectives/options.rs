@@ -1,0 +1,87 @@
+//! Communicators with other options: the same calls give the same bits.
+
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+use super::{Cases, concat};
+use crate::checks::{Checks, assert_same, reduced};
+use crate::placed::Placed;
+use crate::report::Report;
+
+pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    report.case("calls that are not checked", || {
+        compare(cases, 200, &NcclOptions { checks: false, ..cases.context.options() });
+    });
+    report.case("calls that do not block", || {
+        compare(cases, 201, &NcclOptions { blocking: false, ..cases.context.options() });
+    });
+    report.case("calls that are neither checked nor block", || {
+        compare(cases, 202, &NcclOptions { checks: false, blocking: false, ..cases.context.options() });
+    });
+}
+
+fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
+    let comm = cases.context.communicator(generation, options);
+    let results = sample(cases, &comm).into_iter().zip(sample(cases, cases.comm));
+    for ((what, got), (_, expected)) in results {
+        assert_same(&what, &got.patterns(), &expected.patterns());
+    }
+    // The ranks' results are those of the communicator of all other cases, here over the control channel of the new one.
+    let inputs = cases.inputs(Format::F32, 33);
+    let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
+    comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    let mut checks = Checks::new(&comm);
+    checks.same("a sum", data.read(&comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
+    checks.finish();
+}
+
+/// The results of some calls of every kind.
+fn sample(cases: &Cases<'_>, comm: &NcclCommunicator) -> Vec<(String, Array)> {
+    let (queue, rank, world_size) = (&cases.context.queue, cases.rank(), cases.world_size());
+    let mut results = Vec::new();
+    for format in Format::ALL {
+        for len in [1, 257, 4097] {
+            let input = Array::new(format, &cases.inputs(format, len)[rank]);
+            for (op, scaling) in [
+                (ReduceOp::Sum, Scaling::NONE),
+                (ReduceOp::Mean, Scaling { before: 0.1, after: 3.0 }),
+                (ReduceOp::Max, Scaling { before: -1.0, after: 1.0 }),
+            ] {
+                let mut data = Placed::new(queue, &input, 0);
+                comm.all_reduce(data.slice_mut(), op, scaling).unwrap();
+                results.push((format!("all_reduce({op}) of {len} {format:?}, {scaling:?}"), data.read(comm)));
+            }
+
+            let input = Placed::new(queue, &input, 1);
+            let mut gathered = Placed::unwritten(queue, format, len * world_size, 0);
+            comm.all_gather(input.slice(), gathered.slice_mut()).unwrap();
+            results.push((format!("all_gather of {len} {format:?}"), gathered.read(comm)));
+
+            let whole = Array::new(format, &cases.inputs(format, len * world_size)[rank]);
+            let whole = Placed::new(queue, &whole, 0);
+            let mut shard = Placed::unwritten(queue, format, len, 0);
+            comm.reduce_scatter(whole.slice(), shard.slice_mut(), ReduceOp::Sum).unwrap();
+            results.push((format!("reduce_scatter of {len} {format:?}"), shard.read(comm)));
+            let mut blocks = Placed::unwritten(queue, format, len * world_size, 0);
+            comm.all_to_all(whole.slice(), blocks.slice_mut()).unwrap();
+            results.push((format!("all_to_all of {len} {format:?}"), blocks.read(comm)));
+        }
+    }
+    let patterns = cases.patterns(Format::BF16, 257);
+    let mut from_root = Placed::new(queue, &patterns[rank], 1);
+    comm.broadcast(from_root.slice_mut(), world_size / 2).unwrap();
+    results.push(("broadcast".into(), from_root.read(comm)));
+
+    let input = Placed::new(queue, &patterns[rank], 0);
+    let peers = || (0..world_size).filter(|&peer| peer != rank);
+    let mut outputs: Vec<Placed> = peers().map(|_| Placed::unwritten(queue, Format::BF16, 257, 1)).collect();
+    let receives = peers().zip(outputs.iter_mut().map(Placed::slice_mut)).collect();
+    comm.exchange(peers().map(|peer| (peer, input.slice())).collect(), receives).unwrap();
+    let outputs: Vec<Array> = outputs.iter().map(|output| output.read(comm)).collect();
+    if !outputs.is_empty() {
+        results.push(("exchange".into(), concat(&outputs)));
+    }
+    results
+}

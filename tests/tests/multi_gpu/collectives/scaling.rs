@@ -1,0 +1,61 @@
+//! all_reduce with factors before and after: exact ones, and ones that some dtype does not have.
+
+use std::rc::Rc;
+
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+use super::Cases;
+use crate::checks::{Checks, Expected, reduced};
+use crate::placed::Placed;
+use crate::report::Report;
+
+/// One even and one odd, so that each factor is tried in place and not.
+const LENS: [usize; 3] = [0, 33, 4098];
+
+/// 0.1 and 1/3 are of no dtype; 1.0009765625 is of f16 and not of bf16, 1.0000152587890625 of f32 and of neither.
+const FACTORS: [Scaling; 7] = [
+    Scaling { before: 0.1, after: 1.0 },
+    Scaling { before: 1.0, after: 1.0 / 3.0 },
+    Scaling { before: 0.1, after: -3.0 },
+    Scaling { before: -0.5, after: 4.0 },
+    Scaling { before: 1.5, after: 1.0009765625 },
+    Scaling { before: 1.0009765625, after: 1.0000152587890625 },
+    Scaling { before: 0.0, after: 2.0 },
+];
+
+pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    for &format in cases.formats {
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min] {
+            let name = format!("scaled all_reduce {op} {}", format.name());
+            report.case(&name, || scaled(cases, op, format));
+        }
+    }
+}
+
+/// Maxima get their negative factor from a pass of its own before they are formed, so that they are those of the products.
+fn scaled(cases: &Cases<'_>, op: ReduceOp, format: Format) {
+    let (comm, queue) = (cases.comm, &cases.context.queue);
+    let mut checks = Checks::new(comm);
+    for len in LENS {
+        let inputs = cases.inputs(format, len);
+        let own = Array::new(format, &inputs[cases.rank()]);
+        for (index, scaling) in FACTORS.into_iter().enumerate() {
+            let expected = reduced(op, format, scaling, &inputs);
+            let (begin, is_in_place) = (index / 2 % 2, (index + len) % 2 == 0);
+            let mut input = Placed::new(queue, &own, begin);
+            if is_in_place {
+                comm.all_reduce(input.slice_mut(), op, scaling).unwrap();
+                checks.same(format!("{len} elements, {scaling:?}, in place"), input.read(comm), &expected);
+                continue;
+            }
+            let mut output = Placed::unwritten(queue, format, len, begin);
+            comm.all_reduce_into(input.slice(), output.slice_mut(), op, scaling).unwrap();
+            checks.same(format!("{len} elements, {scaling:?}"), output.read(comm), &expected);
+            let untouched = Rc::new(Expected::Bits(own.clone()));
+            checks.own(format!("the input of {len} elements, {scaling:?}"), input.read(comm), &untouched);
+        }
+    }
+    checks.finish();
+}

@@ -1,0 +1,180 @@
+//! Times of our collectives beside those of plain NCCL, in one process and one run.
+//!
+//! Calls are put into the queue back to back and timed on the device; rounds of ours and of the baseline take turns, and the medians
+//! count. Nothing is compared with a number from another run.
+
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
+use gradsync::ops::cuda::{Adasum, OrderedAllReduce};
+use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
+use gradsync::{DType, DeviceGradientBuffer};
+
+use crate::context::{Context, DEADLINE};
+use crate::report::Report;
+
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 4] = [MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
+const ROUNDS: usize = 7;
+
+/// A communicator of NCCL alone.
+struct Plain {
+    nccl: &'static Nccl,
+    comm: Comm,
+}
+
+impl Plain {
+    /// Of the ranks of `ours`, over whose control channel the identifier travels.
+    fn new(ours: &NcclCommunicator) -> Self {
+        let nccl = Nccl::get().unwrap();
+        let mut id = UniqueId([0; 128]);
+        if ours.rank() == 0 {
+            // SAFETY: writes one identifier.
+            assert_eq!(unsafe { (nccl.functions.ncclGetUniqueId)(&mut id) }, ResultCode::SUCCESS);
+        }
+        let bytes: Vec<u8> = id.0.iter().map(|&byte| byte as u8).collect();
+        let all = ours.member().all_gather(&bytes, DEADLINE).unwrap();
+        id.0.iter_mut().zip(&all[0]).for_each(|(to, &from)| *to = from as _);
+        let mut comm = std::ptr::null_mut();
+        let mut config = Config { blocking: 1, ..Config::default() };
+        // SAFETY: every rank calls it with the same identifier; this rank's device is current.
+        let code = unsafe {
+            let (ranks, rank) = (ours.world_size() as i32, ours.rank() as i32);
+            (nccl.functions.ncclCommInitRankConfig)(&mut comm, ranks, id, rank, &mut config)
+        };
+        assert_eq!(code, ResultCode::SUCCESS);
+        Plain { nccl, comm }
+    }
+
+    fn all_reduce(&self, data: DeviceSlice<'_>) {
+        let dtype = match data.dtype() {
+            DType::F32 => DataTypeCode(7),
+            DType::BF16 => DataTypeCode(9),
+            other => panic!("no figures of {other}"),
+        };
+        let place = data.address() as usize as *mut std::ffi::c_void;
+        // SAFETY: the data outlive the queue's work; every rank makes the same calls.
+        let code = unsafe {
+            let stream = data.queue().stream();
+            (self.nccl.functions.ncclAllReduce)(place, place, data.len(), dtype, RedOp::SUM, self.comm, stream)
+        };
+        assert_eq!(code, ResultCode::SUCCESS);
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and idle.
+        unsafe { (self.nccl.functions.ncclCommDestroy)(self.comm) };
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Seconds of one call of each, as medians over rounds in which they take turns.
+pub(crate) fn race<const N: usize>(queue: &Queue, calls: usize, mut runners: [&mut dyn FnMut(); N]) -> [f64; N] {
+    let mut times = [const { Vec::new() }; N];
+    for round in 0..=ROUNDS {
+        for (runner, times) in runners.iter_mut().zip(&mut times) {
+            let begin = queue.record().unwrap();
+            (0..calls).for_each(|_| runner());
+            let seconds = queue.record().unwrap().seconds_since(&begin).unwrap();
+            // The first round warms up.
+            if round > 0 {
+                times.push(seconds / calls as f64);
+            }
+        }
+    }
+    times.map(median)
+}
+
+fn calls_of(bytes: usize) -> usize {
+    (256 * MIB / bytes).clamp(5, 200)
+}
+
+/// Lengths of 300 tensors of BERT-large (encoder layers of width 1024), in proportion, `total` elements together.
+pub(crate) fn bert_lens(total: usize) -> Vec<usize> {
+    let layer: [usize; 16] = [
+        1 << 20,
+        1024,
+        1 << 20,
+        1024,
+        1 << 20,
+        1024,
+        1 << 20,
+        1024,
+        1024,
+        1024,
+        4 << 20,
+        4096,
+        4 << 20,
+        1024,
+        1024,
+        1024,
+    ];
+    let full: Vec<usize> = [30522 * 1024, 512 * 1024, 2048, 1024, 1024]
+        .into_iter()
+        .chain(std::iter::repeat_n(layer, 24).flatten())
+        .take(300)
+        .collect();
+    let sum: usize = full.iter().sum();
+    full.into_iter().map(|len| (len as f64 * total as f64 / sum as f64).round().max(1.0) as usize).collect()
+}
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let options = NcclOptions { deadline: DEADLINE, checks: false, ..NcclOptions::default() };
+    let comm = context.communicator(0, &options);
+    let queue = &context.queue;
+    let plain = Plain::new(&comm);
+    let is_first = context.rank == 0;
+    let say = |report: &Report, name: String, seconds: f64, baseline: f64| {
+        if is_first {
+            report.figure(&name, seconds * 1e6, "µs", Some(baseline * 1e6));
+        }
+    };
+    let ranks = context.world_size;
+    report.case("figures", || {});
+
+    for dtype in [DType::F32, DType::BF16] {
+        for bytes in SIZES {
+            let mut data = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
+            let mut other = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
+            let mut ours = || comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+            let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
+            let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
+            say(report, format!("all_reduce {dtype} {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
+        }
+    }
+    for (dtype, algorithm) in
+        [(DType::F32, Algorithm::Gram), (DType::BF16, Algorithm::Gram), (DType::F32, Algorithm::Tree)]
+    {
+        for bytes in SIZES {
+            let lens = bert_lens(bytes / dtype.size_bytes());
+            let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
+            let mut buffer = DeviceGradientBuffer::new(queue, dtype, ranks, tensors).unwrap();
+            let mut other = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
+            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            let mut adasum = Adasum::new(&comm, &buffer, options).unwrap();
+            let mut ours = || adasum.all_reduce(&comm, &mut buffer).unwrap();
+            let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
+            let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
+            let name = format!("adasum {algorithm:?} {dtype} {} MiB, {ranks} ranks, against sum", bytes / MIB);
+            say(report, name, ours, theirs);
+        }
+    }
+    for bytes in SIZES {
+        let len = bytes / 2;
+        let mut data = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
+        let mut other = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
+        let mut ordered = OrderedAllReduce::new(&comm, queue, (DType::BF16, DType::BF16), len, ReduceOp::Sum).unwrap();
+        let mut ours = || ordered.run(&comm, data.as_mut_slice()).unwrap();
+        let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
+        let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
+        say(report, format!("ordered all_reduce bf16 {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
+    }
+    comm.synchronize(queue).unwrap();
+}

@@ -1,0 +1,109 @@
+//! Collectives over more than 2 GiB and more than 2³¹ elements, where 32 bits no longer count bytes or elements.
+//!
+//! Numbers are integers, so that sums are exact. They repeat with a period that is no power of two, so that memory which lies at a
+//! wrong place shows. Windows are compared at the ends, around the powers of two that matter, and at pseudo-random places.
+
+use std::ops::Range;
+
+use gradsync::comm::nccl::RawSlice;
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use gradsync::kernels::cuda;
+use gradsync::{DType, DataType};
+use gradsync_tests::inputs::Random;
+
+use crate::checks::Checks;
+use crate::context::Context;
+use crate::report::Report;
+
+/// 2 GiB and 4100 bytes of f32.
+const LEN: usize = (1 << 29) + 1025;
+/// A prime.
+const PERIOD: usize = 1_000_003;
+const WINDOW: usize = 64;
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let mut comm = None;
+    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
+    let Some(comm) = comm else { return };
+    let (queue, rank, world_size) = (&context.queue, context.rank, context.world_size);
+    let pattern: Vec<f32> = (0..PERIOD).map(|index| number(rank, index)).collect();
+
+    report.case("all_reduce", || {
+        let pattern = DeviceBuffer::from_host(queue, (&pattern).into()).unwrap();
+        let mut data = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
+        fill(data.as_mut_slice(), &pattern);
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.synchronize(queue).unwrap();
+        let sum = |index: usize| (0..world_size).map(|rank| number(rank, index)).sum();
+        let mut checks = Checks::new(&comm);
+        check(&mut checks, data.as_slice(), &[LEN / world_size, LEN.div_ceil(world_size)], sum);
+        checks.finish();
+    });
+
+    // The same memory for both: every rank's shard is itself longer than 2 GiB.
+    report.case("all_gather", || {
+        let pattern = DeviceBuffer::from_host(queue, (&pattern).into()).unwrap();
+        let mut data = DeviceBuffer::zeroed(queue, DType::F32, world_size * LEN).unwrap();
+        let own = rank * LEN..(rank + 1) * LEN;
+        let edges: Vec<usize> = (1..world_size).map(|rank| rank * LEN).collect();
+        let gathered = |index: usize| number(index / LEN, index % LEN);
+
+        fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
+        comm.all_gather_in_place(data.as_mut_slice()).unwrap();
+        comm.synchronize(queue).unwrap();
+        let mut checks = Checks::new(&comm);
+        check(&mut checks, data.as_slice(), &edges, gathered);
+        checks.finish();
+
+        // As bytes, a shard has more than 2³¹ elements.
+        cuda::zero(data.as_mut_slice()).unwrap();
+        fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
+        let (shard, whole) = (data.as_slice().range(own).address(), data.as_slice().address());
+        let input = RawSlice { address: shard, len: 4 * LEN, dtype: DataType::U8 };
+        // SAFETY: the memory outlives the wait below, nothing else uses it, and the input is this rank's shard of the output.
+        unsafe { comm.all_gather_raw(queue, input, whole) }.unwrap();
+        comm.synchronize(queue).unwrap();
+        let mut checks = Checks::new(&comm);
+        check(&mut checks, data.as_slice(), &edges, gathered);
+        checks.finish();
+    });
+}
+
+/// A rank's number at an index: an integer between -1000 and 1000.
+fn number(rank: usize, index: usize) -> f32 {
+    let place = index % PERIOD;
+    ((place * 7919 + rank * 613) % 2001) as f32 - 1000.0
+}
+
+/// Writes a rank's numbers, of which `pattern` has one period.
+fn fill(data: DeviceSliceMut<'_>, pattern: &DeviceBuffer) {
+    let mut rest = data;
+    while !rest.as_slice().is_empty() {
+        let count = rest.as_slice().len().min(PERIOD);
+        let (mut first, others) = rest.split_at_mut(count);
+        first.copy_from_device(pattern.as_slice().range(0..count)).unwrap();
+        rest = others;
+    }
+}
+
+/// Where to look: the ends, around each multiple of 2³¹ bytes, around the places given, and anywhere.
+fn windows(len: usize, around: &[usize]) -> Vec<Range<usize>> {
+    let mut random = Random::new(len as u64);
+    let mut begins = vec![0, len - WINDOW];
+    let multiples = (1 << 29..len).step_by(1 << 29);
+    begins.extend(multiples.chain(around.iter().copied()).map(|middle| middle - WINDOW / 2));
+    begins.extend((0..500).map(|_| random.below((len - WINDOW) as u64) as usize));
+    begins.into_iter().map(|begin| begin.min(len - WINDOW)).map(|begin| begin..begin + WINDOW).collect()
+}
+
+/// Compares the windows with what `expected` says about each index.
+fn check(checks: &mut Checks<'_>, data: DeviceSlice<'_>, around: &[usize], expected: impl Fn(usize) -> f32) {
+    for window in windows(data.len(), around) {
+        let mut values = vec![0f32; WINDOW];
+        data.range(window.clone()).copy_to_host((&mut values).into()).unwrap();
+        let got = values.iter().map(|value| value.to_bits()).collect();
+        let wanted = window.clone().map(|index| expected(index).to_bits()).collect();
+        checks.same_list(format!("elements {window:?}"), got, wanted);
+    }
+}

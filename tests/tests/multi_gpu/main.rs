@@ -1,0 +1,93 @@
+//! One rank of the multi-GPU tests: `multi-gpu list` says which suites there are, `multi-gpu run SUITE` runs one rank of one.
+//!
+//! `cargo xtask test-multi-gpu` starts it, one process a rank or one for all, and reads what it prints: lines that begin with `@` are
+//! results. It never starts ranks in other processes itself, and never decides whether the whole passed.
+
+mod bundles;
+mod checks;
+mod collectives;
+mod context;
+mod figures;
+mod large;
+mod placed;
+mod report;
+mod smoke;
+mod stages;
+mod streams;
+
+use std::process::ExitCode;
+
+use context::Context;
+use report::Report;
+
+/// A set of cases that run in one launch.
+struct Suite {
+    name: &'static str,
+    /// The world sizes that it runs with.
+    ranks: &'static [usize],
+    /// Whether all ranks are threads of one process.
+    in_threads: bool,
+    /// Ranks whose process is expected to end badly.
+    victims: &'static [usize],
+    /// Longest time of a launch.
+    seconds: u64,
+    /// Whether it means something under compute-sanitizer.
+    sanitizer: bool,
+    run: fn(&Context, &mut Report),
+}
+
+impl Suite {
+    const fn new(name: &'static str, ranks: &'static [usize], run: fn(&Context, &mut Report)) -> Self {
+        Suite { name, ranks, in_threads: false, victims: &[], seconds: 120, sanitizer: false, run }
+    }
+}
+
+const ANY: &[usize] = &[1, 2, 3, 4];
+
+fn suites() -> Vec<Suite> {
+    vec![
+        Suite { sanitizer: true, ..Suite::new("smoke", ANY, smoke::run) },
+        Suite { in_threads: true, ..Suite::new("smoke-threads", ANY, smoke::run) },
+        Suite { sanitizer: true, ..Suite::new("collectives", ANY, collectives::run) },
+        Suite { in_threads: true, ..Suite::new("collectives-threads", ANY, collectives::run_threads) },
+        Suite { seconds: 300, ..Suite::new("collectives-large", ANY, collectives::run_large) },
+        Suite::new("streams", &[2, 4], streams::run),
+        Suite { sanitizer: true, ..Suite::new("bundles", ANY, bundles::run) },
+        Suite::new("large", &[2, 4], large::run),
+        Suite::new("stages", &[1], stages::run),
+        Suite { seconds: 300, ..Suite::new("figures", &[2, 4], figures::run) },
+    ]
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["list"] => {
+            for suite in suites() {
+                let mode = if suite.in_threads { "threads" } else { "processes" };
+                let line = serde_json::json!({
+                    "suite": suite.name,
+                    "ranks": suite.ranks,
+                    "mode": mode,
+                    "victims": suite.victims,
+                    "seconds": suite.seconds,
+                    "sanitizer": suite.sanitizer,
+                });
+                println!("{line}");
+            }
+            ExitCode::SUCCESS
+        }
+        ["run", name] => match suites().into_iter().find(|suite| suite.name == name) {
+            Some(suite) => context::run(&suite),
+            None => {
+                eprintln!("there is no suite called {name:?}; `list` names them");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("usage: multi-gpu list | multi-gpu run SUITE, as `cargo xtask test-multi-gpu` does");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Data of a case on the device, between guards that show a write beside it, and the way back.
+
+use gradsync::DType;
+use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::nccl::{NcclCommunicator, RawSlice};
+use gradsync::dtype::DataType;
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+/// Elements of the guard behind the data.
+const BEHIND: usize = 3;
+/// What guards are filled with.
+const GUARD: u8 = 0x77;
+
+/// An array on the device that begins any number of elements behind an aligned address.
+pub(crate) struct Placed {
+    buffer: DeviceBuffer,
+    format: Format,
+    begin: usize,
+    len: usize,
+}
+
+impl Placed {
+    pub(crate) fn new(queue: &Queue, data: &Array, begin: usize) -> Self {
+        let mut placed = Self::unwritten(queue, data.format(), data.len(), begin);
+        placed.slice_mut().copy_from_host(data.slice()).unwrap();
+        placed
+    }
+
+    /// Room in which an element that is not written shows.
+    pub(crate) fn unwritten(queue: &Queue, format: Format, len: usize, begin: usize) -> Self {
+        let whole = Array::unwritten(format, begin + len + BEHIND);
+        let buffer = DeviceBuffer::from_host(queue, whole.slice()).unwrap();
+        Placed { buffer, format, begin, len }
+    }
+
+    pub(crate) fn slice(&self) -> DeviceSlice<'_> {
+        self.buffer.as_slice().range(self.begin..self.begin + self.len)
+    }
+
+    pub(crate) fn slice_mut(&mut self) -> DeviceSliceMut<'_> {
+        self.buffer.as_mut_slice().range_mut(self.begin..self.begin + self.len)
+    }
+
+    /// Waits for the communicator's work, and returns the data.
+    pub(crate) fn read(&self, comm: &NcclCommunicator) -> Array {
+        comm.synchronize(self.slice().queue()).unwrap();
+        self.read_after_failure()
+    }
+
+    /// As [`read`](Self::read), where the communicator has failed and only the queue is waited for.
+    pub(crate) fn read_after_failure(&self) -> Array {
+        let mut whole = Array::unwritten(self.format, self.begin + self.len + BEHIND);
+        self.buffer.as_slice().copy_to_host(whole.slice_mut()).unwrap();
+        let patterns = whole.patterns();
+        let guard = Array::unwritten(self.format, 1).patterns()[0];
+        let (before, rest) = patterns.split_at(self.begin);
+        let (data, behind) = rest.split_at(self.len);
+        assert!(before.iter().chain(behind).all(|&pattern| pattern == guard), "memory beside the data was written");
+        Array::from_patterns(self.format, data.iter().copied())
+    }
+}
+
+/// Bytes on the device, for the types that only raw calls take; the buffer's own dtype means nothing.
+pub(crate) struct RawBytes {
+    buffer: DeviceBuffer,
+    begin: usize,
+    len: usize,
+}
+
+impl RawBytes {
+    pub(crate) fn new(queue: &Queue, bytes: &[u8], begin: usize) -> Self {
+        let mut whole = vec![GUARD; (begin + bytes.len() + BEHIND).next_multiple_of(8)];
+        whole[begin..begin + bytes.len()].copy_from_slice(bytes);
+        let words: Vec<f64> =
+            whole.chunks_exact(8).map(|word| f64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
+        let buffer = DeviceBuffer::from_host(queue, (&words).into()).unwrap();
+        RawBytes { buffer, begin, len: bytes.len() }
+    }
+
+    /// Room in which a byte that is not written shows.
+    pub(crate) fn unwritten(queue: &Queue, len: usize, begin: usize) -> Self {
+        Self::new(queue, &vec![GUARD; len], begin)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.as_slice().address() + self.begin as u64
+    }
+
+    /// All of it, as elements of a type whose size divides the length.
+    pub(crate) fn elements(&self, dtype: DataType) -> RawSlice {
+        assert_eq!(self.len % dtype.size_bytes(), 0, "{} bytes are no {dtype}", self.len);
+        RawSlice { address: self.address(), len: self.len / dtype.size_bytes(), dtype }
+    }
+
+    /// Some of the bytes.
+    pub(crate) fn range(&self, range: std::ops::Range<usize>) -> RawSlice {
+        assert!(range.end <= self.len, "{range:?} of {} bytes", self.len);
+        RawSlice { address: self.address() + range.start as u64, len: range.len(), dtype: DataType::U8 }
+    }
+
+    /// Waits for the communicator's work, and returns the bytes.
+    pub(crate) fn read(&self, comm: &NcclCommunicator) -> Vec<u8> {
+        let view = self.buffer.as_slice();
+        assert_eq!(view.dtype(), DType::F64);
+        comm.synchronize(view.queue()).unwrap();
+        let mut words = vec![0.0f64; view.len()];
+        view.copy_to_host((&mut words).into()).unwrap();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let (before, rest) = bytes.split_at(self.begin);
+        let (data, behind) = rest.split_at(self.len);
+        assert!(before.iter().chain(behind).all(|&byte| byte == GUARD), "memory beside the data was written");
+        data.to_vec()
+    }
+}

@@ -1,0 +1,59 @@
+//! What a rank says about its cases, in lines that the launcher reads.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use serde_json::json;
+
+/// The results of one rank.
+pub(crate) struct Report {
+    /// Whether this rank prints what went well; with ranks as threads, one of them prints for all.
+    is_speaker: bool,
+    pub(crate) has_failed: bool,
+}
+
+impl Report {
+    pub(crate) fn new(is_speaker: bool) -> Self {
+        Report { is_speaker, has_failed: false }
+    }
+
+    /// Runs a case; a panic is its failure. After one, the ranks have parted ways, and the remaining cases are not run here: the
+    /// launcher counts them as failed, because nobody reports them.
+    pub(crate) fn case(&mut self, name: &str, body: impl FnOnce()) {
+        if self.has_failed {
+            return;
+        }
+        let begun = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) if self.is_speaker => {
+                println!("@{}", json!({"case": name, "outcome": "passed", "seconds": seconds}))
+            }
+            Ok(()) => {}
+            Err(panic) => {
+                self.has_failed = true;
+                let note = panic
+                    .downcast_ref::<String>()
+                    .cloned()
+                    .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+                    .unwrap_or_else(|| "a panic without a message".into());
+                println!("@{}", json!({"case": name, "outcome": "failed", "seconds": seconds, "note": note}));
+            }
+        }
+    }
+
+    /// A case that cannot be run here.
+    pub(crate) fn not_run(&self, name: &str, reason: &str) {
+        if self.is_speaker {
+            println!("@{}", json!({"case": name, "outcome": "not-run", "note": reason}));
+        }
+    }
+
+    /// A measurement, beside what it is measured against.
+    pub(crate) fn figure(&self, name: &str, value: f64, unit: &str, baseline: Option<f64>) {
+        if self.is_speaker {
+            println!("@{}", json!({"figure": name, "value": value, "unit": unit, "baseline": baseline}));
+        }
+    }
+}
