@@ -7,6 +7,8 @@
 
 use core::fmt;
 
+use crate::math::adasum::products;
+
 /// The element types of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -144,6 +146,68 @@ pub struct Span {
     pub first_block: u64,
 }
 
+/// Most ranks of a group whose kernels reach into each other's memory.
+pub const MOST_PEERS: usize = 8;
+/// Layers that one block of `peer_coefficients` handles.
+pub const PEER_LAYERS: usize = 8;
+
+/// What the kernels of one rank know of its peers, all of whose memory they reach. Addresses are as this rank sees them; those
+/// past `world_size` are never followed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Peers {
+    /// The number of this rank.
+    pub rank: u64,
+    /// Number of ranks.
+    pub world_size: u64,
+    /// Address of this rank's count of completed runs, a u32 that `peer_barrier` increases.
+    pub runs: u64,
+    /// Address of a u32 that becomes nonzero when a peer is not to be waited for any more.
+    pub abort: u64,
+    /// Each rank's mailbox, see [`Mailbox`].
+    pub mailboxes: [u64; MOST_PEERS],
+    /// This rank's window of each rank's arena: what it reads at the start and writes at the end. Multiples of 16 bytes.
+    pub windows: [u64; MOST_PEERS],
+    /// Where this rank keeps those windows in between: its own where it lies, the others in its own memory. Multiples of 16 bytes.
+    pub copies: [u64; MOST_PEERS],
+}
+
+/// Where what lies in a rank's mailbox, in bytes from its start. Row 0 of the flags is for whole kernels, row `1 + block` for the
+/// blocks of `peer_coefficients`; in each row, rank `p` writes the `p`-th u32 of every mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mailbox {
+    /// Number of layers.
+    pub layers: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+}
+
+impl Mailbox {
+    /// The flag of a row that `rank` writes.
+    #[inline(always)]
+    pub const fn flag(row: usize, rank: usize) -> usize {
+        (row * MOST_PEERS + rank) * 4
+    }
+
+    /// The products of all layers, as `rank` has summed them over its window: `[layer][product]`.
+    #[inline(always)]
+    pub const fn products(self, rank: usize) -> usize {
+        let rows = 1 + self.layers.div_ceil(PEER_LAYERS);
+        (rows * MOST_PEERS * 4).next_multiple_of(256) + rank * self.layers * products(self.world_size) * 8
+    }
+
+    /// The sums of the exact path, as `rank` has summed them over its window: `[layer][pair][3]`.
+    #[inline(always)]
+    pub const fn tree(self, rank: usize) -> usize {
+        self.products(self.world_size) + rank * self.layers * 3 * (self.world_size - 1) * 8
+    }
+
+    /// Bytes of a mailbox.
+    pub const fn bytes(self) -> usize {
+        self.tree(self.world_size)
+    }
+}
+
 /// The type of a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Param {
@@ -244,10 +308,31 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     // (partials, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
     dtypes_of!("tree_dots", "", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]),
 ];
+/// Kernels over one dtype that reach into the memory of peers.
+pub const PEER_ENTRIES: [[Entry; 4]; 10] = [
+    // (peers, partials, spans, span count, chunk count, chunk length): one partial a product and chunk, and the peers' windows copied
+    dtypes_of!("peer_gram", "_p2", PEER_GRAM),
+    dtypes_of!("peer_gram", "_p4", PEER_GRAM),
+    dtypes_of!("peer_gram", "_p8", PEER_GRAM),
+    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count)
+    dtypes_of!("peer_coefficients", "", &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64]),
+    // (peers, weights, tree, cancelled, spans, span count, chunk length)
+    dtypes_of!("peer_combine", "_p2", PEER_COMBINE),
+    dtypes_of!("peer_combine", "_p4", PEER_COMBINE),
+    dtypes_of!("peer_combine", "_p8", PEER_COMBINE),
+    // (peers, len, factor): every rank's window becomes the sum times the factor
+    dtypes_of!("peer_reduce", "_p2", &[Pointer, U64, F64]),
+    dtypes_of!("peer_reduce", "_p4", &[Pointer, U64, F64]),
+    dtypes_of!("peer_reduce", "_p8", &[Pointer, U64, F64]),
+];
+const PEER_GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64];
+const PEER_COMBINE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 
 /// Kernels that know no dtype.
-pub const PLAIN_ENTRIES: [Entry; 5] = [
+pub const PLAIN_ENTRIES: [Entry; 6] = [
+    // (peers): waits for all ranks, and counts the run
+    plain("peer_barrier", &[Pointer]),
     // (destination, bytes)
     plain("zero", &[Pointer, U64]),
     plain("zero_segments", PIECES),
@@ -268,5 +353,5 @@ const fn plain(name: &'static str, params: &'static [Param]) -> Entry {
 /// Every entry point of the PTX.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(&COMBINE_ENTRIES).chain(&TREE_COMBINE_ENTRIES);
-    pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
+    pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

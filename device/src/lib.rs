@@ -23,6 +23,8 @@ mod kernels;
 #[cfg(target_arch = "nvptx64")]
 mod memory;
 #[cfg(target_arch = "nvptx64")]
+mod peers;
+#[cfg(target_arch = "nvptx64")]
 mod reduce;
 #[cfg(target_arch = "nvptx64")]
 mod shared;

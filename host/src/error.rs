@@ -164,6 +164,10 @@ pub enum Operation {
         from: usize,
     },
     Barrier,
+    /// Adasum by kernels that reach into the peers' memory.
+    Adasum,
+    /// A sum in rank order by such kernels.
+    OrderedAllReduce(crate::comm::ReduceOp),
     /// The making of a communicator.
     SetUp,
     /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
@@ -185,6 +189,8 @@ impl std::fmt::Display for Operation {
             Operation::Recv { peer } => write!(f, "recv(from rank {peer})"),
             Operation::SendRecv { to, from } => write!(f, "send_recv(to rank {to}, from rank {from})"),
             Operation::Barrier => write!(f, "barrier"),
+            Operation::Adasum => write!(f, "adasum"),
+            Operation::OrderedAllReduce(op) => write!(f, "ordered all_reduce({op})"),
             Operation::SetUp => write!(f, "set-up"),
             Operation::Exchange => write!(f, "control exchange"),
         }

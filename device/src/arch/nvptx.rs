@@ -192,6 +192,44 @@ pub(crate) unsafe fn store_4(address: u64, words: [u32; 1]) {
     unsafe { asm!("st.global.b32 [{1}], {0};", in(reg32) words[0], in(reg64) address, options(nostack)) };
 }
 
+/// `ld.acquire.sys`: what the writer of the value wrote before it, on any device, is seen after it.
+///
+/// # Safety
+/// `address` is a readable `u32`, of this device, a peer or the host, as far as the system maps it here.
+#[inline(always)]
+pub(crate) unsafe fn load_acquire(address: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.acquire.sys.b32 {0}, [{1}];", out(reg32) value, in(reg64) address, options(nostack)) };
+    value
+}
+
+/// `ld.relaxed.sys`.
+///
+/// # Safety
+/// As [`load_acquire`].
+#[inline(always)]
+pub(crate) unsafe fn load_relaxed(address: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.relaxed.sys.b32 {0}, [{1}];", out(reg32) value, in(reg64) address, options(nostack)) };
+    value
+}
+
+/// `fence.acq_rel.sys`, then `st.relaxed.sys`: everything that this thread has seen or written before is seen, on any device, by
+/// whoever acquires the value.
+///
+/// # Safety
+/// As [`load_acquire`], writable.
+#[inline(always)]
+pub(crate) unsafe fn store_release(address: u64, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("fence.acq_rel.sys; st.relaxed.sys.b32 [{0}], {1};", in(reg64) address, in(reg32) value,
+            options(nostack))
+    };
+}
+
 /// What a panic would become; no kernel contains one, which a test of the PTX asserts.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

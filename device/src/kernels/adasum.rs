@@ -15,7 +15,7 @@ use crate::math::adasum::{
 use crate::{reduce, thread};
 
 /// One layer's weights in device memory.
-struct LayerWeights(*mut f64);
+pub(super) struct LayerWeights(pub(super) *mut f64);
 
 impl Weights for LayerWeights {
     #[inline(always)]
@@ -33,7 +33,7 @@ impl Weights for LayerWeights {
 
 /// One layer's combination tree: the ranks' vectors and the coefficients of its pairs.
 #[derive(Clone, Copy)]
-struct Tree<S> {
+pub(super) struct Tree<S> {
     table: *const *const S,
     coefficients: *const f64,
 }
@@ -41,7 +41,7 @@ struct Tree<S> {
 impl<S: Element> Tree<S> {
     /// One element of the node over ranks `begin..end`.
     #[inline(always)]
-    unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
+    pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().to_f64() };
         let of_pair = |pair: Pair| -> Coefficients {
@@ -54,14 +54,14 @@ impl<S: Element> Tree<S> {
 
     /// The tree of layer `layer`, out of those of all layers.
     #[inline(always)]
-    fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
+    pub(super) fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
         Self { table, coefficients: tree.wrapping_add((layer * 2 * (world_size - 1)) as usize) }
     }
 }
 
 /// Keeps a pair's coefficients in a layer's tree.
 #[inline(always)]
-unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficients) {
+pub(super) unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficients) {
     // SAFETY: the launch provides room for two numbers a pair.
     unsafe {
         let place = tree.add(2 * pair.index());

@@ -5,6 +5,7 @@
 
 mod adasum;
 mod combine;
+mod peer;
 mod products;
 mod stream;
 mod zero;

@@ -24,7 +24,7 @@ unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64
 }
 
 /// Row and column of each of the `K` products of `W` vectors: one flat loop unrolls where two nested ones do not.
-const fn triangle<const W: usize, const K: usize>() -> [(usize, usize); K] {
+pub(super) const fn triangle<const W: usize, const K: usize>() -> [(usize, usize); K] {
     let mut places = [(0, 0); K];
     let mut i = 0;
     while i < W {
@@ -39,14 +39,14 @@ const fn triangle<const W: usize, const K: usize>() -> [(usize, usize); K] {
 }
 
 /// Elements a thread loads at once from each of `width` vectors: 16 bytes, or 8 where eight vectors fill the registers.
-const fn gram_vector_len(dtype: DType, width: usize) -> usize {
+pub(super) const fn gram_vector_len(dtype: DType, width: usize) -> usize {
     let len = vector_len(dtype, DType::F16);
     if width == 8 && len > 4 { 4 } else { len }
 }
 
 /// All products of the `W` values with each other.
 #[inline(always)]
-fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &mut [f64; K], values: [T; W]) {
+pub(super) fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &mut [f64; K], values: [T; W]) {
     let values: [f64; W] = values.map(Element::to_f64);
     let places = const { triangle::<W, K>() };
     let mut product = 0;

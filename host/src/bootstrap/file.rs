@@ -4,7 +4,7 @@
 //! to whoever answers, so that a file of a former group leads nowhere.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,8 @@ use super::secret::Secret;
 
 /// What the file begins with; another version's is as good as none.
 const MAGIC: &[u8] = b"gradsync rendezvous 1\n";
+/// More than a rendezvous file ever holds; of anything else that lies there, no more is read.
+const LONGEST: u64 = 1 << 16;
 
 #[derive(Serialize, Deserialize)]
 struct Content {
@@ -71,7 +73,8 @@ impl Drop for RendezvousFile {
 
 /// What the file says, if it is there and of this version.
 pub(super) fn read(path: &Path) -> io::Result<Invitation> {
-    let bytes = fs::read(path)?;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(LONGEST).read_to_end(&mut bytes)?;
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
     Ok(Invitation { hosts, port, secret: Secret::from_bytes(&secret) })

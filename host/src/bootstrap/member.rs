@@ -183,7 +183,7 @@ impl Member {
         self.seat.failure()
     }
 
-    /// Waits at most `timeout` for this group to fail.
+    /// Waits at most `timeout` for this group to fail; not at all once this rank has left.
     pub fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
         self.seat.wait_failure(timeout)
     }

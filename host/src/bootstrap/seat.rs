@@ -157,11 +157,11 @@ impl Seat {
         }
     }
 
-    /// Waits at most `time` for the group to fail.
+    /// Waits at most `time` for the group to fail, or for this rank to leave.
     pub(super) fn wait_failure(&self, time: Duration) -> Option<CommError> {
         let end = Instant::now().checked_add(time);
         let mut state = self.lock();
-        while state.failure.is_none() {
+        while state.failure.is_none() && state.left.is_none() {
             state = self.sleep(state, end)?;
         }
         state.failure()

@@ -41,11 +41,10 @@ impl Member {
     pub fn split(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Option<Member>> {
         let end = Instant::now().checked_add(deadline);
         let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
-        let number = {
-            let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
-            *splits += 1;
-            *splits
-        };
+        // Held until the end: the exchanges of two splits must not mix.
+        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        *splits += 1;
+        let number = *splits;
         let group = self.wishes(color, key, deadline)?;
         let rank = group.iter().position(|&rank| rank == self.rank());
 

@@ -2,9 +2,11 @@
 //!
 //! The counterpart of [`Communicator`](super::Communicator), which works on the host's memory and blocks. Knows no transport.
 
+use std::sync::Arc;
+
 use super::ReduceOp;
-use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::Result;
+use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Mapping, Queue};
+use crate::error::{Call, Result};
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +25,27 @@ impl Scaling {
 impl Default for Scaling {
     fn default() -> Self {
         Self::NONE
+    }
+}
+
+/// Memory of every rank of a group, reachable by this rank's kernels.
+#[derive(Debug)]
+pub struct SharedMemory {
+    pub(super) addresses: Vec<u64>,
+    /// Keeps what the addresses lead to.
+    pub(super) _mappings: Vec<Mapping>,
+    pub(super) abort: Arc<HostFlag>,
+}
+
+impl SharedMemory {
+    /// Where each rank's memory begins, in this rank's address space.
+    pub(crate) fn addresses(&self) -> &[u64] {
+        &self.addresses
+    }
+
+    /// The address of a u32 that becomes nonzero when kernels are not to wait for their peers any more.
+    pub(crate) fn abort_flag(&self) -> u64 {
+        self.abort.address()
     }
 }
 
@@ -92,6 +115,19 @@ pub trait DeviceCommunicator {
     /// Receives from another rank; count and dtype must equal the sender's.
     fn recv(&self, data: DeviceSliceMut<'_>, peer: usize) -> Result<()> {
         self.exchange(Vec::new(), vec![(peer, data)])
+    }
+
+    /// Makes memory that each rank names reachable by the kernels of all others; `None`, on every rank, if some rank cannot reach
+    /// another's, as on different machines. Every rank must call it; the host waits for the others. Whoever uses it must keep its own
+    /// memory until every rank is done with it.
+    fn share(&self, _data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        Ok(None)
+    }
+
+    /// Runs `launch`, which puts kernels into the queue that meet those of the other ranks, as one collective operation of this
+    /// communicator: compared with the other ranks' calls, watched over, and given up through the abort flag.
+    fn run_kernels(&self, _call: Call, _queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        launch()
     }
 
     /// Waits for everything in the queue, or for the failure of a collective, whichever comes first.

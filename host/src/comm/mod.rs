@@ -12,7 +12,7 @@ pub mod nccl;
 use std::fmt;
 
 #[cfg(feature = "cuda")]
-pub use self::device::{DeviceCommunicator, Scaling};
+pub use self::device::{DeviceCommunicator, Scaling, SharedMemory};
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
 use crate::slice::{Slice, SliceMut};

@@ -10,6 +10,7 @@
 mod event;
 mod memory;
 mod module;
+mod peer;
 mod pool;
 mod queue;
 
@@ -20,6 +21,7 @@ pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use queue::Queue;
 
 pub(crate) use module::Argument;
+pub(crate) use peer::{HostFlag, Mapping, Offer};
 
 /// A refusal of the CUDA driver, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,6 @@
 use std::ffi::{CString, c_void};
 
 use cust::module::{Module, ModuleJitOption};
-use cust::stream::Stream;
 use cust::sys;
 use gradsync_device::abi::{self, Entry, Param};
 
@@ -24,7 +23,7 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "gram" "gram_cross" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
+            "dots" "gram" "gram_cross" "peer_barrier" "peer_coefficients" "peer_combine" "peer_gram" "peer_reduce" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
             "zero" "zero_segments")
     };
 }
@@ -86,6 +85,12 @@ impl From<u64> for Argument {
     }
 }
 
+impl From<f64> for Argument {
+    fn from(value: f64) -> Self {
+        Argument::F64(value)
+    }
+}
+
 impl From<usize> for Argument {
     fn from(value: usize) -> Self {
         Argument::U64(value as u64)
@@ -106,7 +111,7 @@ impl Kernel {
     /// See `Queue::launch`; the kernel's context must be current.
     pub(super) unsafe fn launch(
         &self,
-        stream: &Stream,
+        stream: sys::CUstream,
         blocks: u64,
         threads: u32,
         arguments: &[Argument],
@@ -144,7 +149,7 @@ impl Kernel {
                 1,
                 1,
                 0,
-                stream.as_inner(),
+                stream,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

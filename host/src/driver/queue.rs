@@ -169,6 +169,23 @@ impl Queue {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Lets this device's kernels reach all memory of another device, through their primary contexts.
+    pub(super) fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
+        let peer = Device::get_device(ordinal).named("cuDeviceGet")?;
+        // The context stays retained: access lasts as long as the process.
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one handle; the other context is live.
+        let status = unsafe {
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, peer.as_raw()))?;
+            self.make_current()?;
+            sys::cuCtxEnablePeerAccess(context, 0)
+        };
+        match status {
+            sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            status => check(&format!("cuCtxEnablePeerAccess to device {ordinal}"), status),
+        }
+    }
+
     /// Refuses operands whose work is ordered on another queue: nothing would order this one's work after it.
     pub(crate) fn check_same(&self, operation: &'static str, other: &Queue) -> Result<(), Error> {
         if self.is_same(other) {

@@ -140,10 +140,3 @@ fn secrets_are_long_and_stay_unseen() {
     let rendezvous = format!("{:?}", Rendezvous::tcp("host", 29500, secret));
     assert!(!rendezvous.contains("tellnobody"), "{rendezvous}");
 }
-
-/// Only here: no other test of this program reads or sets it, and children get their environment explicitly.
-#[test]
-fn without_a_secret_in_the_environment_the_error_says_what_to_do() {
-    let error = Secret::from_env().expect_err("not set").to_string();
-    assert!(error.contains("GRADSYNC_SECRET") && error.contains("same random string"), "{error}");
-}

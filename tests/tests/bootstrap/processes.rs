@@ -2,6 +2,7 @@
 //! them, as the test [`child`] with a role in a variable.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,9 @@ impl Process {
             command.env_remove(other);
         }
         command.env_remove("SLURM_PROCID").env_remove("SLURM_NTASKS");
+        if role == "knows no secret" {
+            command.env_remove("GRADSYNC_SECRET");
+        }
         Process(command.stdout(Stdio::null()).spawn().expect("a child process"))
     }
 
@@ -63,6 +67,10 @@ impl Drop for Process {
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let launch = Launch::from_env().unwrap();
+    if role == "knows no secret" {
+        let error = Rendezvous::from_env(&launch).expect_err("not set").to_string();
+        return assert!(error.contains("GRADSYNC_SECRET") && error.contains("same random string"), "{error}");
+    }
     let rendezvous = Rendezvous::from_env(&launch).unwrap().with_deadline(PLENTY);
     if role == "threads" {
         return threads_end(&rendezvous);
@@ -103,7 +111,7 @@ fn with_children<T: Send>(
     (outcomes, processes)
 }
 
-/// How the group fails on a rank that only waits, and how long after `since` that was known.
+/// How the group fails on a rank that only waits, and when that was known.
 fn failure(member: &Member) -> (CommError, Instant) {
     (member.wait_failure(PLENTY).expect("a rank is gone"), Instant::now())
 }
@@ -121,6 +129,11 @@ fn launched_processes_find_each_other() {
         });
         processes.into_iter().for_each(Process::finish);
     });
+}
+
+#[test]
+fn a_secret_that_is_not_set_is_asked_for() {
+    guarded(120, || Process::start("knows no secret", 0, 2, 29_500).finish());
 }
 
 /// Without a word, as after an `exit` deep inside some library; or by a crash.
@@ -198,30 +211,30 @@ fn rank_0_that_is_killed_is_lost_to_everybody_soon() {
 #[test]
 fn a_stopped_process_is_named_by_who_asks() {
     guarded(120, || {
+        // The ranks that are threads of this process, between which the channel must not be used: it is what fails.
+        let step = Barrier::new(3);
         let (errors, _) = with_children(4, &[(1, "sleeps")], |member, processes| {
-            let operation = sync().operation;
+            if member.rank() == 0 {
+                processes[0].signal("STOP");
+            }
+            step.wait();
+            member.all_gather(b"", DEADLINE).expect_err("one is stopped")
+        });
+        let operation = Operation::Exchange;
+        assert_eq!(errors, vec![CommError::Timeout { operation, missing: vec![1], deadline: DEADLINE }; 3]);
+
+        let step = Barrier::new(2);
+        let (errors, processes) = with_children(4, &[(1, "sleeps"), (3, "hears")], |member, processes| {
             let sequence = member.posted(sync());
             if member.rank() == 0 {
                 processes[0].signal("STOP");
+                step.wait();
+                return member.late(sequence, sync().operation, DEADLINE);
             }
-            member.all_gather(b"", DEADLINE).expect_err("one is stopped");
-            assert_eq!(member.late(sequence, operation, DEADLINE), member.failure().map(|_| timeout(&[1])).unwrap());
-            member.failure()
-        });
-        // The exchange's own deadline came first.
-        let operation = Operation::Exchange;
-        assert_eq!(errors, vec![Some(CommError::Timeout { operation, missing: vec![1], deadline: DEADLINE }); 3]);
-
-        let (errors, processes) = with_children(4, &[(1, "sleeps"), (3, "hears")], |member, processes| {
-            if member.rank() == 0 {
-                member.posted(sync());
-                processes[0].signal("STOP");
-                return member.late(1, sync().operation, DEADLINE);
-            }
-            member.posted(sync());
+            step.wait();
             failure(member).0
         });
-        // The other child has not come to the collective, and does answer.
+        // The other child does answer: that it has not come to the collective.
         assert_eq!(errors, vec![timeout(&[1, 3]); 2]);
         drop(processes);
     });
@@ -236,12 +249,12 @@ fn timeout(missing: &[usize]) -> CommError {
 fn rank_0_that_is_stopped_is_named() {
     guarded(120, || {
         for asks in [false, true] {
+            let step = Barrier::new(2);
             let (outcomes, _) = with_children(3, &[(0, "sleeps")], |member, processes| {
                 if member.rank() == 1 {
                     processes[0].signal("STOP");
-                } else {
-                    thread::sleep(Duration::from_millis(300));
                 }
+                step.wait();
                 let start = Instant::now();
                 let error = match asks {
                     true => member.late(member.posted(sync()), sync().operation, DEADLINE),

@@ -6,7 +6,7 @@
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
-use gradsync::ops::cuda::{Adasum, OrderedAllReduce};
+use gradsync::ops::cuda::{Adasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
 use gradsync::{DType, DeviceGradientBuffer};
@@ -149,20 +149,28 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             say(report, format!("all_reduce {dtype} {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
         }
     }
-    for (dtype, algorithm) in
-        [(DType::F32, Algorithm::Gram), (DType::BF16, Algorithm::Gram), (DType::F32, Algorithm::Tree)]
-    {
-        for bytes in SIZES {
+    let ways = [
+        (DType::F32, Algorithm::Gram, true),
+        (DType::BF16, Algorithm::Gram, true),
+        (DType::F32, Algorithm::Gram, false),
+        (DType::F32, Algorithm::Tree, false),
+    ];
+    for (dtype, algorithm, with_peers) in ways {
+        for bytes in [MIB / 16].into_iter().chain(SIZES) {
             let lens = bert_lens(bytes / dtype.size_bytes());
             let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
             let mut buffer = DeviceGradientBuffer::new(queue, dtype, ranks, tensors).unwrap();
             let mut other = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-            let mut adasum = Adasum::new(&comm, &buffer, options).unwrap();
+            let make = if with_peers { Adasum::new } else { Adasum::over_transport };
+            let mut adasum = make(&comm, &buffer, options).unwrap();
+            assert_eq!(adasum.uses_peers(), with_peers, "GPUs of one machine reach each other");
             let mut ours = || adasum.all_reduce(&comm, &mut buffer).unwrap();
             let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
             let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
-            let name = format!("adasum {algorithm:?} {dtype} {} MiB, {ranks} ranks, against sum", bytes / MIB);
+            let by = if with_peers { "peers" } else { "NCCL" };
+            let size = bytes as f64 / MIB as f64;
+            let name = format!("adasum {algorithm:?} by {by} {dtype} {size} MiB, {ranks} ranks, against sum");
             say(report, name, ours, theirs);
         }
     }
@@ -175,6 +183,16 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
         let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
         say(report, format!("ordered all_reduce bf16 {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
+    }
+    for bytes in SIZES {
+        let len = bytes / 2;
+        let mut data = DeviceGradientBuffer::new(queue, DType::BF16, ranks, [("all", [len])]).unwrap();
+        let mut other = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
+        let mut peers = PeerAllReduce::new(&comm, &data, ReduceOp::Sum).unwrap().expect("GPUs of one machine");
+        let mut ours = || peers.run(&comm, &mut data).unwrap();
+        let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
+        let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
+        say(report, format!("ordered all_reduce by peers bf16 {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
     }
     comm.synchronize(queue).unwrap();
 }

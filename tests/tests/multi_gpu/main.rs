@@ -3,12 +3,16 @@
 //! `cargo xtask test-multi-gpu` starts it, one process a rank or one for all, and reads what it prints: lines that begin with `@` are
 //! results. It never starts ranks in other processes itself, and never decides whether the whole passed.
 
+mod adasum;
 mod bundles;
 mod checks;
 mod collectives;
 mod context;
+mod faults;
 mod figures;
 mod large;
+mod lifecycle;
+mod mismatch;
 mod placed;
 mod report;
 mod smoke;
@@ -45,7 +49,7 @@ impl Suite {
 const ANY: &[usize] = &[1, 2, 3, 4];
 
 fn suites() -> Vec<Suite> {
-    vec![
+    let mut suites = vec![
         Suite { sanitizer: true, ..Suite::new("smoke", ANY, smoke::run) },
         Suite { in_threads: true, ..Suite::new("smoke-threads", ANY, smoke::run) },
         Suite { sanitizer: true, ..Suite::new("collectives", ANY, collectives::run) },
@@ -54,9 +58,16 @@ fn suites() -> Vec<Suite> {
         Suite::new("streams", &[2, 4], streams::run),
         Suite { sanitizer: true, ..Suite::new("bundles", ANY, bundles::run) },
         Suite::new("large", &[2, 4], large::run),
+        Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
+        Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
+        Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
+        Suite { seconds: 240, ..Suite::new("mismatch", &[2, 3, 4], mismatch::run) },
+        Suite::new("lifecycle", ANY, lifecycle::run),
         Suite::new("stages", &[1], stages::run),
         Suite { seconds: 300, ..Suite::new("figures", &[2, 4], figures::run) },
-    ]
+    ];
+    suites.extend(faults::suites());
+    suites
 }
 
 fn main() -> ExitCode {

@@ -3,8 +3,8 @@
 use gradsync::DType;
 use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::{NcclCommunicator, RawSlice};
-use gradsync::dtype::DataType;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::dtype::DataType;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 

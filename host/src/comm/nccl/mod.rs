@@ -17,6 +17,7 @@ mod group;
 mod primitive;
 mod session;
 mod setup;
+mod share;
 mod watch;
 
 use std::cell::Cell;
@@ -29,10 +30,10 @@ pub use self::group::Group;
 pub use self::primitive::RawSlice;
 use self::primitive::{Primitive, Reduction};
 use self::session::{Failure, Session};
-use super::device::{DeviceCommunicator, Scaling};
+use super::device::{DeviceCommunicator, Scaling, SharedMemory};
 use super::{ReduceOp, local};
 use crate::bootstrap::Member;
-use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::{cuda, same_len};
@@ -82,7 +83,8 @@ impl NcclCommunicator {
     /// other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let (nccl, handle) = setup::connect(&member, queue, options)?;
-        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, handle));
+        let abort = Arc::new(HostFlag::new(queue)?);
+        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, handle, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
             .name(format!("gradsync-watch-{}", session.member.rank()))
@@ -450,13 +452,21 @@ impl DeviceCommunicator for NcclCommunicator {
         group.submit()
     }
 
+    fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        share::share(&self.session, data)
+    }
+
+    fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.session.admit_kernels(queue, call, launch)
+    }
+
     fn synchronize(&self, queue: &Queue) -> Result<()> {
-        self.session.check(Operation::Exchange)?;
+        self.session.check_outstanding()?;
         let end = queue.event()?;
         end.record()?;
         let begun = Instant::now();
         while !end.is_done()? {
-            self.session.check(Operation::Exchange)?;
+            self.session.check_outstanding()?;
             // Most waits are short, and a thread that sleeps wakes up late.
             if begun.elapsed() < Duration::from_millis(1) {
                 std::hint::spin_loop();
@@ -464,7 +474,7 @@ impl DeviceCommunicator for NcclCommunicator {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        self.session.check(Operation::Exchange)
+        self.session.check_outstanding()
     }
 }
 

@@ -5,12 +5,12 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::primitive::{Primitive, Refused, issue_all};
 use crate::bootstrap::Member;
-use crate::driver::{Event, Queue};
+use crate::driver::{Event, HostFlag, Queue};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Nccl, NcclError, ResultCode};
 
@@ -41,6 +41,12 @@ pub(super) struct Outstanding {
     pub(super) done: Event,
 }
 
+/// Whether anything was put into a queue.
+pub(super) enum Put {
+    Nothing,
+    Work,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outstanding: std::collections::VecDeque<Outstanding>,
@@ -63,8 +69,12 @@ pub(super) struct Session {
     pub(super) has_checks: bool,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
+    /// Tells kernels that meet those of other ranks to give up.
+    pub(super) abort: Arc<HostFlag>,
     /// Held while a call of NCCL uses `handle`.
     in_call: Mutex<()>,
+    /// The end of the last kernels that met those of other ranks.
+    last_kernels: Mutex<Option<Event>>,
     has_failed: AtomicBool,
     state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -77,8 +87,10 @@ impl Session {
         device: Queue,
         options: &super::NcclOptions,
         handle: Comm,
+        abort: Arc<HostFlag>,
     ) -> Self {
         Self {
+            abort,
             nccl,
             member,
             device,
@@ -86,6 +98,7 @@ impl Session {
             has_checks: options.checks,
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
+            last_kernels: Mutex::default(),
             has_failed: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -100,6 +113,7 @@ impl Session {
     /// Records a failure, unless there is one already, and wakes everybody.
     pub(super) fn fail(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
+        self.abort.set();
         self.has_failed.store(true, Ordering::Release);
         self.changed.notify_all();
     }
@@ -137,6 +151,52 @@ impl Session {
     /// ordered on the queue.
     pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
+        self.admit(queue, calls, || {
+            if primitives.is_empty() {
+                return Ok(Put::Nothing);
+            }
+            let started = Instant::now();
+            let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
+            let handle = self.handle.load(Ordering::Acquire);
+            if handle.is_null() {
+                self.check(last.operation)?;
+            }
+            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
+            // the caller's promise.
+            let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
+            self.settle(issued, started).map_err(|refused| self.broken(refused, last.operation))?;
+            Ok(Put::Work)
+        })
+    }
+
+    /// As [`admit`](Self::admit), for kernels that meet those of other ranks. They run in the order of their calls, whatever their
+    /// queues: two launches that fill the GPU and wait for peers, in another order on each rank, would wait for ever.
+    pub(super) fn admit_kernels(
+        &self,
+        queue: &Queue,
+        call: Call,
+        launch: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.admit(queue, &[call], || {
+            let mut last = self.last_kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            let event = match last.take() {
+                Some(event) if event.is_of(queue) => event,
+                Some(other) => {
+                    queue.wait_for(&other)?;
+                    queue.event()?
+                }
+                None => queue.event()?,
+            };
+            launch()?;
+            event.record()?;
+            *last = Some(event);
+            Ok(Put::Work)
+        })
+    }
+
+    /// Lets `put` put operations into a queue, once the ranks agree on them, and watches over them from then on.
+    fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
+        let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.operation)?;
         if queue.ordinal() != self.device.ordinal() {
             let (memory, own) = (queue.ordinal(), self.device.ordinal());
@@ -150,26 +210,14 @@ impl Session {
             }
         }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
-        if primitives.is_empty() {
-            return Ok(());
-        }
         queue.make_current()?;
         let started = Instant::now();
-        let issued = {
-            let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
-            let handle = self.handle.load(Ordering::Acquire);
-            if handle.is_null() {
-                self.check(last.operation)?;
-            }
-            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
-            // the caller's promise.
-            let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
-            self.settle(issued, started)
-        };
-        if let Err(refused) = issued {
-            return Err(self.broken(refused, last.operation));
+        match put()? {
+            Put::Nothing => return Ok(()),
+            Put::Work => {}
         }
-        let done = match self.lock().spare.pop() {
+        let spare = self.lock().spare.pop();
+        let done = match spare {
             Some(event) if event.is_of(queue) => event,
             _ => queue.event()?,
         };
@@ -182,6 +230,21 @@ impl Session {
             self.changed.notify_all();
         }
         Ok(())
+    }
+
+    /// The failure of this communicator, if any, as the error of the oldest operation that it has ended.
+    pub(super) fn check_outstanding(&self) -> Result<()> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let state = self.lock();
+        let own = state.outstanding.front().map(|front| front.operation);
+        let Some(failure) = state.failure.clone() else { return Ok(()) };
+        drop(state);
+        Err(match (failure, own) {
+            (Failure::Comm(error), None) => error.into(),
+            (failure, own) => failure.error(own.unwrap_or(Operation::Exchange)),
+        })
     }
 
     /// Waits until a communicator that does not block has taken a call in.

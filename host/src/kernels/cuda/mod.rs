@@ -8,6 +8,7 @@ mod layers;
 
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, pack, scale, unpack, zero, zero_all};
 pub use layers::Layers;
+pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup};
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
+use super::peers::Connection;
 use super::same_plan;
 use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,7 +21,9 @@ const OPERATION: &str = "adasum_all_reduce";
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
 ///
-/// [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up in one
+/// Where the kernels of all ranks, two to eight, reach each other's memory, [`Algorithm::Gram`] per tensor needs no transport: one
+/// launch reads the peers' vectors and multiplies, one exchanges the products and finds the weights, one writes the result into every
+/// rank's arena, and one waits for all. Elsewhere it exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up in one
 /// small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.
 /// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
@@ -39,8 +42,16 @@ enum Steps {
     Alone {
         layers: usize,
     },
+    Peers(Box<Peers>),
     Gram(Box<Gram>),
     Tree(Box<Tree>),
+}
+
+/// Gram by kernels that reach into the peers' memory.
+#[derive(Debug)]
+struct Peers {
+    layers: Layers,
+    connection: Connection,
 }
 
 #[derive(Debug)]
@@ -70,6 +81,27 @@ impl Adasum {
     /// naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice; those of the communicator.
     pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+        Self::prepare(comm, buffer, options, Peers::connect)
+    }
+
+    /// As [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn over_transport(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        Self::prepare(comm, buffer, options, |_, _| Ok(None))
+    }
+
+    fn prepare(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer) -> Result<Option<Peers>>,
+    ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
         if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
@@ -84,6 +116,16 @@ impl Adasum {
                 Granularity::Whole => Layers::new_shared(queue, window.len(), &parts, vectors),
             }
         };
+        let peers = match options {
+            AdasumOptions { algorithm: Algorithm::Tree, .. }
+            | AdasumOptions { granularity: Granularity::Whole, .. } => None,
+            _ if world_size == 1 => None,
+            _ => connect(comm, buffer)?,
+        };
+        if let Some(peers) = peers {
+            let steps = Steps::Peers(Box::new(peers));
+            return Ok(Self { fingerprint: table.fingerprint(), world_size, steps });
+        }
         let steps = match options.algorithm {
             _ if world_size == 1 => Steps::Alone {
                 layers: match options.granularity {
@@ -113,11 +155,17 @@ impl Adasum {
         Ok(Self { fingerprint: table.fingerprint(), world_size, steps })
     }
 
+    /// Whether the ranks' kernels reach into each other's memory.
+    pub fn uses_peers(&self) -> bool {
+        matches!(self.steps, Steps::Peers(_))
+    }
+
     /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run on the same
     /// machines. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, or another communicator's number of ranks;
+    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, where peers reach into it for another buffer
+    /// at all, or another communicator's number of ranks;
     /// those of the communicator. After one of those the contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         let refuse = |reason: &str| Err(Error::InvalidArgument { operation: OPERATION, reason: reason.into() });
@@ -130,6 +178,7 @@ impl Adasum {
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
             Steps::Alone { .. } => Ok(()),
+            Steps::Peers(peers) => peers.run(comm, buffer),
             Steps::Gram(gram) => gram.run(comm, buffer.as_mut_slice()),
             Steps::Tree(tree) => tree.run(comm, buffer.as_mut_slice()),
         }
@@ -144,13 +193,36 @@ impl Adasum {
             Steps::Alone { layers } => {
                 AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; *layers]), recomputed: 0 }
             }
-            Steps::Gram(gram) => {
-                let Coefficients { weights, cancelled } = gram.layers.read_coefficients()?;
-                let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
-                AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed }
-            }
+            Steps::Peers(peers) => gram_report(&peers.layers)?,
+            Steps::Gram(gram) => gram_report(&gram.layers)?,
             Steps::Tree(_) => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
         })
+    }
+}
+
+fn gram_report(layers: &Layers) -> Result<AdasumReport> {
+    let Coefficients { weights, cancelled } = layers.read_coefficients()?;
+    let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
+    Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
+}
+
+impl Peers {
+    /// `None` on every rank if some cannot be reached.
+    fn connect(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Option<Self>> {
+        let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
+        let Some(connection) = Connection::new(comm, buffer, table.tensor_count(), true)? else { return Ok(None) };
+        let len = table.shard_len();
+        let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
+        let layers = Layers::new(queue, len, &parts, comm.world_size())?;
+        Ok(Some(Self { layers, connection }))
+    }
+
+    fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        self.connection.check(OPERATION, buffer)?;
+        let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
+        let (layers, group) = (&mut self.layers, &self.connection.group);
+        let call = Call::new(Operation::Adasum, len, dtype);
+        comm.run_kernels(call, buffer.queue(), &mut || layers.adasum_of_peers(group, dtype))
     }
 }
 

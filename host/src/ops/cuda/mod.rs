@@ -8,6 +8,7 @@ mod adasum;
 mod all_reduce;
 mod bundle;
 mod ordered;
+mod peers;
 mod zero;
 
 pub use adasum::Adasum;
@@ -15,7 +16,7 @@ pub use all_reduce::all_reduce;
 pub use bundle::{
     nccl_all_gather, nccl_all_gather_owned, nccl_all_reduce, nccl_reduce_scatter, nccl_reduce_scatter_owned,
 };
-pub use ordered::OrderedAllReduce;
+pub use ordered::{OrderedAllReduce, PeerAllReduce};
 pub use zero::ZeroPartition;
 
 use std::hash::{DefaultHasher, Hash, Hasher};

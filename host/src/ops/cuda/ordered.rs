@@ -1,11 +1,15 @@
 //! [`OrderedAllReduce`]: sums whose bits depend on the ranks' values alone, and narrow numbers on the wire with wide sums.
 //!
-//! Each rank gets its part of every rank's data, adds them up in rank order with the `combine` kernel, and hands its part of the
-//! result to all others: the bytes of a ring all-reduce, one rounding an element instead of one a hop.
+//! Each rank gets its part of every rank's data, adds them up in rank order, and hands its part of the result to all others: the
+//! bytes of a ring all-reduce, one rounding an element instead of one a hop. Over a communicator ([`OrderedAllReduce`]) these are two
+//! exchanges around the `combine` kernel; where the ranks' kernels reach each other's buffers ([`PeerAllReduce`]), one launch.
 
 use std::ops::Range;
 
-use crate::comm::{DeviceCommunicator, ReduceOp};
+use super::peers::Connection;
+use super::same_plan;
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -17,7 +21,7 @@ const OPERATION: &str = "ordered all_reduce";
 
 /// A bitwise reproducible all-reduce of vectors of one length.
 ///
-/// Each element of the result is the sum of the ranks' elements in `f64`, in rank order, times `1/P` for a mean, rounded once to the
+/// Each element of the result is the sum of the ranks' elements in `f64`, in rank order, each times `1/P` for a mean, rounded once to the
 /// dtype on the wire. It does not depend on the length, on how tensors were put into buckets, on the machine or on its load. With a
 /// wire narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
 #[derive(Debug)]
@@ -51,18 +55,17 @@ impl OrderedAllReduce {
         len: usize,
         op: ReduceOp,
     ) -> Result<Self> {
-        if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
-            let reason = format!("{op} has no order of additions; the transport's own is reproducible");
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        }
+        check_op(op)?;
         let world_size = comm.world_size();
         // Parts begin at multiples of 16 bytes.
         let part_len = len.div_ceil(world_size).next_multiple_of(8);
         let own = window(comm.rank(), part_len, len);
         let own_len = own.len();
         let mut layers = Layers::new(queue, own_len, &[0..own_len], world_size)?;
-        let factor = if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 };
-        layers.write_coefficients(&Coefficients { weights: vec![factor; world_size], cancelled: vec![false] })?;
+        layers.write_coefficients(&Coefficients {
+            weights: vec![factor(op, world_size); world_size],
+            cancelled: vec![false],
+        })?;
         Ok(Self {
             dtype,
             wire,
@@ -138,6 +141,56 @@ impl OrderedAllReduce {
         receives.extend(split_uneven(after, lens(rank + 1..world_size)));
         comm.exchange(sends, receives)
     }
+}
+
+/// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: one launch reads every
+/// rank's window and writes the result into all of them, and one waits for all. Two to eight ranks on one machine.
+#[derive(Debug)]
+pub struct PeerAllReduce {
+    connection: Connection,
+    op: ReduceOp,
+    world_size: usize,
+}
+
+impl PeerAllReduce {
+    /// Maps the buffers of all ranks; every rank must call it, with equal tensors, and keep the buffer while it uses this. `None`, on
+    /// every rank, where kernels do not reach all buffers. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a reduction other than `Sum` and `Mean`, a buffer made for another world size, or ranks with
+    /// other tensors or reductions; [`Error::Cuda`]; those of the communicator.
+    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
+        check_op(op)?;
+        same_plan(OPERATION, comm, buffer.table(), op)?;
+        let connection = Connection::new(comm, buffer, 0, false)?;
+        Ok(connection.map(|connection| Self { connection, op, world_size: comm.world_size() }))
+    }
+
+    /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
+    pub fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        self.connection.check(OPERATION, buffer)?;
+        let (dtype, shard_len) = (buffer.table().dtype(), buffer.table().shard_len());
+        let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
+        let factor = factor(self.op, self.world_size);
+        let group = &self.connection.group;
+        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(dtype, shard_len, factor))
+    }
+}
+
+fn check_op(op: ReduceOp) -> Result<()> {
+    if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
+        return Ok(());
+    }
+    let reason = format!("{op} has no order of additions; the transport's own is reproducible");
+    Err(Error::InvalidArgument { operation: OPERATION, reason })
+}
+
+/// What every rank's elements are multiplied by.
+fn factor(op: ReduceOp, world_size: usize) -> f64 {
+    if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }
 
 /// The elements that `rank` adds up.

@@ -61,7 +61,7 @@ pub(super) fn run(queue: &Queue, comm: &NcclCommunicator, case: &Case, what: &st
     };
     let (first, second) = (once(), once());
     let mut checks = Checks::new(comm);
-    checks.same_list(format!("{what}: the second run's bits"), second.arena, first.arena.clone());
+    checks.same_list(format!("{what}: the second run's bits"), second.arena.clone(), first.arena.clone());
     let weights = |outcome: &Outcome| outcome.weights.clone().unwrap_or_default();
     checks.same_list(format!("{what}: the second run's weights"), weights(&second), weights(&first));
     let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.is_tree)];

@@ -77,8 +77,7 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     assert_eq!(report.algorithm, algorithm, "{what}: another algorithm is reported");
     let method = if algorithm == Algorithm::Tree { Method::Tree } else { Method::Gram };
     for (layer, segment) in segments.iter().enumerate().step_by(SAMPLED) {
-        let inputs: Vec<Vec<f64>> =
-            (0..world_size).map(|rank| input(format, layer, segment.len(), rank)).collect();
+        let inputs: Vec<Vec<f64>> = (0..world_size).map(|rank| input(format, layer, segment.len(), rank)).collect();
         let expected = expect(method, format, &inputs, &[0..segment.len()]);
         let what = format!("{what}: layer {layer}");
         assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
@@ -93,7 +92,10 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     let ends = segments.iter().skip(1).map(|next| next.start).chain([host.len()]);
     for (segment, end) in segments.iter().zip(ends) {
         let gap = host.as_slice().range(segment.end..end);
-        assert!(gap.as_bytes().iter().all(|&byte| byte == 0), "{what}: the gap behind {segment:?} is not zero any more");
+        assert!(
+            gap.as_bytes().iter().all(|&byte| byte == 0),
+            "{what}: the gap behind {segment:?} is not zero any more"
+        );
     }
 }
 

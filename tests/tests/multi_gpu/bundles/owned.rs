@@ -87,6 +87,8 @@ fn check(world: &World<'_>, format: Format, lens: &[usize]) {
     }
 }
 
+type Operation<'a> = dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()> + 'a;
+
 /// Runs an operation on this rank's tensors; returns them, or nothing where it has been refused, as it must be, for the tensor that
 /// has no owner.
 fn run_on(
@@ -94,7 +96,7 @@ fn run_on(
     format: Format,
     tensors: &[Vec<f64>],
     owners: &Result<Vec<usize>, usize>,
-    (name, operation): (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>),
+    (name, operation): (&str, &Operation<'_>),
 ) -> Option<Vec<Placed>> {
     let mut placed = world.place(format, tensors);
     match (operation(&mut slices_mut(&mut placed)), owners) {
@@ -115,7 +117,7 @@ fn run_on(
 fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>) {
     let ranks = world.tensors(format, lens, 6);
     let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_all_gather_owned(world.comm, tensors);
-    let operation: (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>) = ("nccl_all_gather", &run);
+    let operation: (&str, &Operation<'_>) = ("nccl_all_gather", &run);
     let mut checks = Checks::new(world.comm);
     if let (Some(placed), Ok(owners)) = (run_on(world, format, &ranks[world.rank()], owners, operation), owners) {
         for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
@@ -127,16 +129,10 @@ fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Resu
     checks.finish();
 }
 
-fn check_scatter(
-    world: &World<'_>,
-    format: Format,
-    lens: &[usize],
-    owners: &Result<Vec<usize>, usize>,
-    op: ReduceOp,
-) {
+fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>, op: ReduceOp) {
     let ranks = world.tensors(format, lens, 7);
     let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_reduce_scatter_owned(world.comm, tensors, op);
-    let operation: (&str, &dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()>) = ("nccl_reduce_scatter", &run);
+    let operation: (&str, &Operation<'_>) = ("nccl_reduce_scatter", &run);
     let mut checks = Checks::new(world.comm);
     let own = &ranks[world.rank()];
     if let (Some(placed), Ok(owners)) = (run_on(world, format, own, owners, operation), owners) {
@@ -160,7 +156,11 @@ fn any_lists(world: &World<'_>) {
     for count in [1, 2, 3, 5, 8, 13, 40] {
         for bound in [4, 40, 400] {
             let lens: Vec<usize> = (0..count).map(|_| random.below(bound) as usize).collect();
-            if owners(world.size(), &lens).is_ok() { accepted += 1 } else { refused += 1 }
+            if owners(world.size(), &lens).is_ok() {
+                accepted += 1
+            } else {
+                refused += 1
+            }
             check(world, Format::F32, &lens);
         }
     }

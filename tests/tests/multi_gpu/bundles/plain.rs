@@ -101,10 +101,8 @@ fn all_gather(world: &World<'_>, format: Format) {
     for lens in [&UPSTREAM[..], &WITH_EMPTY] {
         let ranks = world.tensors(format, lens, 3);
         let inputs = world.place(format, &ranks[world.rank()]);
-        let mut outputs: Vec<Placed> = lens
-            .iter()
-            .map(|&len| Placed::unwritten(&world.context.queue, format, len * world.size(), 1))
-            .collect();
+        let mut outputs: Vec<Placed> =
+            lens.iter().map(|&len| Placed::unwritten(&world.context.queue, format, len * world.size(), 1)).collect();
         nccl_all_gather(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
         for (index, output) in outputs.iter().enumerate() {
             let expected = Rc::new(Expected::Bits(Array::new(format, &of_all(&ranks, index).concat())));
@@ -122,10 +120,8 @@ fn reduce_scatter(world: &World<'_>, format: Format) {
     let lens: Vec<usize> = shapes.iter().map(|shape| shape.iter().product()).collect();
     let ranks = world.tensors(format, &lens, 4);
     let inputs = world.place(format, &ranks[world.rank()]);
-    let mut outputs: Vec<Placed> = lens
-        .iter()
-        .map(|len| Placed::unwritten(&world.context.queue, format, len / world.size(), 1))
-        .collect();
+    let mut outputs: Vec<Placed> =
+        lens.iter().map(|len| Placed::unwritten(&world.context.queue, format, len / world.size(), 1)).collect();
     let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
     nccl_reduce_scatter(world.comm, &slices(&inputs), &shapes, &mut slices_mut(&mut outputs)).unwrap();
     let mut checks = Checks::new(world.comm);

@@ -10,8 +10,7 @@ use crate::checks::Checks;
 use crate::placed::RawBytes;
 use crate::report::Report;
 
-const TYPES: [DataType; 6] =
-    [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64];
+const TYPES: [DataType; 6] = [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64];
 const LENS: [usize; 4] = [0, 1, 33, 4097];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {

@@ -75,8 +75,7 @@ const LENS: [usize; 5] = [0, 1, 33, 257, 4097];
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
-    let cases =
-        Cases { context, comm: &comm, formats: &Format::ALL, lens: LENS.to_vec(), shards: LENS.to_vec() };
+    let cases = Cases { context, comm: &comm, formats: &Format::ALL, lens: LENS.to_vec(), shards: LENS.to_vec() };
     reductions::run(&cases, report);
     scaling::run(&cases, report);
     moves::run(&cases, report);

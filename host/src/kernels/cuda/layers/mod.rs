@@ -2,11 +2,14 @@
 //!
 //! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
 
+mod peer;
+
 use std::ops::Range;
 
 use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
+pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
@@ -373,7 +376,8 @@ impl Layers {
     pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
         let room = self.totals.as_slice().len();
         if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > room) {
-            let reason = format!("{count} numbers for each of {} layers, and there are {room} in all", self.layer_count());
+            let reason =
+                format!("{count} numbers for each of {} layers, and there are {room} in all", self.layer_count());
             return Err(Error::InvalidArgument { operation: "read_totals", reason });
         }
         let mut totals = vec![0.0; self.layer_count() * count];

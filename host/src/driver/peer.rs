@@ -1,0 +1,157 @@
+//! Device memory that the kernels of other ranks reach: by CUDA IPC between processes, directly inside one; and a flag in the host's
+//! memory that tells kernels to give up.
+//!
+//! Who is whose peer, and what the memory is for, is the transport's business.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cust::sys;
+use serde::{Deserialize, Serialize};
+
+use super::{CudaError, Queue, check};
+
+/// Memory of a rank, as it describes it to the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    /// The process, which no other in the world is.
+    process: [u8; 16],
+    device: u32,
+    address: u64,
+    /// How other processes on this machine open the allocation, and where in it the memory begins.
+    handle: Vec<u8>,
+    offset: u64,
+}
+
+/// A number that no other process in the world has.
+fn process() -> [u8; 16] {
+    static NUMBER: OnceLock<[u8; 16]> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let mut number = [0; 16];
+        // Without randomness, two processes look like one, and opening the other's memory by address is refused by the driver.
+        if getrandom::fill(&mut number).is_err() {
+            number[..4].copy_from_slice(&std::process::id().to_le_bytes());
+        }
+        number
+    })
+}
+
+/// Memory of another rank, mapped into this one's address space for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    queue: Queue,
+    /// What is to be unmapped; nothing inside one process.
+    base: Option<u64>,
+    address: u64,
+}
+
+impl Offer {
+    /// Describes memory of `queue`'s device.
+    pub(crate) fn new(queue: &Queue, address: u64) -> Result<Self, CudaError> {
+        queue.make_current()?;
+        let (mut base, mut size) = (0, 0);
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: each call writes what it is given room for; the address is that of an allocation.
+        unsafe {
+            check("cuMemGetAddressRange", sys::cuMemGetAddressRange_v2(&mut base, &mut size, address))?;
+            check("cuIpcGetMemHandle", sys::cuIpcGetMemHandle(&mut handle, base))?;
+        }
+        Ok(Self {
+            process: process(),
+            device: queue.ordinal(),
+            address,
+            handle: handle.reserved.iter().map(|&byte| byte as u8).collect(),
+            offset: address - base,
+        })
+    }
+
+    /// Makes the memory reachable from `queue`'s device.
+    pub(crate) fn open(&self, queue: &Queue) -> Result<Mapping, CudaError> {
+        queue.make_current()?;
+        if self.process == process() {
+            if self.device != queue.ordinal() {
+                queue.reach(self.device)?;
+            }
+            return Ok(Mapping { queue: queue.clone(), base: None, address: self.address });
+        }
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        handle.reserved.iter_mut().zip(&self.handle).for_each(|(to, &from)| *to = from as _);
+        let mut base = 0;
+        let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: writes one address; the handle is another process's, who keeps the memory while the group lasts.
+        check("cuIpcOpenMemHandle", unsafe { sys::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) })?;
+        Ok(Mapping { queue: queue.clone(), base: Some(base), address: base + self.offset })
+    }
+}
+
+impl Mapping {
+    /// Where the memory begins in this rank's address space.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let Some(base) = self.base else { return };
+        let closed = self.queue.make_current().and_then(|()| {
+            // SAFETY: opened in `open`, closed once; the driver waits for work that uses it.
+            check("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(base) })
+        });
+        if let Err(error) = closed {
+            tracing::error!(%error, "a peer's memory was not unmapped");
+        }
+    }
+}
+
+/// A flag that the host sets and kernels read.
+#[derive(Debug)]
+pub(crate) struct HostFlag {
+    place: *mut AtomicU32,
+    queue: Queue,
+}
+
+// SAFETY: an atomic behind a pointer that stays until the drop.
+unsafe impl Send for HostFlag {}
+// SAFETY: as above.
+unsafe impl Sync for HostFlag {}
+
+impl HostFlag {
+    /// A flag that is not set, for kernels of `queue`'s device.
+    pub(crate) fn new(queue: &Queue) -> Result<Self, CudaError> {
+        queue.make_current()?;
+        let mut place: *mut c_void = ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: writes one address.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut place, size_of::<AtomicU32>(), flags) })?;
+        let place = place.cast::<AtomicU32>();
+        // SAFETY: room for it was just allocated, aligned to a page.
+        unsafe { place.write(AtomicU32::new(0)) };
+        Ok(Self { place, queue: queue.clone() })
+    }
+
+    /// The address by which kernels read it: one address space serves host and devices.
+    pub(crate) fn address(&self) -> u64 {
+        self.place as u64
+    }
+
+    /// Sets it.
+    pub(crate) fn set(&self) {
+        // SAFETY: live until the drop.
+        unsafe { &*self.place }.store(1, Ordering::Release);
+    }
+}
+
+impl Drop for HostFlag {
+    fn drop(&mut self) {
+        let freed = self.queue.make_current().and_then(|()| {
+            // SAFETY: allocated in `new`, freed once; the driver waits for the device.
+            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.place.cast()) })
+        });
+        if let Err(error) = freed {
+            tracing::error!(%error, "a flag was not freed");
+        }
+    }
+}

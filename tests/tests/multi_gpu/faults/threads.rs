@@ -1,0 +1,29 @@
+//! Ranks as threads of one process, of which one returns early or panics.
+
+use super::act::Act;
+use super::{Fault, connect, familiarize, survivor};
+use crate::context::{Context, DEADLINE};
+use crate::report::Report;
+
+pub(super) fn run(context: &Context, report: &mut Report) {
+    // All ranks meet here after each case: who is lost in one must not come to the next while the others still rebuild.
+    let mut referee = None;
+    report.case("set-up", || {
+        referee = Some(context.join(context.rank, context.world_size, 0, DEADLINE).unwrap());
+        familiarize(context, 1);
+    });
+    let Some(referee) = referee else { return };
+    for (index, (name, act)) in [("returns early", Act::Leave), ("panics", Act::Panic)].into_iter().enumerate() {
+        report.case(name, || {
+            let (fault, generation) = (Fault::new(act), 2 + 2 * index as u64);
+            let (comm, data) = connect(context, fault, generation);
+            if context.rank == fault.rank {
+                act.perform(comm, data);
+            } else {
+                survivor::endure(context, fault, comm, data);
+                survivor::rebuild(context, fault.rank, generation + 1);
+            }
+            referee.all_gather(&[], 2 * DEADLINE).unwrap();
+        });
+    }
+}

@@ -1,0 +1,119 @@
+//! Communicators from their making to their end: in good order, with work under way, in turn, at once, on another thread, and by an
+//! abort.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::{DType, Error};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+use crate::checks::{Checks, Expected};
+use crate::context::Context;
+use crate::placed::Placed;
+use crate::report::Report;
+
+/// What "at once" means, on a busy machine; the deadline is several times as long.
+const QUICK: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let queue = &context.queue;
+    let comm = |generation| context.communicator(generation, &context.options());
+    report.case("dropped unused", || drop(comm(0)));
+    report.case("five in turn", || {
+        for generation in 1..6 {
+            assert_works(queue, &comm(generation));
+        }
+    });
+    report.case("two at once", || {
+        let (one, other) = (comm(6), comm(7));
+        for _ in 0..3 {
+            assert_works(queue, &one);
+            assert_works(queue, &other);
+        }
+        drop(one);
+        assert_works(queue, &other);
+    });
+    report.case("dropped with work under way", || {
+        let comm = comm(8);
+        let mine = vec![context.rank as f32 + 1.0; 16 << 20];
+        let mut data = DeviceBuffer::from_host(queue, (&mine).into()).unwrap();
+        for _ in 0..3 {
+            comm.all_reduce(data.as_mut_slice(), ReduceOp::Max, Scaling::NONE).unwrap();
+        }
+        drop(comm);
+        let mut maxima = mine;
+        data.as_slice().copy_to_host((&mut maxima).into()).unwrap();
+        assert!(maxima.iter().all(|&value| value == context.world_size as f32));
+    });
+    report.case("a group dropped half full", || {
+        let comm = comm(9);
+        // On one rank alone: it has not happened.
+        if context.rank == 0 {
+            let mut data = DeviceBuffer::zeroed(queue, DType::F32, 5).unwrap();
+            let mut group = comm.group();
+            group.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
+            drop(group);
+        }
+        assert_works(queue, &comm);
+    });
+    report.case("on another thread", || {
+        let comm = comm(10);
+        std::thread::scope(|scope| {
+            // A panic there is this case's.
+            scope
+                .spawn(move || assert_works(queue, &comm))
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    });
+    for (index, is_blocking) in [true, false].into_iter().enumerate() {
+        for (place, who) in [context.world_size - 1, 0].into_iter().enumerate() {
+            let kind = if is_blocking { "" } else { ", calls that do not block" };
+            let name = format!("an abort by {}{kind}", if place == 0 { "the last rank" } else { "rank 0" });
+            report.case(&name, || abort(context, who, is_blocking, 11 + 4 * index as u64 + 2 * place as u64));
+        }
+    }
+}
+
+/// An all-reduce, with the right result.
+fn assert_works(queue: &Queue, comm: &NcclCommunicator) {
+    assert!(comm.failure().is_none(), "a communicator that works has a failure");
+    let world_size = comm.world_size();
+    let own = Array::new(Format::F32, &[comm.rank() as f64 + 1.0; 1000]);
+    let expected = Rc::new(Expected::Values(vec![(world_size * (world_size + 1) / 2) as f64; 1000]));
+    let mut data = Placed::new(queue, &own, 0);
+    comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    let mut checks = Checks::new(comm);
+    checks.same("an all-reduce", data.read(comm), &expected);
+    checks.finish();
+}
+
+/// One rank aborts while the others wait for it inside NCCL.
+fn abort(context: &Context, who: usize, is_blocking: bool, generation: u64) {
+    let options = NcclOptions { checks: false, blocking: is_blocking, ..context.options() };
+    let comm = context.communicator(generation, &options);
+    assert_works(&context.queue, &comm);
+    let begun = Instant::now();
+    if context.rank == who {
+        std::thread::sleep(Duration::from_millis(300));
+        comm.abort();
+    } else {
+        let mut data = DeviceBuffer::zeroed(&context.queue, DType::F32, 16 << 20).unwrap();
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        let error = comm.synchronize(&context.queue).expect_err("a rank has aborted");
+        for error in [error, comm.failure().expect("it has failed")] {
+            let is_named = matches!(
+                &error,
+                Error::Comm(CommError::Transport { rank, reason, .. }) if *rank == who && reason.contains("abort")
+            );
+            assert!(is_named, "{error:?}, where rank {who} has aborted");
+        }
+        drop(comm);
+    }
+    assert!(begun.elapsed() < QUICK, "the end of the communicator took {:?}", begun.elapsed());
+    assert_works(&context.queue, &context.communicator(generation + 1, &context.options()));
+}

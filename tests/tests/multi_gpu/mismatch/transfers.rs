@@ -1,0 +1,64 @@
+//! Sends and receives that never meet. Ranks that have no part in them learn of it as well.
+
+use std::time::Instant;
+
+use gradsync::comm::{Call, DeviceCommunicator, Operation};
+use gradsync::{CommError, DType, Error};
+
+use super::{Groups, QUICK, SUM, comm_error, f32s};
+use crate::report::Report;
+
+pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
+    let call = |operation, len| Call::new(operation, len, DType::F32);
+    let (send, receive) = (|peer| Operation::Send { peer }, |peer| Operation::Recv { peer });
+    report.case("two sends", || {
+        meet(groups, [call(send(1), 5), call(send(0), 5)]);
+    });
+    report.case("two receives", || {
+        meet(groups, [call(receive(1), 5), call(receive(0), 5)]);
+    });
+    report.case("transfers of other lengths", || {
+        meet(groups, [call(send(1), 5), call(receive(0), 6)]);
+    });
+    report.case("no peer", || {
+        // That breaks nothing: no other rank waits for such a transfer.
+        let (comm, queue) = (groups.comm.as_ref().expect("a communicator"), groups.queue());
+        for peer in [comm.rank(), comm.world_size()] {
+            for outcome in [
+                comm.send(f32s(queue, 5).as_slice(), peer),
+                comm.recv(f32s(queue, 5).as_mut_slice(), peer),
+                comm.exchange(vec![(peer, f32s(queue, 5).as_slice())], vec![]),
+            ] {
+                let is_named = matches!(
+                    &outcome,
+                    Err(Error::Comm(CommError::InvalidPeer { peer: found, rank, world_size, .. }))
+                        if (*found, *rank, *world_size) == (peer, comm.rank(), comm.world_size())
+                );
+                assert!(is_named, "a transfer with rank {peer} gave {outcome:?}");
+            }
+        }
+        assert!(comm.failure().is_none());
+        SUM(comm, queue).unwrap();
+        comm.synchronize(queue).unwrap();
+    });
+}
+
+/// Ranks 0 and 1 make these calls, the others none.
+fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
+    let (rank, queue) = (groups.rank(), groups.queue().clone());
+    let expected = CommError::Mismatch { left_rank: 0, left: calls[0], right_rank: 1, right: calls[1] };
+    let failure = groups.fail(|comm| {
+        let Some(own) = calls.get(rank) else { return };
+        let mut data = f32s(&queue, own.len);
+        let begun = Instant::now();
+        let outcome = match own.operation {
+            Operation::Send { peer } => comm.send(data.as_slice(), peer),
+            Operation::Recv { peer } => comm.recv(data.as_mut_slice(), peer),
+            other => panic!("{other} is no transfer"),
+        };
+        let error = comm_error(outcome.expect_err("nobody meets this call"));
+        assert_eq!(error, expected);
+        assert!(begun.elapsed() < QUICK, "{error}: only after {:?}", begun.elapsed());
+    });
+    assert_eq!(failure, expected);
+}
