@@ -149,7 +149,7 @@ pub struct Span {
 /// Most ranks of a group whose kernels reach into each other's memory.
 pub const MOST_PEERS: usize = 8;
 /// Layers that one block of `peer_coefficients` handles.
-pub const PEER_LAYERS: usize = 8;
+pub const PEER_LAYERS: usize = 4;
 
 /// What the kernels of one rank know of its peers, all of whose memory they reach. Addresses are as this rank sees them; those
 /// past `world_size` are never followed.

@@ -28,8 +28,18 @@ pub(crate) unsafe fn warp_shuffle_xor(value: f64, lane_mask: u32) -> f64 {
 /// All lanes of the warp must execute this together.
 #[inline(always)]
 pub(crate) unsafe fn sum(value: f64) -> f64 {
+    // SAFETY: the caller's promise.
+    unsafe { sum_of::<{ WARP }>(value) }
+}
+
+/// The sum over each group of `LANES` neighbouring lanes, on every lane of the group.
+///
+/// # Safety
+/// All lanes of the warp must execute this together; `LANES` is a power of two, at most a warp.
+#[inline(always)]
+pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
     let mut total = value;
-    let mut lane_mask = WARP / 2;
+    let mut lane_mask = LANES / 2;
     while lane_mask > 0 {
         // SAFETY: the caller's promise.
         total += unsafe { warp_shuffle_xor(total, lane_mask) };

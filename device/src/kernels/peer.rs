@@ -8,11 +8,12 @@
 use super::adasum::{LayerWeights, Tree, keep};
 use super::products::{add_dots, add_triangle, gram_vector_len, partial_slot};
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, Mailbox, PEER_LAYERS, Peers, Span, THREADS, WARP, vector_len};
+use crate::abi::{DType, MOST_PEERS, Mailbox, PEER_LAYERS, Peers, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
-use crate::math::adasum::{Pair, coefficients, combine_pair, product_index, products, start_tree, weights};
+use crate::math::adasum::{Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, weights};
 use crate::math::{Element, elementwise};
 use crate::peers::{Group, Stage};
+use crate::shared::{Partials, SHARED_SLOTS};
 use crate::{memory, reduce, thread, warp};
 
 /// The first `W` of some addresses; those past `count` repeat the first, which costs no memory traffic.
@@ -45,23 +46,37 @@ unsafe fn copy_and_multiply<T: Element, const W: usize, const N: usize, const K:
     let mut totals = [0.0; K];
     // SAFETY: the launch provides every window and its copy over the chunk, aligned.
     unsafe {
+        let load =
+            |index: usize| -> [[T; N]; W] { core::array::from_fn(|vector| memory::load(windows[vector].add(index))) };
+        let take = |totals: &mut [f64; K], index: usize, loaded: [[T; N]; W]| {
+            let mut vector = 0;
+            while vector < W {
+                if vector < count && vector != rank {
+                    memory::store(copies[vector].add(index), loaded[vector]);
+                }
+                vector += 1;
+            }
+            let mut lane = 0;
+            while lane < N {
+                let values = core::array::from_fn(|vector| loaded[vector][lane]);
+                add_triangle::<T, W, K>(totals, values);
+                lane += 1;
+            }
+        };
+        // Two steps at once, where there are registers for them: more of the peers' memory is under way.
+        let stride = THREADS as u64 * N as u64;
+        let mut chunk = chunk;
+        while W <= 4 && chunk.begin + 2 * stride <= chunk.end {
+            let index = (chunk.begin + thread::thread_idx_x() as u64 * N as u64) as usize;
+            let (first, second) = (load(index), load(index + stride as usize));
+            take(&mut totals, index, first);
+            take(&mut totals, index + stride as usize, second);
+            chunk.begin += 2 * stride;
+        }
         reduce::walk::<N>(chunk, |index, found| {
             let index = index as usize;
             if found == N {
-                let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(windows[vector].add(index)));
-                let mut vector = 0;
-                while vector < W {
-                    if vector < count && vector != rank {
-                        memory::store(copies[vector].add(index), loaded[vector]);
-                    }
-                    vector += 1;
-                }
-                let mut lane = 0;
-                while lane < N {
-                    let values = core::array::from_fn(|vector| loaded[vector][lane]);
-                    add_triangle::<T, W, K>(&mut totals, values);
-                    lane += 1;
-                }
+                take(&mut totals, index, load(index));
             } else {
                 let values: [T; W] = core::array::from_fn(|vector| windows[vector].add(index).read());
                 let mut vector = 0;
@@ -241,6 +256,26 @@ kernel!("peer_barrier", fn (peers: *const Peers) {
     }
 });
 
+/// One layer's weights in shared memory.
+struct SharedWeights {
+    shared: Partials,
+    first: usize,
+}
+
+impl Weights for SharedWeights {
+    #[inline(always)]
+    fn get(&self, rank: usize) -> f64 {
+        // SAFETY: the slots behind `first` are this thread's, one a rank.
+        unsafe { self.shared.read(self.first + rank) }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, rank: usize, weight: f64) {
+        // SAFETY: as above.
+        unsafe { self.shared.write(self.first + rank, weight) }
+    }
+}
+
 /// The layers that one block of `peer_coefficients` handles, and where their numbers lie.
 #[derive(Clone, Copy)]
 struct Block<'a> {
@@ -281,42 +316,53 @@ impl<'a> Block<'a> {
         (self.group.peers.mailboxes[reader] + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// Adds each layer's partials up, a warp a product, and puts the totals into every mailbox.
+    /// Adds each layer's partials up, eight lanes a product, and puts the totals into every mailbox.
     #[inline(always)]
     unsafe fn add_up_and_hand_out(self, partials: *const f64, spans: *const Span, chunks: u64) {
-        let (own, lane) = (self.group.peers.rank as usize, warp::lane_id() as usize);
+        const LANES: u32 = 8;
+        const TEAMS: usize = (THREADS / LANES) as usize;
+        let (own, thread) = (self.group.peers.rank as usize, thread::thread_idx_x());
+        let (team, lane) = ((thread / LANES) as usize, (thread % LANES) as usize);
         let offset = self.mailbox.products(own);
-        let mut item = (thread::thread_idx_x() / WARP) as usize;
-        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all totals. All lanes of a warp
-        // have the same items.
+        let items = self.count * self.width;
+        let mut round = 0;
+        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all totals. All threads take part in
+        // every round.
         unsafe {
-            while item < self.count * self.width {
-                let (layer, product) = (self.first + item / self.width, item % self.width);
-                let begin = (*spans.add(layer)).first_block;
-                let is_last = layer + 1 == self.mailbox.layers;
-                let end = if is_last { chunks } else { (*spans.add(layer + 1)).first_block };
-                let row = partials.add(product * chunks as usize);
+            while round < items {
+                let item = round + team;
                 let mut sum = 0.0;
-                let mut chunk = begin + lane as u64;
-                while chunk < end {
-                    sum += *row.add(chunk as usize);
-                    chunk += WARP as u64;
+                let (layer, product) = (self.first + item / self.width, item % self.width);
+                if item < items {
+                    let begin = (*spans.add(layer)).first_block;
+                    let is_last = layer + 1 == self.mailbox.layers;
+                    let end = if is_last { chunks } else { (*spans.add(layer + 1)).first_block };
+                    let row = partials.add(product * chunks as usize);
+                    let mut chunk = begin + lane as u64;
+                    while chunk < end {
+                        sum += *row.add(chunk as usize);
+                        chunk += LANES as u64;
+                    }
                 }
-                let sum = warp::sum(sum);
-                if lane < self.ranks {
+                let sum = warp::sum_of::<LANES>(sum);
+                if item < items && lane < self.ranks {
                     self.slot(lane, offset, layer * self.width + product).write(sum);
                 }
-                item += (THREADS / WARP) as usize;
+                round += TEAMS;
             }
         }
     }
 
-    /// Adds the ranks' totals up, in rank order, and computes the weights of each layer.
+    /// Adds the ranks' totals up, in rank order, and computes the weights of each layer, in shared memory: each step of it depends on
+    /// the one before.
     #[inline(always)]
     unsafe fn find_weights(self, out: *mut f64, tree: *mut f64, cancelled: *mut u32, totals: *mut f64) {
+        const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let own = self.group.peers.rank as usize;
         let thread = thread::thread_idx_x() as usize;
-        // SAFETY: the launch provides room for every layer; every rank's totals have arrived.
+        let shared = Partials::of_block();
+        // SAFETY: the launch provides room for every layer; every rank's totals have arrived; slots are within the array, each used by
+        // one thread until the barrier.
         unsafe {
             let mut item = thread;
             while item < self.count * self.width {
@@ -326,6 +372,7 @@ impl<'a> Block<'a> {
                     total += *self.slot(own, self.mailbox.products(rank), place);
                 }
                 totals.add(place).write(total);
+                shared.write(item, total);
                 item += THREADS as usize;
             }
             thread::sync_threads();
@@ -333,13 +380,15 @@ impl<'a> Block<'a> {
                 return;
             }
             let layer = self.first + thread;
-            let gram = totals.add(layer * self.width);
-            let product = |i, j| *gram.add(product_index(i, j, self.ranks));
-            let mut layer_weights = LayerWeights(out.add(layer * self.ranks));
+            let product = |i, j| shared.read(thread * self.width + product_index(i, j, self.ranks));
+            let mut layer_weights = SharedWeights { shared, first: self.count * self.width + thread * self.ranks };
             let lost = weights(&mut layer_weights, self.ranks, product);
             if lost {
                 let tree = tree.add(layer * 2 * (self.ranks - 1));
                 start_tree(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
+            }
+            for rank in 0..self.ranks {
+                out.add(layer * self.ranks + rank).write(layer_weights.get(rank));
             }
             cancelled.add(layer).write(lost as u32);
         }

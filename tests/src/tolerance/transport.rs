@@ -1,28 +1,31 @@
-//! The bound of a reduction that a transport forms itself: in the dtype of the data, in an order of its own, with factors.
+//! The bound of a reduction that a transport forms itself: in the dtype of the data, in an order of its own, with
+//! factors.
 //!
 //! # Derivation
 //!
-//! Wanted is `g Σ_r f x_r` over P ranks, with real factors `f` and `g`. Let `u` be the unit roundoff of the dtype, and `w` that of the
-//! precision in which a pass over the data multiplies: f64 for f64, f32 for all others.
+//! Wanted is `g Σ_r f x_r` over P ranks, with real factors `f` and `g`. Let `u` be the unit roundoff of the dtype, and
+//! `w` that of the precision in which a pass over the data multiplies: f64 for f64, f32 for all others.
 //!
-//! **Additions.** Whoever adds P numbers, in whatever tree, makes P − 1 additions, so that no number meets more than P − 1 roundings
-//! to the dtype on its way to the root. A transport that accumulates in a wider precision makes smaller ones, and no more of them
-//! to the dtype than that, as it rounds a partial sum once where another would have rounded each addition.
+//! **Additions.** Whoever adds P numbers, in whatever tree, makes P − 1 additions, so that no number meets more than
+//! P − 1 roundings to the dtype on its way to the root. A transport may accumulate in the next wider precision, of unit
+//! roundoff `v`: there are as many roundings to that then, and fewer to the dtype, but one at least unless P is 1. Both
+//! together are a bound for either.
 //!
-//! **Factors.** A power of two rounds nothing. Any other factor is, of f64 and f32, rounded itself (`u`), as is its product (`u`). Of
-//! the halves, either the transport multiplies by a factor that the dtype has, which rounds the product (`u`), or a pass rounds the
-//! factor and the product to f32 (`2w`) and then to the dtype (`u`). A quotient by P has been rounded in f64 before (at most `w`).
+//! **Factors.** A power of two rounds nothing. Any other factor is, of f64 and f32, rounded itself (`u`), as is its
+//! product (`u`). Of the halves, either the transport multiplies by a factor that the dtype has, which rounds the
+//! product (`u`), or a pass rounds the factor and the product to f32 (`2w`) and then to the dtype (`u`). A quotient by
+//! P has been rounded in f64 before (at most `w`).
 //!
-//! With `k` roundings to the dtype and `m` finer ones on the path of each `x_r` (Higham, section 3.1),
+//! With `k` roundings to the dtype, `m` by `w` and P − 1 by `v` on the path of each `x_r` (Higham, section 3.1),
 //!
-//! > |computed − exact| ≤ ((1 + u)^k (1 + w)^m − 1) |f g| Σ|x_r| ≤ (γ_k(u) + γ_m(w) + γ_k(u) γ_m(w)) |f g| Σ|x_r|.
+//! > |computed − exact| ≤ ((1 + u)^k (1 + w)^m (1 + v)^(P − 1) − 1) |f g| Σ|x_r|, where (1 + u)^k ≤ 1 + γ_k(u).
 //!
-//! **Underflow.** A rounding among the subnormals errs by up to half the smallest number of the dtype instead. There are at most three
-//! for each input before `g`, which multiplies their errors, and two afterwards. Whole numbers in place of halves cover that such an
-//! error may grow by relative ones later.
+//! **Underflow.** A rounding among the subnormals errs by up to half the smallest number of the dtype instead. There
+//! are at most three for each input before `g`, which multiplies their errors, and two afterwards. Whole numbers in
+//! place of halves cover that such an error may grow by relative ones later.
 //!
-//! **The oracle** adds and multiplies in about 106 bits and rounds the outcome to `f64`, which counts for the dtype f64 alone: for all
-//! others it is far below what `γ` exceeds `k u` by.
+//! **The oracle** adds and multiplies in about 106 bits and rounds the outcome to `f64`, which counts for the dtype f64
+//! alone: for all others it is far below what `γ` exceeds `k u` by.
 
 use super::UNIT;
 use crate::oracle::Format;
@@ -77,16 +80,20 @@ impl ScaledSum {
     /// Of numbers of `format`, over `world_size` ranks.
     pub fn new(format: Format, world_size: usize, first: Factor, last: Factor) -> ScaledSum {
         let ((k_first, m_first), (k_last, m_last)) = (first.roundings(format), last.roundings(format));
-        let fine = if format == Format::F64 { UNIT } else { Format::F32.unit_roundoff() };
-        let coarse = growth(k_first + (world_size - 1) + k_last, format.unit_roundoff());
-        let fine = growth(m_first + m_last, fine);
-        ScaledSum {
-            format,
-            world_size,
-            factor: first.exact().mul(last.exact()),
-            last: last.magnitude(),
-            relative: coarse + fine + coarse * fine,
-        }
+        let (single, additions) = (Format::F32.unit_roundoff(), world_size - 1);
+        let (of_passes, of_sums) = match format {
+            Format::F64 => (UNIT, 0.0),
+            Format::F32 => (single, UNIT),
+            Format::F16 | Format::BF16 => (single, single),
+        };
+        let relative = [
+            growth(k_first + additions + k_last, format.unit_roundoff()),
+            growth(m_first + m_last, of_passes),
+            growth(additions, of_sums),
+        ];
+        // (1 + a) (1 + b) − 1, without the loss of digits.
+        let relative = relative.into_iter().fold(0.0, |one, other| one + other + one * other);
+        ScaledSum { format, world_size, factor: first.exact().mul(last.exact()), last: last.magnitude(), relative }
     }
 
     /// The exact result for one element of every rank, and how far a correct one may be off.
@@ -155,6 +162,8 @@ mod tests {
                         assert!(within(format, actual, exact, bound), "{format:?} {column:?}: {actual:e}, {exact:e}");
                     };
                     check(&sum, add(format, column.to_vec(), &mut random));
+                    let wider = if format == Format::F32 || format == Format::F64 { Format::F64 } else { Format::F32 };
+                    check(&sum, format.round(add(wider, column.to_vec(), &mut random)));
                     let share = 1.0 / world_size as f64;
                     if matches!(format, Format::F64 | Format::F32) || world_size.is_power_of_two() {
                         let inputs = column.iter().map(|&value| multiply(format, value, share)).collect();

@@ -13,26 +13,29 @@ use crate::group::{Way, barrier, on_ranks, refused, secret};
 
 const SHORT: Duration = Duration::from_millis(400);
 
-/// Joins as rank 0 and twice as rank 1. One of the two is refused, so the other is known to be there when `then` runs.
-/// Returns what became of ranks 0 and 1.
-fn with_rank_1_present<T: Send>(
+/// Joins as ranks 0 and 1, which are known to have come when `then` runs: each joins twice, and one of both is refused.
+/// Returns what became of the others. Outside this process, rank 1 cannot come before rank 0, and a second rank 0 would
+/// be refused for its port or not at all.
+fn with_two_ranks_present<T: Send>(
+    way: Way,
     rendezvous: &Rendezvous,
     world_size: usize,
     then: impl FnOnce() -> T,
 ) -> (Vec<gradsync::Result<Member>>, T) {
+    let twice: &[usize] = if way == Way::InProcess { &[0, 1] } else { &[1] };
     thread::scope(|scope| {
         let (done, outcomes) = channel();
-        for rank in [0, 1, 1] {
+        for &rank in [0, 1].iter().chain(twice) {
             let done = done.clone();
             scope.spawn(move || done.send((rank, rendezvous.join(rank, world_size))).unwrap());
         }
-        let first = outcomes.recv().unwrap();
-        assert_eq!(first.0, 1);
-        assert_eq!(refused(first.1), BootstrapError::DuplicateRank { rank: 1 });
+        let mut refusals: Vec<_> = outcomes.iter().take(twice.len()).collect();
+        refusals.sort_by_key(|(rank, _)| *rank);
+        for (rank, (refused_rank, outcome)) in twice.iter().zip(refusals) {
+            assert_eq!((*rank, refused(outcome)), (refused_rank, BootstrapError::DuplicateRank { rank: *rank }));
+        }
         let then = then();
-        let mut rest: Vec<_> = outcomes.iter().take(2).collect();
-        rest.sort_by_key(|(rank, _)| *rank);
-        (rest.into_iter().map(|(_, outcome)| outcome).collect(), then)
+        (outcomes.iter().take(2).map(|(_, outcome)| outcome).collect(), then)
     })
 }
 
@@ -42,7 +45,7 @@ fn the_second_of_two_equal_ranks_is_refused() {
         for way in Way::ALL {
             let meeting = way.meeting();
             let (members, third) =
-                with_rank_1_present(&meeting.rendezvous, 3, || meeting.rendezvous.join(2, 3).unwrap());
+                with_two_ranks_present(way, &meeting.rendezvous, 3, || meeting.rendezvous.join(2, 3).unwrap());
             thread::scope(|scope| {
                 for member in members {
                     scope.spawn(move || barrier(&member.unwrap()));
@@ -59,7 +62,8 @@ fn different_world_sizes_are_named_on_everybody() {
         for way in Way::ALL {
             let meeting = way.meeting();
             let start = Instant::now();
-            let (earlier, newcomer) = with_rank_1_present(&meeting.rendezvous, 3, || meeting.rendezvous.join(2, 4));
+            let (earlier, newcomer) =
+                with_two_ranks_present(way, &meeting.rendezvous, 3, || meeting.rendezvous.join(2, 4));
             for outcome in earlier.into_iter().chain([newcomer]) {
                 let error = refused(outcome);
                 assert!(

@@ -74,6 +74,15 @@ fn garbage_is_refused_while_the_others_join() {
     });
 }
 
+/// Says that the test is over, whichever way it ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Strangers who connect and say nothing, or one byte at a time, before, between and after the ranks.
 #[test]
 fn silence_and_dripping_hold_nobody_up() {
@@ -81,10 +90,12 @@ fn silence_and_dripping_hold_nobody_up() {
         let meeting = Way::Tcp.meeting();
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let over = Over(&is_over);
             let rank_0 = scope.spawn(|| meeting.rendezvous.join(0, 3).unwrap());
             let silent: Vec<TcpStream> = (0..8).map(|_| connect(&meeting)).collect();
-            scope.spawn(|| {
-                let mut dripping = connect(&meeting);
+            let mut dripping = connect(&meeting);
+            let is_over = &is_over;
+            scope.spawn(move || {
                 let mut bytes = openings()[9].clone().into_iter();
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = dripping.write_all(&[bytes.next().unwrap_or(0)]);
@@ -101,7 +112,7 @@ fn silence_and_dripping_hold_nobody_up() {
                 let _ = connection.read(&mut [0]);
             }
             assert!(start.elapsed() < Duration::from_secs(5), "strangers were kept for {:?}", start.elapsed());
-            is_over.store(true, Ordering::Relaxed);
+            drop(over);
             thread::scope(|scope| {
                 for member in others.into_iter().chain([rank_0]) {
                     scope.spawn(move || barrier(&member));

@@ -1,7 +1,7 @@
 //! What a case has computed, compared with the other ranks first and with what was expected afterwards.
 //!
-//! Ranks that are each within tolerance but differ from one another would drift apart in training, so that agreement, bit for bit,
-//! comes before any tolerance.
+//! Ranks that are each within tolerance but differ from one another would drift apart in training, so that agreement,
+//! bit for bit, comes before any tolerance.
 
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -53,9 +53,9 @@ impl Expected {
     }
 }
 
-/// The reduction of one vector per rank with factors, as [`NcclCommunicator`] documents it: maxima and minima exactly, with the
-/// roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`]. A mean's `1/P` meets
-/// the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
+/// The reduction of one vector per rank with factors, as [`NcclCommunicator`] documents it: maxima and minima exactly,
+/// with the roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`].
+/// A mean's `1/P` meets the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
 pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
     let (len, world_size) = (inputs[0].len(), inputs.len());
     let column = |index: usize| inputs.iter().map(move |input| input[index]);
@@ -145,7 +145,8 @@ impl<'c> Checks<'c> {
         self.shared.push((what.to_owned(), hasher.finish()));
     }
 
-    /// Compares hashes with all ranks, then everything with what was expected. Every rank must call it at the same place.
+    /// Compares hashes with all ranks, then everything with what was expected. Every rank must call it at the same
+    /// place.
     pub(crate) fn finish(self) {
         let hashes: Vec<u8> = self.shared.iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
         let all = self.comm.member().all_gather(&hashes, DEADLINE).unwrap();

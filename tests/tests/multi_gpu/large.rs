@@ -1,7 +1,8 @@
 //! Collectives over more than 2 GiB and more than 2³¹ elements, where 32 bits no longer count bytes or elements.
 //!
-//! Numbers are integers, so that sums are exact. They repeat with a period that is no power of two, so that memory which lies at a
-//! wrong place shows. Windows are compared at the ends, around the powers of two that matter, and at pseudo-random places.
+//! Numbers are integers, so that sums are exact. They repeat with a period that is no power of two, so that memory
+//! which lies at a wrong place shows. Windows are compared at the ends, around the powers of two that matter, and at
+//! pseudo-random places.
 
 use std::ops::Range;
 
@@ -61,7 +62,8 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         fill(data.as_mut_slice().range_mut(own.clone()), &pattern);
         let (shard, whole) = (data.as_slice().range(own).address(), data.as_slice().address());
         let input = RawSlice { address: shard, len: 4 * LEN, dtype: DataType::U8 };
-        // SAFETY: the memory outlives the wait below, nothing else uses it, and the input is this rank's shard of the output.
+        // SAFETY: the memory outlives the wait below, nothing else uses it, and the input is this rank's shard of the
+        // output.
         unsafe { comm.all_gather_raw(queue, input, whole) }.unwrap();
         comm.synchronize(queue).unwrap();
         let mut checks = Checks::new(&comm);

@@ -1,5 +1,5 @@
-//! Communicators from their making to their end: in good order, with work under way, in turn, at once, on another thread, and by an
-//! abort.
+//! Communicators from their making to their end: in good order, with work under way, in turn, at once, on another
+//! thread, and by an abort.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

@@ -43,13 +43,6 @@ impl Report {
         }
     }
 
-    /// A case that cannot be run here.
-    pub(crate) fn not_run(&self, name: &str, reason: &str) {
-        if self.is_speaker {
-            println!("@{}", json!({"case": name, "outcome": "not-run", "note": reason}));
-        }
-    }
-
     /// A measurement, beside what it is measured against.
     pub(crate) fn figure(&self, name: &str, value: f64, unit: &str, baseline: Option<f64>) {
         if self.is_speaker {

@@ -1,10 +1,10 @@
 //! Times of the steps of Adasum on one rank's shard, without any exchange: where the time of an Adasum all-reduce goes.
 
+use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, DeviceSlice};
 use gradsync::kernels::cuda::Layers;
-use gradsync::plan::segments::clip;
 use gradsync::plan::layout::Layout;
-use gradsync::DType;
+use gradsync::plan::segments::clip;
 
 use crate::context::Context;
 use crate::figures::{bert_lens, race};

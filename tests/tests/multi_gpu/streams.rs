@@ -121,7 +121,8 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// All ranks use them in the same order, each on a queue of its own, so that their collectives run at the same time.
+    /// All ranks use them in the same order, each on a queue of its own, so that their collectives run at the same
+    /// time.
     fn side_by_side(&self) {
         const ROUNDS: usize = 20;
         let queues = [self.queue().clone(), Queue::new(self.queue().ordinal()).unwrap()];
@@ -156,8 +157,8 @@ impl Streams<'_> {
             ballast.put();
             cuda::scale(data.as_mut_slice(), base.as_slice(), (round + 1) as f64).unwrap();
             b.wait_for(&a.record().unwrap()).unwrap();
-            // SAFETY: the memory outlives the wait below; A's work on it before comes first because B waits for it, and A's work on
-            // it afterwards waits for B.
+            // SAFETY: the memory outlives the wait below; A's work on it before comes first because B waits for it, and
+            // A's work on it afterwards waits for B.
             let on_b = unsafe { DeviceSliceMut::from_raw_parts(&b, data.as_slice().address(), DType::F32, LEN) };
             comm.all_reduce(on_b, SUM, Scaling::NONE).unwrap();
             a.wait_for(&b.record().unwrap()).unwrap();
@@ -190,7 +191,8 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// The input of each call is dropped right behind it, and a new buffer of its size takes its memory over and is written to.
+    /// The input of each call is dropped right behind it, and a new buffer of its size takes its memory over and is
+    /// written to.
     fn dropped(&self) {
         const ROUNDS: usize = 50;
         let queue = self.queue();
@@ -234,12 +236,13 @@ impl Streams<'_> {
         self.check(&results, |round| round + 1);
     }
 
-    /// A queue made from the stream of another is ordered with it, without events: the other writes the input late, and reads the
-    /// result.
+    /// A queue made from the stream of another is ordered with it, without events: the other writes the input late, and
+    /// reads the result.
     fn wrapped(&self) {
         const ROUNDS: usize = 10;
         let queue = self.queue();
-        // SAFETY: the stream is of the device's primary context, as all streams of queues are, and its queue outlives this one.
+        // SAFETY: the stream is of the device's primary context, as all streams of queues are, and its queue outlives
+        // this one.
         let wrapper = unsafe { Queue::from_raw_stream(queue.ordinal(), queue.stream()) }.unwrap();
         assert_eq!(wrapper.stream(), queue.stream());
         let comm = self.context.communicator(8, &self.unchecked());

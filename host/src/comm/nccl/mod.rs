@@ -82,14 +82,20 @@ impl NcclCommunicator {
     /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for two ranks on one GPU, or ranks with
     /// other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
-        let (nccl, handle) = setup::connect(&member, queue, options)?;
         let abort = Arc::new(HostFlag::new(queue)?);
+        let (nccl, handle) = setup::connect(&member, queue, options)?;
         let session = Arc::new(Session::new(nccl, member, queue.clone(), options, handle, abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
             .name(format!("gradsync-watch-{}", session.member.rank()))
             .spawn(move || watch::watch(&watched))
             .map_err(|error| {
+                session.fail(Failure::Comm(CommError::Transport {
+                    operation: Operation::SetUp,
+                    rank: session.member.rank(),
+                    reason: "no thread watches over it".into(),
+                }));
+                watch::end(&session, false);
                 let reason = format!("the thread that watches over it did not start: {error}");
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
@@ -255,6 +261,8 @@ impl NcclCommunicator {
         let world_size = self.world();
         let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
         match op {
+            // Over one rank, NCCL 2.28 leaves the last elements of scaled sums and means unwritten.
+            ReduceOp::Sum | ReduceOp::Mean if world_size == 1 => (Reduction::Plain(RedOp::SUM), before),
             ReduceOp::Max => (Reduction::Plain(RedOp::MAX), 1.0),
             ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
             ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),

@@ -31,13 +31,19 @@ impl Failure {
     }
 }
 
-/// Work in a queue that is not known to be over.
-#[derive(Debug)]
-pub(super) struct Outstanding {
+/// An operation that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
     /// The number of the last collective that had been started when this was.
     pub(super) sequence: u64,
     pub(super) operation: Operation,
     pub(super) started: Instant,
+}
+
+/// Work in a queue that is not known to be over.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    pub(super) begun: Begun,
     pub(super) done: Event,
 }
 
@@ -50,6 +56,8 @@ pub(super) enum Put {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outstanding: std::collections::VecDeque<Outstanding>,
+    /// What the rank's thread is putting into a queue.
+    pub(super) in_call: Option<Begun>,
     /// Events to use again.
     spare: Vec<Event>,
     failure: Option<Failure>,
@@ -211,18 +219,24 @@ impl Session {
         }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
-        let started = Instant::now();
-        match put()? {
+        let begun = Begun { sequence, operation: last.operation, started: Instant::now() };
+        self.lock().in_call = Some(begun);
+        let put = put();
+        let spare = {
+            let mut state = self.lock();
+            state.in_call = None;
+            state.spare.pop()
+        };
+        match put? {
             Put::Nothing => return Ok(()),
             Put::Work => {}
         }
-        let spare = self.lock().spare.pop();
         let done = match spare {
             Some(event) if event.is_of(queue) => event,
             _ => queue.event()?,
         };
         done.record()?;
-        let outstanding = Outstanding { sequence, operation: last.operation, started, done };
+        let outstanding = Outstanding { begun, done };
         let mut state = self.lock();
         state.outstanding.push_back(outstanding);
         // The watching thread sleeps long only while there is nothing to watch.
@@ -238,7 +252,7 @@ impl Session {
             return Ok(());
         }
         let state = self.lock();
-        let own = state.outstanding.front().map(|front| front.operation);
+        let own = state.outstanding.front().map(|front| front.begun.operation);
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         drop(state);
         Err(match (failure, own) {

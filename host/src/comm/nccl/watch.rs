@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::primitive::Refused;
-use super::session::{Failure, Outstanding, Session};
+use super::session::{Begun, Failure, Session};
 use crate::error::{CommError, Departure, Operation};
 use crate::sys::nccl::ResultCode;
 
@@ -41,7 +41,8 @@ pub(super) fn watch(session: &Arc<Session>) {
             asked = Instant::now();
             let code = session.async_error();
             if code != ResultCode::SUCCESS && code != ResultCode::IN_PROGRESS {
-                let operation = session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.operation);
+                let operation =
+                    session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.begun.operation);
                 session.broken(Refused { call: "ncclCommGetAsyncError", code }, operation);
                 break false;
             }
@@ -50,7 +51,8 @@ pub(super) fn watch(session: &Arc<Session>) {
         if state.is_closing && state.outstanding.is_empty() {
             break true;
         }
-        let pause = if state.outstanding.is_empty() { IDLE } else { BUSY };
+        let is_idle = state.outstanding.is_empty() && state.in_call.is_none();
+        let pause = if is_idle { IDLE } else { BUSY };
         drop(session.changed.wait_timeout(state, pause));
     };
     end(session, is_healthy);
@@ -67,19 +69,19 @@ fn collect(session: &Session) {
             Ok(true) => session.recycle(front.done),
             Ok(false) => return session.lock().outstanding.push_front(front),
             Err(error) => {
-                session.report(front.operation, error.to_string());
+                session.report(front.begun.operation, error.to_string());
                 return session.lock().outstanding.push_front(front);
             }
         }
     }
 }
 
-/// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left.
+/// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left. A call that hangs inside NCCL,
+/// where two ranks connect, is work under way too.
 fn late(session: &Session) -> Option<CommError> {
-    let (sequence, operation, started) = {
+    let Begun { sequence, operation, started } = {
         let state = session.lock();
-        let Outstanding { sequence, operation, started, .. } = state.outstanding.front()?;
-        (*sequence, *operation, *started)
+        state.outstanding.front().map(|front| front.begun).or(state.in_call)?
     };
     if let Some((rank, departure)) = gone(session, sequence, operation) {
         let error = CommError::PeerGone { operation, rank, departure };
@@ -100,7 +102,7 @@ fn gone(session: &Session, sequence: u64, operation: Operation) -> Option<(usize
 }
 
 /// Ends the communicator: in good order, or by an abort, which makes the kernels of its collectives return.
-fn end(session: &Session, is_healthy: bool) {
+pub(super) fn end(session: &Session, is_healthy: bool) {
     let handle = session.take_handle(PATIENCE);
     if handle.is_null() {
         return;

@@ -39,9 +39,7 @@ pub struct Adasum {
 #[derive(Debug)]
 enum Steps {
     /// A world of one: its vector is its own result.
-    Alone {
-        layers: usize,
-    },
+    Alone(AdasumReport),
     Peers(Box<Peers>),
     Gram(Box<Gram>),
     Tree(Box<Tree>),
@@ -127,12 +125,16 @@ impl Adasum {
             return Ok(Self { fingerprint: table.fingerprint(), world_size, steps });
         }
         let steps = match options.algorithm {
-            _ if world_size == 1 => Steps::Alone {
-                layers: match options.granularity {
+            _ if world_size == 1 => {
+                let layers = match options.granularity {
                     Granularity::Tensor => table.tensor_count(),
                     Granularity::Whole => table.tensor_count().min(1),
-                },
-            },
+                };
+                Steps::Alone(match options.algorithm {
+                    Algorithm::Tree => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
+                    _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 },
+                })
+            }
             Algorithm::Auto | Algorithm::Gram => {
                 let (rank, shard_len) = (comm.rank(), table.shard_len());
                 Steps::Gram(Box::new(Gram {
@@ -177,7 +179,7 @@ impl Adasum {
         }
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
-            Steps::Alone { .. } => Ok(()),
+            Steps::Alone(_) => Ok(()),
             Steps::Peers(peers) => peers.run(comm, buffer),
             Steps::Gram(gram) => gram.run(comm, buffer.as_mut_slice()),
             Steps::Tree(tree) => tree.run(comm, buffer.as_mut_slice()),
@@ -190,9 +192,7 @@ impl Adasum {
     /// [`Error::Cuda`].
     pub fn report(&self) -> Result<AdasumReport> {
         Ok(match &self.steps {
-            Steps::Alone { layers } => {
-                AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; *layers]), recomputed: 0 }
-            }
+            Steps::Alone(report) => report.clone(),
             Steps::Peers(peers) => gram_report(&peers.layers)?,
             Steps::Gram(gram) => gram_report(&gram.layers)?,
             Steps::Tree(_) => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },

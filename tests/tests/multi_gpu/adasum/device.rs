@@ -2,12 +2,12 @@
 //!
 //! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
 
-use gradsync::DeviceGradientBuffer;
 use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::Queue;
-use gradsync::ops::Algorithm;
 use gradsync::ops::cuda::Adasum;
+use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::{DeviceGradientBuffer, Result};
 use gradsync_tests::array::{dtype, patterns_of};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::adasum::Method;
@@ -15,6 +15,34 @@ use gradsync_tests::tolerance::assert_within;
 
 use super::case::Case;
 use crate::checks::Checks;
+
+/// How ranks get at each other's vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By kernels that reach into the peers' memory, where the algorithm has them.
+    Best,
+    /// By the communicator's own collectives.
+    Transport,
+}
+
+impl Way {
+    /// Those that differ for this many ranks.
+    pub(super) fn all(world_size: usize) -> &'static [Way] {
+        if world_size > 1 { &[Way::Best, Way::Transport] } else { &[Way::Best] }
+    }
+
+    pub(super) fn prepare(
+        self,
+        comm: &NcclCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+    ) -> Result<Adasum> {
+        match self {
+            Way::Best => Adasum::new(comm, buffer, options),
+            Way::Transport => Adasum::over_transport(comm, buffer, options),
+        }
+    }
+}
 
 /// What one reduction has left on this rank.
 #[derive(Debug)]
@@ -27,47 +55,89 @@ pub(super) struct Outcome {
     pub(super) recomputed: usize,
 }
 
-/// A buffer for a case's tensors, with this rank's in it.
-pub(super) fn buffer(queue: &Queue, comm: &NcclCommunicator, case: &Case) -> DeviceGradientBuffer {
-    let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
-    let mut buffer = DeviceGradientBuffer::new(queue, dtype(case.format), case.world_size(), tensors).unwrap();
-    buffer.copy_from_host(&case.buffer(comm.rank())).unwrap();
-    buffer
+/// Where and how cases are run.
+#[derive(Clone, Copy)]
+pub(super) struct Runner<'c> {
+    pub(super) queue: &'c Queue,
+    pub(super) comm: &'c NcclCommunicator,
+    pub(super) way: Way,
 }
 
-/// The bits of the whole arena, once the queue has got there.
-pub(super) fn bits(comm: &NcclCommunicator, case: &Case, buffer: &DeviceGradientBuffer) -> Vec<u64> {
-    comm.synchronize(buffer.queue()).unwrap();
-    let mut host = case.buffer(comm.rank());
-    buffer.copy_to_host(&mut host).unwrap();
-    patterns_of(host.as_slice())
-}
+impl Runner<'_> {
+    /// A buffer for a case's tensors, with this rank's in it.
+    pub(super) fn buffer(&self, case: &Case) -> DeviceGradientBuffer {
+        let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
+        let (dtype, world_size) = (dtype(case.format), case.world_size());
+        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, world_size, tensors).unwrap();
+        buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
+        buffer
+    }
 
-/// Runs a case twice, with one workspace in one buffer.
-pub(super) fn run(queue: &Queue, comm: &NcclCommunicator, case: &Case, what: &str) -> Outcome {
-    let mut buffer = buffer(queue, comm, case);
-    let mut adasum = Adasum::new(comm, &buffer, case.options()).unwrap();
-    let mut once = || {
-        buffer.copy_from_host(&case.buffer(comm.rank())).unwrap();
-        adasum.all_reduce(comm, &mut buffer).unwrap();
-        let arena = bits(comm, case, &buffer);
-        let report = adasum.report().unwrap();
-        Outcome {
-            arena,
-            is_tree: report.algorithm == Algorithm::Tree,
-            weights: report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect()),
-            recomputed: report.recomputed,
+    /// The bits of the whole arena, once the queue has got there.
+    pub(super) fn bits(&self, case: &Case, buffer: &DeviceGradientBuffer) -> Vec<u64> {
+        self.comm.synchronize(self.queue).unwrap();
+        let mut host = case.buffer(self.comm.rank());
+        buffer.copy_to_host(&mut host).unwrap();
+        patterns_of(host.as_slice())
+    }
+
+    /// Runs a case twice, with one workspace in one buffer.
+    pub(super) fn run(&self, case: &Case, what: &str) -> Outcome {
+        let mut buffer = self.buffer(case);
+        let mut adasum = self.way.prepare(self.comm, &buffer, case.options()).unwrap();
+        let mut once = || {
+            buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
+            adasum.all_reduce(self.comm, &mut buffer).unwrap();
+            let arena = self.bits(case, &buffer);
+            let report = adasum.report().unwrap();
+            Outcome {
+                arena,
+                is_tree: report.algorithm == Algorithm::Tree,
+                weights: report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect()),
+                recomputed: report.recomputed,
+            }
+        };
+        let (first, second) = (once(), once());
+        let mut checks = Checks::new(self.comm);
+        checks.same_list(format!("{what}: the second run's bits"), second.arena.clone(), first.arena.clone());
+        let weights = |outcome: &Outcome| outcome.weights.clone().unwrap_or_default();
+        checks.same_list(format!("{what}: the second run's weights"), weights(&second), weights(&first));
+        let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.is_tree)];
+        checks.same_list(format!("{what}: the second run's report"), rest(&second), rest(&first));
+        checks.finish();
+        first
+    }
+
+    /// Runs a case and compares everything with the oracle, and the result with the CPU's; returns its layers.
+    pub(super) fn check(&self, case: &Case, label: &str) -> Vec<Vec<f64>> {
+        let what = format!("{label}, {}, {:?}", case.name(), self.way);
+        let outcome = self.run(case, &what);
+        let layers = layers(case, &outcome.arena, &what);
+        // A world of one runs neither.
+        if case.world_size() > 1 && case.algorithm != Algorithm::Auto {
+            assert_eq!(outcome.is_tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
         }
-    };
-    let (first, second) = (once(), once());
-    let mut checks = Checks::new(comm);
-    checks.same_list(format!("{what}: the second run's bits"), second.arena.clone(), first.arena.clone());
-    let weights = |outcome: &Outcome| outcome.weights.clone().unwrap_or_default();
-    checks.same_list(format!("{what}: the second run's weights"), weights(&second), weights(&first));
-    let rest = |outcome: &Outcome| vec![outcome.recomputed, usize::from(outcome.is_tree)];
-    checks.same_list(format!("{what}: the second run's report"), rest(&second), rest(&first));
-    checks.finish();
-    first
+
+        let expected = case.expectation(if outcome.is_tree { Method::Tree } else { Method::Gram });
+        assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
+        let got = layers.concat();
+        assert_within(&what, case.format, &got, &expected.exact, &expected.bounds);
+        // Each is within its bound of the exact result, so they are within the sum of both of each other.
+        let cpu = case.layers(&case.run_once(&what)).concat();
+        let apart: Vec<f64> = expected.bounds.iter().map(|bound| 2.0 * bound).collect();
+        assert_within(&format!("against the CPU, {what}"), case.format, &got, &cpu, &apart);
+
+        if outcome.is_tree {
+            assert_eq!((outcome.recomputed, &outcome.weights), (0, &None), "{what}: only Gram has these");
+            return layers;
+        }
+        let weights = outcome.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
+        let weights: Vec<f64> = weights.into_iter().map(f64::from_bits).collect();
+        assert_within(&format!("weights, {what}"), Format::F64, &weights, &expected.weights, &expected.weight_bounds);
+        let range = expected.surely_cancelled()..=expected.possibly_cancelled();
+        assert!(range.contains(&outcome.recomputed), "{what}: {} layers recomputed, not {range:?}", outcome.recomputed);
+        layers
+    }
 }
 
 /// The layers of a result, in order, without the gaps; fails if a gap is not zero.
@@ -79,35 +149,4 @@ pub(super) fn layers(case: &Case, arena: &[u64], what: &str) -> Vec<Vec<f64>> {
     }
     let decode = |bits: &u64| case.format.decode(*bits);
     segments.into_iter().map(|segment| arena[segment].iter().map(decode).collect()).collect()
-}
-
-/// Runs a case and compares everything with the oracle, and the result with the CPU's; returns its layers.
-pub(super) fn check(queue: &Queue, comm: &NcclCommunicator, case: &Case, label: &str) -> Vec<Vec<f64>> {
-    let what = format!("{label}, {}", case.name());
-    let outcome = run(queue, comm, case, &what);
-    let layers = layers(case, &outcome.arena, &what);
-    // A world of one runs neither.
-    if case.world_size() > 1 && case.algorithm != Algorithm::Auto {
-        assert_eq!(outcome.is_tree, case.algorithm == Algorithm::Tree, "{what}: another algorithm is reported");
-    }
-
-    let expected = case.expectation(if outcome.is_tree { Method::Tree } else { Method::Gram });
-    assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
-    let got = layers.concat();
-    assert_within(&what, case.format, &got, &expected.exact, &expected.bounds);
-    // Each is within its bound of the exact result, so they are within the sum of both of each other.
-    let cpu = case.layers(&case.run_once(&what)).concat();
-    let apart: Vec<f64> = expected.bounds.iter().map(|bound| 2.0 * bound).collect();
-    assert_within(&format!("against the CPU, {what}"), case.format, &got, &cpu, &apart);
-
-    if outcome.is_tree {
-        assert_eq!((outcome.recomputed, &outcome.weights), (0, &None), "{what}: only Gram has these");
-        return layers;
-    }
-    let weights = outcome.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
-    let weights: Vec<f64> = weights.into_iter().map(f64::from_bits).collect();
-    assert_within(&format!("weights, {what}"), Format::F64, &weights, &expected.weights, &expected.weight_bounds);
-    let range = expected.surely_cancelled()..=expected.possibly_cancelled();
-    assert!(range.contains(&outcome.recomputed), "{what}: {} layers recomputed, not {range:?}", outcome.recomputed);
-    layers
 }

@@ -4,11 +4,12 @@ use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
-use super::{Case, Cases, algorithms};
+use super::device::{Runner, Way};
+use super::{Case, Cases};
 use crate::report::Report;
 
-/// Those of the CPU's grid: odd sizes, empty ones, scalars, and tensors larger than a shard, so that shard boundaries fall inside
-/// layers. With its seeds too, bounds are finite everywhere.
+/// Those of the CPU's grid: odd sizes, empty ones, scalars, and tensors larger than a shard, so that shard boundaries
+/// fall inside layers. With its seeds too, bounds are finite everywhere.
 pub(super) const SHAPES: [&[usize]; 9] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[2, 0, 3], &[700], &[3]];
 
 /// Layers of several chunks, which end beside the borders of vectors and of blocks.
@@ -16,40 +17,56 @@ const LARGER: [&[usize]; 4] = [&[65_537], &[255, 257], &[4095], &[4097]];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let world_size = cases.world_size();
+    if world_size > 1 {
+        report.case(&cases.name("reach"), || {
+            let case = Case::of(Kind::Random, Format::F32, world_size, &SHAPES, 1);
+            let Runner { comm, way, .. } = cases.runner;
+            let adasum = way.prepare(comm, &cases.runner.buffer(&case), case.options()).unwrap();
+            assert_eq!(adasum.uses_peers(), way == Way::Best, "GPUs of one machine reach each other");
+        });
+    }
     for &format in cases.formats {
-        for &algorithm in algorithms(world_size) {
-            for granularity in [Granularity::Tensor, Granularity::Whole] {
-                report.case(&name(format, algorithm, &format!("{granularity:?}")), || {
+        for &algorithm in cases.algorithms() {
+            for &granularity in granularities(cases) {
+                report.case(&name(cases, format, algorithm, &format!("{granularity:?}")), || {
                     for &kind in cases.kinds {
                         let case = Case::of(kind, format, world_size, &SHAPES, world_size as u64);
-                        cases.check(&case.with(algorithm, granularity), &format!("{kind:?}"));
+                        cases.runner.check(&case.with(algorithm, granularity), &format!("{kind:?}"));
                     }
                 });
             }
         }
     }
     for format in [Format::F32, Format::BF16] {
-        for &algorithm in algorithms(world_size) {
-            report.case(&name(format, algorithm, "larger layers"), || {
+        for &algorithm in cases.algorithms() {
+            report.case(&name(cases, format, algorithm, "larger layers"), || {
                 let case = Case::of(Kind::Random, format, world_size, &LARGER, 6);
-                cases.check(&case.with(algorithm, Granularity::Tensor), "larger layers");
+                cases.runner.check(&case.with(algorithm, Granularity::Tensor), "larger layers");
             });
         }
     }
-    report.case("the default algorithm", || {
+    report.case(&cases.name("the default algorithm"), || {
         let case = Case::of(Kind::Random, Format::F32, world_size, &SHAPES, world_size as u64);
-        cases.check(&case.with(Algorithm::Auto, Granularity::Tensor), "auto");
+        cases.runner.check(&case.with(Algorithm::Auto, Granularity::Tensor), "auto");
     });
-    report.case("layers without elements", || {
+    report.case(&cases.name("layers without elements"), || {
         for shapes in [&[&[0_usize][..]][..], &[&[0], &[3, 0]]] {
-            for &algorithm in algorithms(world_size) {
+            for &algorithm in cases.algorithms() {
                 let case = Case::of(Kind::Random, Format::F32, world_size, shapes, 1);
-                cases.check(&case.with(algorithm, Granularity::Tensor), "nothing");
+                cases.runner.check(&case.with(algorithm, Granularity::Tensor), "nothing");
             }
         }
     });
 }
 
-fn name(format: Format, algorithm: Algorithm, what: &str) -> String {
-    format!("{} {algorithm:?} {what}", format.name()).to_lowercase()
+fn name(cases: &Cases<'_>, format: Format, algorithm: Algorithm, what: &str) -> String {
+    cases.name(&format!("{} {algorithm:?} {what}", format.name()))
+}
+
+/// Those that differ by the way.
+fn granularities(cases: &Cases<'_>) -> &'static [Granularity] {
+    match cases.runner.way {
+        Way::Best => &[Granularity::Tensor, Granularity::Whole],
+        Way::Transport => &[Granularity::Tensor],
+    }
 }

@@ -1,11 +1,10 @@
-//! Large buffers: 3000 tensors of 64 MiB together, of which some are compared with the oracle, and one beyond 2 GiB, whose result
-//! needs none.
+//! Large buffers: 3000 tensors of 64 MiB together, of which some are compared with the oracle, and one beyond 2 GiB,
+//! whose result needs none.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 
 use gradsync::comm::DeviceCommunicator;
-use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::{DType, DeviceGradientBuffer, GradientBuffer, Slice};
 use gradsync_tests::array::{dtype, values_of, write};
@@ -14,27 +13,29 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::adasum::{Method, expect};
 use gradsync_tests::tolerance::assert_within;
 
-use super::{Cases, algorithms, communicator};
+use super::device::Runner;
+use super::{Cases, communicator};
 use crate::checks::Checks;
 use crate::context::Context;
 use crate::report::Report;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
-    let cases = Cases { context, comm: &comm, formats: &[Format::F32, Format::BF16], kinds: &[] };
-    for &format in cases.formats {
-        for &algorithm in algorithms(context.world_size) {
-            let name = format!("3000 tensors, {} {algorithm:?}", format.name()).to_lowercase();
-            report.case(&name, || many_tensors(&cases, format, algorithm));
+    for cases in Cases::new(context, &comm).each_way() {
+        for format in [Format::F32, Format::BF16] {
+            for &algorithm in cases.algorithms() {
+                let name = cases.name(&format!("3000 tensors, {} {algorithm:?}", format.name()));
+                report.case(&name, || many_tensors(&cases, format, algorithm));
+            }
         }
-    }
-    for &algorithm in algorithms(context.world_size) {
-        let name = format!("2 GiB, {algorithm:?}").to_lowercase();
-        report.case(&name, || huge_buffer(&cases, algorithm));
+        for &algorithm in cases.algorithms() {
+            report.case(&cases.name(&format!("2 GiB, {algorithm:?}")), || huge_buffer(&cases, algorithm));
+        }
     }
 }
 
-/// How many tensors there are, and which of them are compared with the oracle: with lengths that repeat after 10, every length.
+/// How many tensors there are, and which of them are compared with the oracle: with lengths that repeat after 10, every
+/// length.
 const TENSORS: usize = 3000;
 const SAMPLED: usize = 97;
 
@@ -49,7 +50,7 @@ fn input(format: Format, layer: usize, len: usize, rank: usize) -> Vec<f64> {
 }
 
 fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
-    let (queue, comm, world_size) = (&cases.context.queue, cases.comm, cases.world_size());
+    let (Runner { queue, comm, way }, world_size) = (cases.runner, cases.world_size());
     let lens = lens(format);
     let tensors = || lens.iter().enumerate().map(|(layer, &len)| (format!("layer{layer}"), vec![len]));
     let mut host = GradientBuffer::new(dtype(format), world_size, tensors()).unwrap();
@@ -60,13 +61,13 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     let mut buffer = DeviceGradientBuffer::new(queue, dtype(format), world_size, tensors()).unwrap();
     buffer.copy_from_host(&host).unwrap();
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-    let mut adasum = Adasum::new(comm, &buffer, options).unwrap();
+    let mut adasum = way.prepare(comm, &buffer, options).unwrap();
     adasum.all_reduce(comm, &mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
     buffer.copy_to_host(&mut host).unwrap();
     let report = adasum.report().unwrap();
 
-    let what = format!("{} {algorithm:?} over {world_size}", format.name());
+    let what = format!("{} {algorithm:?} {way:?} over {world_size}", format.name());
     let mut hasher = DefaultHasher::new();
     hasher.write(host.as_slice().as_bytes());
     let hash = hasher.finish();
@@ -99,13 +100,13 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     }
 }
 
-/// Equal vectors are their own Adasum. Of integers below 2⁷, every sum of products is exact in f64, every coefficient is 1/2, and the
-/// result is exact as well.
+/// Equal vectors are their own Adasum. Of integers below 2⁷, every sum of products is exact in f64, every coefficient
+/// is 1/2, and the result is exact as well.
 fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
     /// What the values repeat after, and how many of them are copied at a time: a multiple of it.
     const PERIOD: usize = 251;
     const PIECE: usize = PERIOD << 16;
-    let (queue, comm) = (&cases.context.queue, cases.comm);
+    let Runner { queue, comm, way } = cases.runner;
     // One tensor is beyond 2 GiB alone.
     let lens = [(1usize << 29) + 12_345, 1000, 1];
     let tensors = lens.iter().enumerate().map(|(layer, &len)| (format!("layer{layer}"), vec![len]));
@@ -120,7 +121,7 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
         }
     }
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-    let mut adasum = Adasum::new(comm, &buffer, options).unwrap();
+    let mut adasum = way.prepare(comm, &buffer, options).unwrap();
     adasum.all_reduce(comm, &mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
 
@@ -131,7 +132,7 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
             buffer.tensor(layer).range(range).copy_to_host((&mut got[..count]).into()).unwrap();
             if let Some(place) = (0..count).find(|&place| got[place] != piece[place]) {
                 let (found, expected) = (got[place], piece[place]);
-                panic!("{algorithm:?}: layer {layer}, element {}: {found}, not {expected}", begin + place);
+                panic!("{algorithm:?} {way:?}: layer {layer}, element {}: {found}, not {expected}", begin + place);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Adasum on GPUs: held against the oracle, and against the CPU's own on the same inputs, by ranks in processes and in threads.
+//! Adasum on GPUs: held against the oracle, and against the CPU's own on the same inputs, by ranks in processes and in
+//! threads.
 
 #[path = "../../adasum/case.rs"]
 #[allow(dead_code)] // the CPU's tests ask more of a case
@@ -11,7 +12,9 @@ mod nonfinite;
 mod queued;
 mod refusals;
 
+use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::driver::Queue;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -19,31 +22,52 @@ use gradsync_tests::oracle::Format;
 use crate::context::Context;
 use crate::report::Report;
 use case::Case;
+use device::{Runner, Way};
 
 pub(crate) use large::run as run_large;
 
 /// What the cases of a suite share.
 struct Cases<'c> {
     context: &'c Context,
-    comm: &'c NcclCommunicator,
+    runner: Runner<'c>,
     formats: &'static [Format],
     kinds: &'static [Kind],
 }
 
-impl Cases<'_> {
+impl<'c> Cases<'c> {
+    fn new(context: &'c Context, comm: &'c NcclCommunicator) -> Self {
+        let runner = Runner { queue: &context.queue, comm, way: Way::Best };
+        Cases { context, runner, formats: &Format::ALL, kinds: &Kind::ADASUM }
+    }
+
     fn world_size(&self) -> usize {
         self.context.world_size
     }
 
-    /// Compares a case with the oracle and with the CPU; returns the layers of the result.
-    fn check(&self, case: &Case, label: &str) -> Vec<Vec<f64>> {
-        device::check(&self.context.queue, self.comm, case, label)
+    /// The algorithms that take this many ranks and differ by the way.
+    fn algorithms(&self) -> &'static [Algorithm] {
+        match self.runner.way {
+            Way::Best if self.world_size().is_power_of_two() => &[Algorithm::Gram, Algorithm::Tree],
+            _ => &[Algorithm::Gram],
+        }
     }
-}
 
-/// The algorithms that take this many ranks.
-fn algorithms(world_size: usize) -> &'static [Algorithm] {
-    if world_size.is_power_of_two() { &[Algorithm::Gram, Algorithm::Tree] } else { &[Algorithm::Gram] }
+    /// The name of a case that is run in each way.
+    fn name(&self, name: &str) -> String {
+        match self.runner.way {
+            Way::Best => name.to_lowercase(),
+            Way::Transport => format!("{}, over NCCL", name.to_lowercase()),
+        }
+    }
+
+    /// The same cases in each way.
+    fn each_way(self) -> impl Iterator<Item = Cases<'c>> {
+        let Cases { context, runner, formats, kinds } = self;
+        Way::all(context.world_size).iter().map(move |&way| {
+            let runner = Runner { way, ..runner };
+            Cases { context, runner, formats, kinds }
+        })
+    }
 }
 
 /// The communicator of a suite; making it is its first case.
@@ -55,27 +79,31 @@ fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicat
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
-    let cases = Cases { context, comm: &comm, formats: &Format::ALL, kinds: &Kind::ADASUM };
-    grid::run(&cases, report);
-    known::run(&cases, report);
-    nonfinite::run(&cases, report);
-    queued::run(&cases, report);
-    refusals::run(&cases, report);
+    for cases in Cases::new(context, &comm).each_way() {
+        grid::run(&cases, report);
+        known::run(&cases, report);
+        nonfinite::run(&cases, report);
+    }
+    queued::run(context, report);
+    refusals::run(&Cases::new(context, &comm), report);
 }
 
 /// A part of them: what ranks have in common as threads of one process is NCCL's library, the driver and their kernels.
 pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     let formats = &[Format::F32, Format::BF16];
-    let cases = Cases { context, comm: &comm, formats, kinds: &[Kind::Random, Kind::NearlyOpposite(1e-6)] };
-    grid::run(&cases, report);
-    queued::run(&cases, report);
+    let kinds = &[Kind::Random, Kind::NearlyOpposite(1e-6)];
+    for cases in (Cases { formats, kinds, ..Cases::new(context, &comm) }).each_way() {
+        grid::run(&cases, report);
+    }
+    queued::run(context, report);
 }
 
-/// Random layers over any communicator, by every algorithm that it allows: for suites whose subject is something else.
-pub(crate) fn check_random(context: &Context, comm: &NcclCommunicator, world_size: usize) {
-    for &algorithm in algorithms(world_size) {
+/// Random layers over any communicator, in every way: for suites whose subject is something else.
+pub(crate) fn check_random(queue: &Queue, comm: &NcclCommunicator) {
+    let world_size = comm.world_size();
+    for &way in Way::all(world_size) {
         let case = Case::of(Kind::Random, Format::F32, world_size, &grid::SHAPES, world_size as u64);
-        device::check(&context.queue, comm, &case.with(algorithm, Granularity::Tensor), "random layers");
+        Runner { queue, comm, way }.check(&case.with(Algorithm::Gram, Granularity::Tensor), "random layers");
     }
 }

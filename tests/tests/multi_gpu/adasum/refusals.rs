@@ -1,11 +1,13 @@
 //! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
 
+use gradsync::comm::DeviceCommunicator;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, DeviceGradientBuffer, Error, Result};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
+use super::device::Way;
 use super::{Case, Cases};
 use crate::report::Report;
 
@@ -58,23 +60,36 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         });
     }
     report.case("a buffer that it was not made for", || {
-        let mut adasum = prepare(cases, COMMON, world_size, AdasumOptions::default()).unwrap();
+        let own = buffer(cases, COMMON, world_size);
         let mut other = buffer(cases, (DType::F32, &[("a", 60), ("c", 64)]), world_size);
-        let reason = reason(adasum.all_reduce(cases.comm, &mut other));
-        assert!(reason.contains("other tensors"), "{reason}");
+        for &way in Way::all(world_size) {
+            let mut adasum = way.prepare(cases.runner.comm, &own, AdasumOptions::default()).unwrap();
+            let reason = reason(adasum.all_reduce(cases.runner.comm, &mut other));
+            assert!(reason.contains("other tensors"), "{reason}");
+        }
     });
     if world_size > 1 {
         report.case("a communicator that it was not made for", || {
             let alone = cases.context.communicator_of(0, 1, 2, &cases.context.options());
             let mut buffer = buffer(cases, COMMON, world_size);
-            let mut adasum = Adasum::new(cases.comm, &buffer, AdasumOptions::default()).unwrap();
+            let mut adasum = Adasum::new(cases.runner.comm, &buffer, AdasumOptions::default()).unwrap();
             let reason = reason(adasum.all_reduce(&alone, &mut buffer));
             assert!(reason.contains("number of ranks"), "{reason}");
+        });
+        report.case("another buffer than peers have mapped", || {
+            let mut own = buffer(cases, COMMON, world_size);
+            let mut other = buffer(cases, COMMON, world_size);
+            let mut adasum = Adasum::new(cases.runner.comm, &own, AdasumOptions::default()).unwrap();
+            assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
+            let reason = reason(adasum.all_reduce(cases.runner.comm, &mut other));
+            assert!(reason.contains("another buffer"), "{reason}");
+            adasum.all_reduce(cases.runner.comm, &mut own).unwrap();
+            cases.runner.comm.synchronize(cases.runner.queue).unwrap();
         });
     }
     report.case("the communicator goes on", || {
         let case = Case::of(Kind::Random, Format::F32, world_size, &[&[60], &[64]], 1);
-        cases.check(&case, "after refusals");
+        cases.runner.check(&case, "after refusals");
     });
 }
 
@@ -89,7 +104,7 @@ fn buffer(cases: &Cases<'_>, (dtype, tensors): Tensors, planned: usize) -> Devic
 }
 
 fn prepare(cases: &Cases<'_>, tensors: Tensors, planned: usize, options: AdasumOptions) -> Result<Adasum> {
-    Adasum::new(cases.comm, &buffer(cases, tensors, planned), options)
+    Adasum::new(cases.runner.comm, &buffer(cases, tensors, planned), options)
 }
 
 #[track_caller]

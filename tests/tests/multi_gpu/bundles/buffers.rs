@@ -91,8 +91,8 @@ fn other_world(world: &World<'_>) {
     }
 }
 
-/// Three steps of gradient descent in which each rank updates the elements that are its own, against the same steps on one rank: the
-/// same bits, because gradients are integers whose sums are exact.
+/// Three steps of gradient descent in which each rank updates the elements that are its own, against the same steps on
+/// one rank: the same bits, because gradients are integers whose sums are exact.
 fn zero(world: &World<'_>) {
     const RATE: f32 = 0.01;
     let (rank, size) = (world.rank(), world.size());

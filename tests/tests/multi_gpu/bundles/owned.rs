@@ -1,4 +1,5 @@
-//! nccl_all_gather_owned and nccl_reduce_scatter_owned, against what section 1.2 of the specification says about windows.
+//! nccl_all_gather_owned and nccl_reduce_scatter_owned, against what section 1.2 of the specification says about
+//! windows.
 
 use std::rc::Rc;
 
@@ -20,8 +21,8 @@ const UPSTREAM: [usize; 5] = [6, 85, 512, 91, 256];
 
 pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("upstream's tensors, owned", || {
-        // 950 elements together, with which one rank has a window of 960, two 480 each, three 320 each, and four 256 each: the third
-        // tensor fits into the first alone.
+        // 950 elements together, with which one rank has a window of 960, two 480 each, three 320 each, and four 256
+        // each: the third tensor fits into the first alone.
         assert_eq!(owners(world.size(), &UPSTREAM).is_ok(), world.size() == 1);
         [Format::F16, Format::F32, Format::F64].iter().for_each(|&format| check(world, format, &UPSTREAM));
     });
@@ -45,8 +46,8 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     report.case("lists of any lengths, owned", || any_lists(world));
 }
 
-/// Windows of 960 that upstream's tensors fill together with one of 10 elements, which the last window goes without: the padding is
-/// those 10 then, as at most 32 P elements are.
+/// Windows of 960 that upstream's tensors fill together with one of 10 elements, which the last window goes without:
+/// the padding is those 10 then, as at most 32 P elements are.
 fn full_windows(world_size: usize) -> Vec<usize> {
     let mut lens = Vec::new();
     for _ in 0..world_size {
@@ -59,8 +60,8 @@ fn full_windows(world_size: usize) -> Vec<usize> {
 
 /// The owner of each tensor, or the first tensor that no rank owns all of.
 ///
-/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of that. Tensors lie back to back; the
-/// rank in whose window one begins owns it, and it must end there too.
+/// The total gains `A − total mod A` elements with `A = 32 P`, and each rank has an equal window of that. Tensors lie
+/// back to back; the rank in whose window one begins owns it, and it must end there too.
 fn owners(world_size: usize, lens: &[usize]) -> Result<Vec<usize>, usize> {
     let total: usize = lens.iter().sum();
     let block = 32 * world_size;
@@ -89,8 +90,8 @@ fn check(world: &World<'_>, format: Format, lens: &[usize]) {
 
 type Operation<'a> = dyn Fn(&mut [DeviceSliceMut<'_>]) -> Result<()> + 'a;
 
-/// Runs an operation on this rank's tensors; returns them, or nothing where it has been refused, as it must be, for the tensor that
-/// has no owner.
+/// Runs an operation on this rank's tensors; returns them, or nothing where it has been refused, as it must be, for the
+/// tensor that has no owner.
 fn run_on(
     world: &World<'_>,
     format: Format,

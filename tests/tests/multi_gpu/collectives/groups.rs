@@ -84,7 +84,8 @@ fn every_kind(cases: &Cases<'_>) {
     checks.finish();
 }
 
-/// Three messages of different lengths and dtypes between each pair of ranks, in one group with a collective in their midst.
+/// Three messages of different lengths and dtypes between each pair of ranks, in one group with a collective in their
+/// midst.
 fn in_order(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
     const MESSAGES: [(Format, usize); 3] = [(Format::F32, 5), (Format::BF16, 900), (Format::F32, 33)];

@@ -1,4 +1,5 @@
-//! Every collective with every dtype, in place and not, at aligned and unaligned addresses, of ranks in processes and in threads.
+//! Every collective with every dtype, in place and not, at aligned and unaligned addresses, of ranks in processes and
+//! in threads.
 
 mod groups;
 mod integers;

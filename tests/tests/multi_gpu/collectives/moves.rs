@@ -1,4 +1,5 @@
-//! all_gather, all_gather_in_place, all_to_all, broadcast and transfers between ranks, of arbitrary bits: nothing may change.
+//! all_gather, all_gather_in_place, all_to_all, broadcast and transfers between ranks, of arbitrary bits: nothing may
+//! change.
 
 use std::rc::Rc;
 

@@ -28,7 +28,8 @@ fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
     for ((what, got), (_, expected)) in results {
         assert_same(&what, &got.patterns(), &expected.patterns());
     }
-    // The ranks' results are those of the communicator of all other cases, here over the control channel of the new one.
+    // The ranks' results are those of the communicator of all other cases, here over the control channel of the new
+    // one.
     let inputs = cases.inputs(Format::F32, 33);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
     comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();

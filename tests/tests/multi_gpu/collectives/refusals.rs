@@ -1,5 +1,5 @@
-//! Calls that are refused on some rank are errors on every rank, which name it. A refusal ends its communicator, so that each case
-//! makes its own.
+//! Calls that are refused on some rank are errors on every rank, which name it. A refusal ends its communicator, so
+//! that each case makes its own.
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};

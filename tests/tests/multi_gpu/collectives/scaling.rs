@@ -34,7 +34,8 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     }
 }
 
-/// Maxima get their negative factor from a pass of its own before they are formed, so that they are those of the products.
+/// Maxima get their negative factor from a pass of its own before they are formed, so that they are those of the
+/// products.
 fn scaled(cases: &Cases<'_>, op: ReduceOp, format: Format) {
     let (comm, queue) = (cases.comm, &cases.context.queue);
     let mut checks = Checks::new(comm);

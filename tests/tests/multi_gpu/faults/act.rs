@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Departure, DeviceCommunicator};
-use gradsync::driver::DeviceBuffer;
 use gradsync::{CommError, Error};
 
-use super::{LIMIT, all_reduce};
+use super::LIMIT;
+use super::work::Work;
 
 /// What a rank does in place of its part of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +49,17 @@ impl Act {
         }
     }
 
-    /// Does it on a thread of its own, which alone panics where that is what it does. Comes back only in a process that goes on.
-    pub(super) fn perform(self, comm: NcclCommunicator, data: DeviceBuffer) {
-        let outcome = thread::scope(|scope| scope.spawn(move || self.run(comm, data)).join());
+    /// Does it on a thread of its own, which alone panics where that is what it does. Comes back only in a process that
+    /// goes on.
+    pub(super) fn perform(self, comm: NcclCommunicator, work: Work) {
+        let outcome = thread::scope(|scope| scope.spawn(move || self.run(comm, work)).join());
         match outcome {
             Err(panic) if self != Act::Panic => resume_unwind(panic),
             outcome => assert_eq!(outcome.is_err(), self == Act::Panic),
         }
     }
 
-    fn run(self, comm: NcclCommunicator, mut data: DeviceBuffer) {
+    fn run(self, comm: NcclCommunicator, mut work: Work) {
         thread::sleep(LEAD);
         match self {
             Act::Exit => {
@@ -73,9 +74,8 @@ impl Act {
                 let failure = comm.failure().expect("the others have given up on this rank");
                 let is_named = matches!(&failure, Error::Comm(error) if error.blamed() == [own]);
                 assert!(is_named, "{failure}");
-                let queue = data.as_slice().queue().clone();
-                assert!(all_reduce(&comm, &mut data).is_err(), "a communicator that failed was usable again");
-                assert!(comm.synchronize(&queue).is_err(), "a communicator that failed was usable again");
+                assert!(work.put(&comm).is_err(), "a communicator that failed was usable again");
+                assert!(comm.synchronize(work.queue()).is_err(), "a communicator that failed was usable again");
             }
             // The communicator goes as the stack unwinds.
             Act::Panic => panic!("on purpose"),

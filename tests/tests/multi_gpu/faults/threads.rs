@@ -10,17 +10,17 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     let mut referee = None;
     report.case("set-up", || {
         referee = Some(context.join(context.rank, context.world_size, 0, DEADLINE).unwrap());
-        familiarize(context, 1);
+        familiarize(context, Fault::new(Act::Leave), 1);
     });
     let Some(referee) = referee else { return };
     for (index, (name, act)) in [("returns early", Act::Leave), ("panics", Act::Panic)].into_iter().enumerate() {
         report.case(name, || {
             let (fault, generation) = (Fault::new(act), 2 + 2 * index as u64);
-            let (comm, data) = connect(context, fault, generation);
+            let (comm, work) = connect(context, fault, generation);
             if context.rank == fault.rank {
-                act.perform(comm, data);
+                act.perform(comm, work);
             } else {
-                survivor::endure(context, fault, comm, data);
+                survivor::endure(fault, comm, work);
                 survivor::rebuild(context, fault.rank, generation + 1);
             }
             referee.all_gather(&[], 2 * DEADLINE).unwrap();

@@ -1,5 +1,5 @@
-//! A rank that never comes, at each stage of a communicator's life: the others name it when the deadline has passed, or at once if it
-//! has left.
+//! A rank that never comes, at each stage of a communicator's life: the others name it when the deadline has passed, or
+//! at once if it has left.
 
 use std::time::{Duration, Instant};
 

@@ -362,10 +362,11 @@ impl Layers {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn read_coefficients(&self) -> Result<Coefficients> {
-        let mut weights = vec![0.0; self.count * self.world_size];
-        self.weights.as_slice().copy_to_host((&mut weights).into())?;
-        let mut flags = vec![0.0f32; self.count];
-        self.cancelled.as_slice().copy_to_host((&mut flags).into())?;
+        let count = self.layer_count();
+        let mut weights = vec![0.0; count * self.world_size];
+        self.weights.as_slice().range(0..weights.len()).copy_to_host((&mut weights).into())?;
+        let mut flags = vec![0.0f32; count];
+        self.cancelled.as_slice().range(0..count).copy_to_host((&mut flags).into())?;
         Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
     }
 

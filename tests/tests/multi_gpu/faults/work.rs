@@ -1,0 +1,76 @@
+//! What the ranks do together when one of them is lost.
+
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::ops::AdasumOptions;
+use gradsync::ops::cuda::Adasum;
+use gradsync::{DType, DeviceGradientBuffer, Result};
+
+/// Elements: 64 MiB.
+const LEN: usize = 16 << 20;
+
+/// Who waits for the lost rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A kernel of NCCL's.
+    AllReduce,
+    /// Kernels of ours that reach into the peers' memory.
+    Adasum,
+}
+
+/// An operation with its operands.
+pub(super) struct Work {
+    queue: Queue,
+    operands: Operands,
+}
+
+enum Operands {
+    AllReduce(DeviceBuffer),
+    Adasum(Box<(Adasum, DeviceGradientBuffer)>),
+}
+
+impl Work {
+    pub(super) fn new(queue: &Queue, comm: &NcclCommunicator, kind: Kind) -> Self {
+        let operands = match kind {
+            Kind::AllReduce => Operands::AllReduce(DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap()),
+            Kind::Adasum => {
+                let tensors = [("a", [LEN / 2]), ("b", [LEN / 2])];
+                let buffer = DeviceGradientBuffer::new(queue, DType::F32, comm.world_size(), tensors).unwrap();
+                let adasum = Adasum::new(comm, &buffer, AdasumOptions::default()).unwrap();
+                assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
+                Operands::Adasum(Box::new((adasum, buffer)))
+            }
+        };
+        Work { queue: queue.clone(), operands }
+    }
+
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// As errors have it.
+    pub(super) fn operation(&self) -> Operation {
+        match self.operands {
+            Operands::AllReduce(_) => Operation::AllReduce(ReduceOp::Sum),
+            Operands::Adasum(..) => Operation::Adasum,
+        }
+    }
+
+    /// Puts it into the queue.
+    pub(super) fn put(&mut self, comm: &NcclCommunicator) -> Result<()> {
+        match &mut self.operands {
+            Operands::AllReduce(data) => comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE),
+            Operands::Adasum(operands) => {
+                let (adasum, buffer) = &mut **operands;
+                adasum.all_reduce(comm, buffer)
+            }
+        }
+    }
+
+    /// Does it, and waits.
+    pub(super) fn run(&mut self, comm: &NcclCommunicator) -> Result<()> {
+        self.put(comm)?;
+        comm.synchronize(&self.queue)
+    }
+}
