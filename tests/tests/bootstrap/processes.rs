@@ -81,13 +81,18 @@ fn child() {
         return;
     }
     let member = join().unwrap();
+    if role == "hears" {
+        // It may be rank 0 that is killed, before it has let this rank through the barrier.
+        let _ = member.all_gather(b"barrier", PLENTY);
+        member.wait_failure(PLENTY).expect("somebody is killed");
+        return;
+    }
     barrier(&member);
     match role.as_str() {
         "visitor" => barrier(&member),
         "exits" => std::process::exit(0),
         "aborts" => std::process::abort(),
         "sleeps" => thread::sleep(PLENTY),
-        "hears" => drop(member.wait_failure(PLENTY).expect("somebody is killed")),
         other => panic!("no role {other}"),
     }
 }
@@ -103,9 +108,12 @@ fn with_children<T: Send>(
     let processes: Vec<Process> =
         children.iter().map(|(rank, role)| Process::start(role, *rank, world_size, meeting.port)).collect();
     let here: Vec<usize> = (0..world_size).filter(|rank| children.iter().all(|(child, _)| child != rank)).collect();
+    // One rank may be through the barrier, and have killed rank 0, before rank 0 has let the others through.
+    let all_through = Barrier::new(here.len());
     let outcomes = on_ranks(here, |rank| {
         let member = meeting.rendezvous.join(rank, world_size).unwrap();
         barrier(&member);
+        all_through.wait();
         body(&member, &processes)
     });
     (outcomes, processes)

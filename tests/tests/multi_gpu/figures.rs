@@ -49,8 +49,8 @@ impl Plain {
 
     fn all_reduce(&self, data: DeviceSlice<'_>) {
         let dtype = match data.dtype() {
-            DType::F32 => DataTypeCode(7),
-            DType::BF16 => DataTypeCode(9),
+            DType::F32 => DataTypeCode::F32,
+            DType::BF16 => DataTypeCode::BF16,
             other => panic!("no figures of {other}"),
         };
         let place = data.address() as usize as *mut std::ffi::c_void;

@@ -71,7 +71,7 @@ impl Machine {
             gpus,
             gpus_missing,
             nccl: Found::library(
-                &["libnccl.so.2", "libnccl.so"],
+                &nccl_names(),
                 c_version(c"ncclGetVersion", |v| (v / 10_000, v / 100 % 100, Some(v % 100))),
             ),
             mpi: Found::library(&["libmpi.so.40", "libmpi_abi.so.0", "libmpi.so.12", "libmpi.so"], mpi_version),
@@ -95,9 +95,9 @@ impl Machine {
 
 impl Found {
     /// Loads the first of `names` that can be loaded and asks it for its version.
-    fn library(names: &[&str], version: impl Fn(&Library) -> Option<String>) -> Self {
+    fn library(names: &[impl AsRef<str>], version: impl Fn(&Library) -> Option<String>) -> Self {
         let mut tried = Vec::new();
-        for &name in names {
+        for name in names.iter().map(AsRef::as_ref) {
             // SAFETY: these libraries' initialisers do nothing but set themselves up, as in every program that links them.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
@@ -119,6 +119,12 @@ impl Found {
             None => format!("{what}: not found; tried {}", self.tried.join("; ")),
         }
     }
+}
+
+/// What the library would open: the user's choice, or else the usual names.
+fn nccl_names() -> Vec<String> {
+    let chosen = std::env::var("GRADSYNC_LIBNCCL").ok().filter(|name| !name.is_empty());
+    chosen.map_or_else(|| vec!["libnccl.so.2".into(), "libnccl.so".into()], |name| vec![name])
 }
 
 /// Asks a library by a function `int f(int *version)`, and splits the number.

@@ -75,18 +75,18 @@ pub(super) struct Refused {
 
 /// `ncclDataType_t`
 pub(super) fn data_type(dtype: DataType) -> DataTypeCode {
-    DataTypeCode(match dtype {
-        DataType::I8 => 0,
-        DataType::U8 => 1,
-        DataType::I32 => 2,
-        DataType::U32 => 3,
-        DataType::I64 => 4,
-        DataType::U64 => 5,
-        DataType::F16 => 6,
-        DataType::F32 => 7,
-        DataType::F64 => 8,
-        DataType::BF16 => 9,
-    })
+    match dtype {
+        DataType::I8 => DataTypeCode::I8,
+        DataType::U8 => DataTypeCode::U8,
+        DataType::I32 => DataTypeCode::I32,
+        DataType::U32 => DataTypeCode::U32,
+        DataType::I64 => DataTypeCode::I64,
+        DataType::U64 => DataTypeCode::U64,
+        DataType::F16 => DataTypeCode::F16,
+        DataType::F32 => DataTypeCode::F32,
+        DataType::F64 => DataTypeCode::F64,
+        DataType::BF16 => DataTypeCode::BF16,
+    }
 }
 
 fn pointer(address: u64) -> *mut c_void {
