@@ -44,6 +44,16 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// The mailbox of a rank.
+    ///
+    /// # Safety
+    /// `rank` is below the world size.
+    #[inline(always)]
+    pub(crate) unsafe fn mailbox(self, rank: usize) -> u64 {
+        // SAFETY: the caller's promise; a check would compile a panic into the kernel.
+        unsafe { *self.peers.mailboxes.get_unchecked(rank) }
+    }
+
     #[inline(always)]
     fn value(self, stage: Stage) -> u32 {
         self.runs.wrapping_mul(STAGES).wrapping_add(stage.0)
@@ -61,7 +71,7 @@ impl<'a> Group<'a> {
             thread::sync_threads();
             if (peer as u64) < self.peers.world_size {
                 let flag = Mailbox::flag(row, self.peers.rank as usize) as u64;
-                arch::store_release(self.peers.mailboxes[peer] + flag, self.value(stage));
+                arch::store_release(self.mailbox(peer) + flag, self.value(stage));
             }
         }
     }
@@ -76,7 +86,7 @@ impl<'a> Group<'a> {
         // SAFETY: as above.
         unsafe {
             if (peer as u64) < self.peers.world_size {
-                let own = self.peers.mailboxes[self.peers.rank as usize];
+                let own = self.mailbox(self.peers.rank as usize);
                 let flag = own + Mailbox::flag(row, peer) as u64;
                 let mut tries = 0u32;
                 // Values wrap around after 2^29 runs; the distance tells.

@@ -86,15 +86,17 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     (from >= to, to >= from)
                 }
                 // Eight vectors of 16-bit elements fill the registers with 8 bytes each.
-                "gram" | "gram_cross"
+                "gram" | "gram_cross" | "peer_gram" | "peer_combine"
                     if dtypes[0].size_bytes() == 2 && !name.ends_with("_p2") && !name.ends_with("_p4") =>
                 {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" => (true, false),
+                "peer_gram" | "peer_combine" | "peer_reduce" => (true, true),
                 // One thread an element or a layer: never the bottleneck.
-                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair" => {
+                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair"
+                | "peer_coefficients" | "peer_barrier" => {
                     continue;
                 }
                 other => panic!("{arch}: family {other} is not known to this test"),

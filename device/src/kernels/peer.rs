@@ -295,7 +295,9 @@ impl<'a> Block<'a> {
         let first = thread::block_idx_x() as usize * PEER_LAYERS;
         let rest = layers - first;
         let count = if rest < PEER_LAYERS { rest } else { PEER_LAYERS };
-        Block { group, mailbox: Mailbox { layers, world_size: ranks }, ranks, width: products(ranks), first, count }
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+        let width = products(ranks).max(1);
+        Block { group, mailbox: Mailbox { layers, world_size: ranks }, ranks, width, first, count }
     }
 
     /// # Safety
@@ -310,10 +312,15 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Number `place` of what `writer` hands out, in the mailbox of `reader`.
+    /// Number `place` of what lies at `offset` in the mailbox of `reader`.
+    ///
+    /// # Safety
+    /// `reader` is below the world size.
     #[inline(always)]
-    fn slot(self, reader: usize, offset: usize, place: usize) -> *mut f64 {
-        (self.group.peers.mailboxes[reader] + (offset + place * 8) as u64) as *mut f64
+    unsafe fn slot(self, reader: usize, offset: usize, place: usize) -> *mut f64 {
+        // SAFETY: the caller's promise.
+        let mailbox = unsafe { self.group.mailbox(reader) };
+        (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
     /// Adds each layer's partials up, eight lanes a product, and puts the totals into every mailbox.

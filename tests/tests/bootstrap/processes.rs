@@ -52,6 +52,22 @@ impl Process {
         let kill = format!("kill -{name} {}", self.0.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success(), "{kill}");
     }
+
+    /// Stops it, and waits until all of its threads have.
+    fn stop(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |task: std::fs::DirEntry| {
+            // The state follows the name, which is in brackets.
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        let start = Instant::now();
+        while !std::fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().all(is_stopped)) {
+            assert!(start.elapsed() < PLENTY, "it does not stop");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 impl Drop for Process {
@@ -87,12 +103,15 @@ fn child() {
         member.wait_failure(PLENTY).expect("somebody is killed");
         return;
     }
+    if role == "posts" {
+        member.posted(sync());
+    }
     barrier(&member);
     match role.as_str() {
         "visitor" => barrier(&member),
         "exits" => std::process::exit(0),
         "aborts" => std::process::abort(),
-        "sleeps" => thread::sleep(PLENTY),
+        "sleeps" | "posts" => thread::sleep(PLENTY),
         other => panic!("no role {other}"),
     }
 }
@@ -223,7 +242,7 @@ fn a_stopped_process_is_named_by_who_asks() {
         let step = Barrier::new(3);
         let (errors, _) = with_children(4, &[(1, "sleeps")], |member, processes| {
             if member.rank() == 0 {
-                processes[0].signal("STOP");
+                processes[0].stop();
             }
             step.wait();
             member.all_gather(b"", DEADLINE).expect_err("one is stopped")
@@ -232,17 +251,17 @@ fn a_stopped_process_is_named_by_who_asks() {
         assert_eq!(errors, vec![CommError::Timeout { operation, missing: vec![1], deadline: DEADLINE }; 3]);
 
         let step = Barrier::new(2);
-        let (errors, processes) = with_children(4, &[(1, "sleeps"), (3, "hears")], |member, processes| {
+        let (errors, processes) = with_children(4, &[(1, "posts"), (3, "hears")], |member, processes| {
             let sequence = member.posted(sync());
             if member.rank() == 0 {
-                processes[0].signal("STOP");
+                processes[0].stop();
                 step.wait();
                 return member.late(sequence, sync().operation, DEADLINE);
             }
             step.wait();
             failure(member).0
         });
-        // The other child does answer: that it has not come to the collective.
+        // Rank 1 has come to the collective and cannot say so; the other child does answer, that it has not.
         assert_eq!(errors, vec![timeout(&[1, 3]); 2]);
         drop(processes);
     });
@@ -259,13 +278,14 @@ fn rank_0_that_is_stopped_is_named() {
         for asks in [false, true] {
             let step = Barrier::new(2);
             let (outcomes, _) = with_children(3, &[(0, "sleeps")], |member, processes| {
+                let sequence = member.posted(sync());
                 if member.rank() == 1 {
-                    processes[0].signal("STOP");
+                    processes[0].stop();
                 }
                 step.wait();
                 let start = Instant::now();
                 let error = match asks {
-                    true => member.late(member.posted(sync()), sync().operation, DEADLINE),
+                    true => member.late(sequence, sync().operation, DEADLINE),
                     false => member.agree(&[sync()], DEADLINE).unwrap_err(),
                 };
                 assert_eq!(member.failure(), Some(error.clone()), "it sticks");
