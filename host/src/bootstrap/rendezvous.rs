@@ -100,8 +100,9 @@ impl Rendezvous {
     ///   size;
     /// * [`BootstrapError::DuplicateRank`] on the second to come as the same rank;
     ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and
-    ///   [`BootstrapError::VersionMismatch`] on the rank that does not belong, while the others go on waiting (by way
-    ///   of a file, it does too, for another file);
+    ///   [`BootstrapError::VersionMismatch`] on the rank that does not belong, while the others go on waiting. A rank
+    ///   of a later generation goes on looking for its own group, and by way of a file every such rank does, for
+    ///   another file;
     /// * [`BootstrapError::RankOutOfRange`];
     /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
@@ -146,7 +147,12 @@ fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Res
         return server::join(server::listen(loopback, port)?, loopback, secret.clone(), applicant);
     }
     let invite = || Ok(Invitation { hosts: vec![host.to_owned()], port, secret: secret.clone() });
-    client::join(applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))
+    client::join(applicant, invite, |error| match error {
+        BootstrapError::Unreachable { .. } => false,
+        // An older group is still gathering there; the one that this rank belongs to is to come.
+        BootstrapError::GenerationMismatch { generation, expected, .. } => generation < expected,
+        _ => true,
+    })
 }
 
 /// The loopback address that `host` is, if it is one. Other names are not looked up: they are for the other ranks.

@@ -124,6 +124,26 @@ fn another_generation_is_refused_and_the_others_go_on() {
 }
 
 #[test]
+fn a_rank_of_the_next_generation_waits_for_its_group() {
+    guarded(60, || {
+        let meeting = Way::Tcp.meeting();
+        let [now, next] = [7, 8].map(|generation| meeting.rendezvous.clone().with_generation(generation));
+        thread::scope(|scope| {
+            let rank_0 = scope.spawn(|| {
+                barrier(&now.join(0, 2).unwrap());
+                barrier(&next.join(0, 2).unwrap());
+            });
+            let early = scope.spawn(|| barrier(&next.join(1, 2).unwrap()));
+            // The early one meets the group that is not its own, which takes it for neither of its ranks.
+            thread::sleep(SHORT);
+            barrier(&now.join(1, 2).unwrap());
+            early.join().unwrap();
+            rank_0.join().unwrap();
+        });
+    });
+}
+
+#[test]
 fn a_busy_port_is_named() {
     guarded(60, || {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -5,6 +5,28 @@
 //! late becomes an error on all others within the deadline, after which the kernels that waited for it return. Nothing here does
 //! arithmetic, except that factors which NCCL cannot apply are applied by the `scale` kernel.
 //!
+//! ```no_run
+//! use gradsync::bootstrap::{Launch, Rendezvous};
+//! use gradsync::comm::DeviceCommunicator;
+//! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::driver::Queue;
+//! use gradsync::ops::AdasumOptions;
+//! use gradsync::ops::cuda::Adasum;
+//! use gradsync::{DType, DeviceGradientBuffer};
+//!
+//! let launch = Launch::from_env()?;
+//! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
+//! let queue = Queue::new(launch.local_rank.unwrap_or(0) as u32)?;
+//! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
+//!
+//! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
+//! let mut gradients = DeviceGradientBuffer::new(&queue, DType::BF16, comm.world_size(), tensors)?;
+//! let mut adasum = Adasum::new(&comm, &gradients, AdasumOptions::default())?;
+//! adasum.all_reduce(&comm, &mut gradients)?;
+//! comm.synchronize(&queue)?;
+//! # Ok::<(), gradsync::Error>(())
+//! ```
+//!
 //! # Blocking
 //!
 //! NCCL's communicators come in two kinds. On those that do not block, NCCL 2.28 starts a thread for every call: 45 to 60 µs of the

@@ -3,6 +3,7 @@
 mod buffers;
 mod ordered;
 mod owned;
+mod peers;
 mod plain;
 
 use gradsync::comm::nccl::NcclCommunicator;
@@ -24,6 +25,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     owned::run(&world, report);
     buffers::run(&world, report);
     ordered::run(&world, report);
+    peers::run(&world, report);
 }
 
 struct World<'c> {

@@ -41,7 +41,7 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
 
 /// Numbers of magnitudes so different that the order of additions shows, even of f32 in f64, within what the formats
 /// hold.
-fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
+pub(super) fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<Vec<f64>> {
     let reach = if data == Format::F16 || wire == Format::F16 { 10 } else { 40 };
     let input = |rank: usize| {
         let mut random = Random::new(1000 + rank as u64);
@@ -57,7 +57,7 @@ fn inputs(world: &World<'_>, (data, wire): (Format, Format), len: usize) -> Vec<
 /// Every element rounded to the wire, times the weight, added in `f64` in rank order, rounded to the wire, and from
 /// there to the data: each step as documented, so that results are equal bit for bit. A sum's weight is 1, a mean's the
 /// rounded `1/P`.
-fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
+pub(super) fn oracle((data, wire): (Format, Format), op: ReduceOp, inputs: &[Vec<f64>]) -> Array {
     let weight = if op == ReduceOp::Mean { 1.0 / inputs.len() as f64 } else { 1.0 };
     let element = |index: usize| {
         let terms = inputs.iter().map(|input| weight * wire.round(input[index]));

@@ -1,0 +1,150 @@
+//! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks reach.
+
+use gradsync::comm::{DeviceCommunicator, ReduceOp};
+use gradsync::driver::Queue;
+use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::{DeviceGradientBuffer, Error, GradientBuffer};
+use gradsync_tests::array::{dtype, patterns_of, write};
+use gradsync_tests::oracle::Format;
+
+use super::World;
+use super::ordered::{inputs, oracle};
+use crate::checks::Checks;
+use crate::report::Report;
+
+/// Layouts of one to three tensors; the last has windows without any element.
+const SHAPES: [&[usize]; 5] = [&[1], &[4097], &[33, 0, 1000], &[100_003, 7], &[3]];
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    for format in Format::ALL {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            report.case(&format!("peers {op} of {}", format.name()), || shapes(world, format, op));
+        }
+    }
+    report.case("peers, ten runs under way", || again(world));
+    report.case("peers, on two queues", || two_queues(world));
+    report.case("peers, refused", || refused(world));
+}
+
+fn tensors(lens: &[usize]) -> Vec<(String, Vec<usize>)> {
+    lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len])).collect()
+}
+
+/// This rank's numbers, in the host's memory.
+fn host(world: &World<'_>, format: Format, lens: &[usize], ranks: &[Vec<f64>]) -> GradientBuffer {
+    let mut host = GradientBuffer::new(dtype(format), world.size(), tensors(lens)).unwrap();
+    let mut rest = &ranks[world.rank()][..];
+    for segment in host.segments().to_vec() {
+        let (own, others) = rest.split_at(segment.len());
+        write(host.as_mut_slice(), segment.start, own);
+        rest = others;
+    }
+    host
+}
+
+/// What is in the tensors, without the gaps; fails if a gap is not zero.
+fn tensors_of(host: &GradientBuffer) -> Vec<u64> {
+    let all = patterns_of(host.as_slice());
+    let inside = |place: usize| host.segments().iter().any(|segment| segment.contains(&place));
+    assert!(all.iter().enumerate().all(|(place, &bits)| bits == 0 || inside(place)), "a gap is not zero any more");
+    host.segments().iter().flat_map(|segment| all[segment.clone()].to_vec()).collect()
+}
+
+/// A buffer on the device, and how it is reduced; `None` in a world of one.
+fn connect(
+    world: &World<'_>,
+    queue: &Queue,
+    host: &GradientBuffer,
+    lens: &[usize],
+    op: ReduceOp,
+) -> (DeviceGradientBuffer, Option<PeerAllReduce>) {
+    let mut buffer = DeviceGradientBuffer::new(queue, host.dtype(), world.size(), tensors(lens)).unwrap();
+    buffer.copy_from_host(host).unwrap();
+    let peers = PeerAllReduce::new(world.comm, &buffer, op).unwrap();
+    assert_eq!(peers.is_some(), world.size() > 1, "GPUs of one machine reach each other");
+    (buffer, peers)
+}
+
+fn shapes(world: &World<'_>, format: Format, op: ReduceOp) {
+    let queue = &world.context.queue;
+    let mut checks = Checks::new(world.comm);
+    for lens in SHAPES {
+        let ranks = inputs(world, (format, format), lens.iter().sum());
+        let mut host = host(world, format, lens, &ranks);
+        let (mut buffer, peers) = connect(world, queue, &host, lens, op);
+        let Some(mut peers) = peers else { continue };
+        peers.run(world.comm, &mut buffer).unwrap();
+        world.comm.synchronize(queue).unwrap();
+        buffer.copy_to_host(&mut host).unwrap();
+        let expected = oracle((format, format), op, &ranks).patterns();
+        checks.same_list(format!("tensors of {lens:?}"), tensors_of(&host), expected);
+    }
+    checks.finish();
+}
+
+/// Sums of sums, ten levels deep, none of which is waited for.
+fn again(world: &World<'_>) {
+    let (queue, format, lens) = (&world.context.queue, Format::F64, [4097, 5]);
+    let ranks: Vec<Vec<f64>> = (0..world.size()).map(|rank| vec![rank as f64 + 1.0; 4102]).collect();
+    let mut host = host(world, format, &lens, &ranks);
+    let (mut buffer, peers) = connect(world, queue, &host, &lens, ReduceOp::Sum);
+    let Some(mut peers) = peers else { return };
+    for _ in 0..10 {
+        peers.run(world.comm, &mut buffer).unwrap();
+    }
+    world.comm.synchronize(queue).unwrap();
+    buffer.copy_to_host(&mut host).unwrap();
+    // The first sum is P (P + 1) / 2, and each further one multiplies it by P.
+    let size = world.size() as f64;
+    let expected = (size * (size + 1.0) / 2.0 * size.powi(9)).to_bits();
+    let mut checks = Checks::new(world.comm);
+    checks.same_list("ten sums", tensors_of(&host), vec![expected; 4102]);
+    checks.finish();
+}
+
+/// Two buffers on two queues, reduced in turn: the launches wait for each other, or they could fill the GPUs and wait for ever.
+fn two_queues(world: &World<'_>) {
+    let queues = [world.context.queue.clone(), Queue::new(world.context.queue.ordinal()).unwrap()];
+    let lens = [1 << 20];
+    let ranks: Vec<Vec<f64>> = (0..world.size()).map(|rank| vec![rank as f64; 1 << 20]).collect();
+    let mut host = host(world, Format::F64, &lens, &ranks);
+    let mut pairs: Vec<_> = queues.iter().map(|queue| connect(world, queue, &host, &lens, ReduceOp::Mean)).collect();
+    for _ in 0..20 {
+        for (buffer, peers) in &mut pairs {
+            let Some(peers) = peers else { return };
+            peers.run(world.comm, buffer).unwrap();
+        }
+    }
+    let mean = (world.size() - 1) as f64 / 2.0;
+    let mut checks = Checks::new(world.comm);
+    for ((buffer, _), queue) in pairs.iter().zip(&queues) {
+        world.comm.synchronize(queue).unwrap();
+        buffer.copy_to_host(&mut host).unwrap();
+        let far: Vec<u64> = tensors_of(&host)
+            .into_iter()
+            // Each term of a mean and each of its sums is rounded once, twenty times over.
+            .filter(|&bits| (f64::from_bits(bits) - mean).abs() > 20.0 * 8.0 * f64::EPSILON * mean)
+            .collect();
+        checks.same_list("elements that are not the mean", far, Vec::new());
+    }
+    checks.finish();
+}
+
+fn refused(world: &World<'_>) {
+    let queue = &world.context.queue;
+    let lens = [100];
+    let ranks = inputs(world, (Format::F32, Format::F32), 100);
+    let host = host(world, Format::F32, &lens, &ranks);
+    let (mut buffer, peers) = connect(world, queue, &host, &lens, ReduceOp::Sum);
+    let Some(mut peers) = peers else { return };
+    for op in [ReduceOp::Max, ReduceOp::Min] {
+        let outcome = PeerAllReduce::new(world.comm, &buffer, op);
+        assert!(matches!(outcome, Err(Error::InvalidArgument { .. })), "{outcome:?}");
+    }
+    let mut other = DeviceGradientBuffer::new(queue, dtype(Format::F32), world.size(), tensors(&lens)).unwrap();
+    let outcome = peers.run(world.comm, &mut other);
+    assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped")), "{outcome:?}");
+    // Nothing was communicated, and the object still works.
+    peers.run(world.comm, &mut buffer).unwrap();
+    world.comm.synchronize(queue).unwrap();
+}
