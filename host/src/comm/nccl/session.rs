@@ -227,6 +227,14 @@ impl Session {
             state.in_call = None;
             state.spare.pop()
         };
+        let put = put.inspect_err(|error| {
+            // The other ranks have put their part into their queues, or are about to.
+            if self.failure().is_none() {
+                self.report(last.operation, error.to_string());
+                let (operation, rank, reason) = (last.operation, self.member.rank(), error.to_string());
+                self.fail(Failure::Comm(CommError::Transport { operation, rank, reason }));
+            }
+        });
         match put? {
             Put::Nothing => return Ok(()),
             Put::Work => {}
