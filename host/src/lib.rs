@@ -9,8 +9,9 @@
 //! | [`GradientBuffer`] | many tensors in one arena |
 //! | [`bootstrap`] | how ranks find each other, and the control channel that stays up |
 //! | [`comm`] | ranks and their collectives; [`comm::local`] runs ranks as threads |
-//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum |
+//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum, tensor parallelism |
 //! | [`plan`] | who holds and sends what, as pure functions |
+//! | [`train`] | operations composed into whole steps: Adasum of optimizer steps |
 //!
 //! # Features
 //!
@@ -27,6 +28,7 @@ pub mod kernels;
 pub mod ops;
 pub mod plan;
 pub mod slice;
+pub mod train;
 
 #[cfg(feature = "cuda")]
 pub mod driver;

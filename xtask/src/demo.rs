@@ -31,9 +31,11 @@ impl flags::Demo {
     }
 }
 
-/// The example's own tests, and a short training, in the profile that the other tests are built in.
+/// The example's own tests, the tests of linear layers that use candle too, and a short training, in the profile that the other tests are built in.
 pub(crate) fn check() -> Result<()> {
     example("test", &[]).run()?;
+    let layers = ["--package", "gradsync-tests", "--features", "demo", "--test", "linear_layers"];
+    Cmd::cargo("test").args(layers).run()?;
     let output = target("demo-quick");
     example("run", &[]).args(["--", "--quick", "--data"]).arg(python::digits()).arg("--output").arg(&output).run()?;
     report(&output)

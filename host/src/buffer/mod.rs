@@ -70,7 +70,7 @@ impl Arena {
 /// One contiguous arena of one dtype for many tensors.
 ///
 /// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
-/// do so too ([`Layout`]). The gaps are zero when the buffer is made, every operation of this crate keeps them zero, and
+/// do so too ([`Layout`](crate::plan::layout::Layout)). The gaps are zero when the buffer is made, every operation of this crate keeps them zero, and
 /// zeros change no sum, dot product or norm: collectives run over the whole arena without packing.
 ///
 /// ```

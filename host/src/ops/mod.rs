@@ -7,6 +7,7 @@ mod all_reduce;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod gradient;
+pub mod tensor_parallel;
 
 pub use adasum::{AdasumOptions, AdasumReport, Algorithm, Granularity, adasum_all_reduce};
 pub use all_reduce::all_reduce;

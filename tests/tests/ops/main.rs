@@ -1,5 +1,10 @@
-//! The gradient-control family and the gradient buffer on one rank, with ONNX Runtime's numeric cases.
+//! The gradient-control family, the gradient buffer, tensor-parallel operations, and the steps composed of operations,
+//! with upstream's numeric cases.
 
 mod accumulate;
 mod buffer;
+mod delta;
+mod delta_skips;
+mod optimizers;
 mod reduced;
+mod tensor_parallel;

@@ -1,0 +1,63 @@
+//! The three collectives that the operations are made of, on tensors: a sum, a concatenation, and a part of a sum.
+//!
+//! Each compares the ranks' calls, then checks the shape that they share, then communicates. A group of one hands the
+//! tensor back unseen. They know no direction: which of them is the way back of which is said in the parent module.
+
+use super::HostTensor;
+use super::agreement::same_call;
+use crate::comm::{Communicator, ReduceOp};
+use crate::error::{Error, Result};
+
+/// The sum of the ranks' tensors, in the memory that was handed over.
+pub(super) fn sum(operation: &'static str, comm: &dyn Communicator, mut tensor: HostTensor) -> Result<HostTensor> {
+    if comm.world_size() == 1 {
+        return Ok(tensor);
+    }
+    agree(operation, comm, &tensor)?;
+    comm.all_reduce(tensor.as_mut_slice(), ReduceOp::Sum)?;
+    Ok(tensor)
+}
+
+/// The ranks' tensors one after the other along dimension 0.
+pub(super) fn concatenate(operation: &'static str, comm: &dyn Communicator, tensor: HostTensor) -> Result<HostTensor> {
+    let world_size = comm.world_size();
+    if world_size == 1 {
+        return Ok(tensor);
+    }
+    agree(operation, comm, &tensor)?;
+    let mut shape = tensor.shape().to_vec();
+    let grown = shape.first().and_then(|first| first.checked_mul(world_size));
+    let Some(grown) = grown else {
+        let reason = format!("{world_size} tensors of shape {shape:?} cannot be joined along dimension 0");
+        return Err(Error::InvalidArgument { operation, reason });
+    };
+    shape[0] = grown;
+    let mut output = HostTensor::zeroed(operation, tensor.dtype(), shape)?;
+    comm.all_gather(tensor.as_slice(), output.as_mut_slice())?;
+    Ok(output)
+}
+
+/// This rank's part, along dimension 0, of the sum of the ranks' tensors.
+pub(super) fn sum_part(operation: &'static str, comm: &dyn Communicator, tensor: HostTensor) -> Result<HostTensor> {
+    let world_size = comm.world_size();
+    if world_size == 1 {
+        return Ok(tensor);
+    }
+    agree(operation, comm, &tensor)?;
+    let mut shape = tensor.shape().to_vec();
+    match shape.first_mut() {
+        Some(first) if *first % world_size == 0 => *first /= world_size,
+        _ => {
+            let reason =
+                format!("a tensor of shape {shape:?} has no dimension 0 that {world_size} ranks divide evenly");
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+    }
+    let mut output = HostTensor::zeroed(operation, tensor.dtype(), shape)?;
+    comm.reduce_scatter(tensor.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
+    Ok(output)
+}
+
+fn agree(operation: &'static str, comm: &dyn Communicator, tensor: &HostTensor) -> Result<()> {
+    same_call(operation, comm, &format!("{operation} of {} {:?}", tensor.dtype(), tensor.shape()))
+}

@@ -1,0 +1,135 @@
+//! [`Pipeline`]: operations in a row, forward and, in reverse, backward.
+//!
+//! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
+
+use super::agreement::same_call;
+use super::{HostTensor, TensorOp};
+use crate::comm::Communicator;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What a way back has to fit.
+#[derive(Clone, Debug)]
+struct Pass {
+    dtype: DType,
+    shape: Vec<usize>,
+    world_size: usize,
+}
+
+/// Operations that run one after the other, and back in reverse order; an operation itself.
+///
+/// One pass backward belongs to one pass forward, the last: operations keep what they need of that one only. Ranks
+/// compare the operations' names, the pass and its tensor before anything runs.
+///
+/// ```
+/// use gradsync::comm::local;
+/// use gradsync::ops::tensor_parallel::{AllGather, HostTensor, Pipeline, ReduceScatter, TensorOp};
+///
+/// let outcomes = local::run(2, |comm| {
+///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
+///     let output = pipeline.forward(&comm, HostTensor::new(vec![1.0f32; 3], [1, 3])?)?;
+///     pipeline.backward(&comm, output)
+/// })?;
+/// for gradient in outcomes {
+///     assert_eq!(gradient.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![4.0; 3]));
+/// }
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Pipeline {
+    operations: Vec<Box<dyn TensorOp>>,
+    last: Option<Pass>,
+}
+
+impl Pipeline {
+    /// No operations yet: the identity.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with one more operation at the end. A pass forward that was made before no longer counts.
+    #[must_use]
+    pub fn then(mut self, operation: impl TensorOp + 'static) -> Self {
+        self.operations.push(Box::new(operation));
+        self.last = None;
+        self
+    }
+
+    /// The operations' names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.operations.iter().map(|operation| operation.name())
+    }
+
+    fn agree(&self, direction: &'static str, comm: &dyn Communicator, tensor: &HostTensor) -> Result<()> {
+        let names: Vec<&str> = self.names().collect();
+        let state = match &self.last {
+            Some(last) => format!("an output of {} {:?} over {} ranks", last.dtype, last.shape, last.world_size),
+            None => "no forward".into(),
+        };
+        let of = format!("of {} {:?}", tensor.dtype(), tensor.shape());
+        // What went before matters on the way back only.
+        let after = if direction == BACKWARD { format!(" after {state}") } else { String::new() };
+        same_call(direction, comm, &format!("{direction} through [{}] {of}{after}", names.join(", ")))
+    }
+}
+
+const FORWARD: &str = "Pipeline forward";
+const BACKWARD: &str = "Pipeline backward";
+
+impl TensorOp for Pipeline {
+    fn name(&self) -> &str {
+        "Pipeline"
+    }
+
+    /// Runs every operation forward, first to last.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
+    /// which there is no pass to go back from.
+    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+        self.last = None;
+        self.agree(FORWARD, comm, &input)?;
+        let output = self.operations.iter_mut().try_fold(input, |tensor, operation| operation.forward(comm, tensor))?;
+        let (dtype, shape) = (output.dtype(), output.shape().to_vec());
+        self.last = Some(Pass { dtype, shape, world_size: comm.world_size() });
+        Ok(output)
+    }
+
+    /// Runs every operation backward, last to first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] without a pass forward since the last one backward, if that one was over another
+    /// number of ranks, or if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
+    /// [`Error::DTypeMismatch`] for a gradient unlike the output of the pass forward, which stays good for another try;
+    /// and the first error of an operation.
+    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
+        self.agree(BACKWARD, comm, &gradient)?;
+        let refused = |reason| Error::InvalidArgument { operation: BACKWARD, reason };
+        let Some(last) = &self.last else {
+            return Err(refused("there was no pass forward since the last one backward".into()));
+        };
+        if last.world_size != comm.world_size() {
+            let reason =
+                format!("the pass forward was over {} ranks, this is over {}", last.world_size, comm.world_size());
+            return Err(refused(reason));
+        }
+        if last.dtype != gradient.dtype() {
+            let what = "the output and its gradient".into();
+            return Err(Error::DTypeMismatch { operation: BACKWARD, what, left: last.dtype, right: gradient.dtype() });
+        }
+        if last.shape != gradient.shape() {
+            let (left, right) = (last.shape.clone(), gradient.shape().to_vec());
+            return Err(Error::ShapeMismatch { operation: BACKWARD, left, right });
+        }
+        self.last = None;
+        let mut operations = self.operations.iter_mut().rev();
+        operations.try_fold(gradient, |tensor, operation| operation.backward(comm, tensor))
+    }
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.names().collect();
+        f.debug_struct("Pipeline").field("operations", &names).field("last", &self.last).finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! [`Adam`]: Adam, with or without bias correction and decoupled weight decay, as a maker of steps.
+//!
+//! It never writes a weight.
+
+use super::blocks::{check_operands, for_blocks, new_state};
+use super::delta::DeltaOptimizer;
+use super::same_tensors;
+use crate::buffer::GradientBuffer;
+use crate::error::{Error, Result};
+
+const OPERATION: &str = "adam";
+
+/// The numbers of [`Adam`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamOptions {
+    /// The learning rate.
+    pub rate: f64,
+    /// How much of the last first moment stays; from 0 to below 1.
+    pub beta1: f64,
+    /// How much of the last second moment stays; from 0 to below 1.
+    pub beta2: f64,
+    /// What is added to the root of the second moment.
+    pub epsilon: f64,
+    /// The part of each weight, times the rate, that a step takes away; 0 for none (AdamW's decoupled decay).
+    pub weight_decay: f64,
+    /// Whether moments are divided by what they lack for having started from 0.
+    pub bias_correction: bool,
+}
+
+/// The numbers of the paper: a rate of 0.001, 0.9 and 0.999, 1e-8, with bias correction and without decay.
+impl Default for AdamOptions {
+    fn default() -> Self {
+        Self { rate: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, bias_correction: true }
+    }
+}
+
+/// `first = β₁ first + (1 - β₁) gradient`, `second = β₂ second + (1 - β₂) gradient²`, `delta = -rate × (first / c₁ /
+/// (√(second / c₂) + ε) + decay × weight)`, where `c = 1 - βᵗ` in step `t`, or 1 without bias correction; in `f64`,
+/// each rounded once where it is kept.
+///
+/// Moments are kept in `f32`, or in `f64` if one of the operands of the first step is `f64`.
+#[derive(Debug)]
+pub struct Adam {
+    /// May be changed between steps.
+    pub options: AdamOptions,
+    moments: Option<[GradientBuffer; 2]>,
+    steps: u64,
+}
+
+impl Adam {
+    /// Before its first step.
+    pub fn new(options: AdamOptions) -> Self {
+        Self { options, moments: None, steps: 0 }
+    }
+
+    /// As it was saved: first and second moments after a number of steps.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if they hold other tensors.
+    pub fn with_moments(
+        options: AdamOptions,
+        first: GradientBuffer,
+        second: GradientBuffer,
+        steps: u64,
+    ) -> Result<Self> {
+        same_tensors(OPERATION, ("first moments", first.table()), ("second moments", second.table()))?;
+        Ok(Self { options, moments: Some([first, second]), steps })
+    }
+
+    /// The first and the second moments, to be saved; none before the first step.
+    pub fn moments(&self) -> Option<[&GradientBuffer; 2]> {
+        self.moments.as_ref().map(<[GradientBuffer; 2]>::each_ref)
+    }
+
+    /// How many steps were made.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn check(&self) -> Result<()> {
+        let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, .. } = self.options;
+        let is_part = |value: f64| (0.0..1.0).contains(&value);
+        let wrong = if !rate.is_finite() {
+            format!("the rate is {rate}, and must be finite")
+        } else if !is_part(beta1) || !is_part(beta2) {
+            format!("beta1 is {beta1} and beta2 {beta2}, and both must be from 0 to below 1")
+        } else if !(epsilon.is_finite() && epsilon >= 0.0) {
+            format!("epsilon is {epsilon}, and must be finite and not negative")
+        } else if !weight_decay.is_finite() {
+            format!("the weight decay is {weight_decay}, and must be finite")
+        } else {
+            return Ok(());
+        };
+        Err(Error::InvalidArgument { operation: OPERATION, reason: wrong })
+    }
+}
+
+impl DeltaOptimizer for Adam {
+    /// As the trait has it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming an option out of its range; [`Error::LengthMismatch`],
+    /// [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] for buffers of other tensors than one another's or the
+    /// moments'. Nothing is written then.
+    fn deltas(
+        &mut self,
+        gradients: &GradientBuffer,
+        weights: &GradientBuffer,
+        deltas: &mut GradientBuffer,
+    ) -> Result<()> {
+        self.check()?;
+        check_operands(OPERATION, gradients, &[("weights", weights), ("deltas", deltas)])?;
+        if let Some([first, _]) = &self.moments {
+            check_operands(OPERATION, gradients, &[("moments", first)])?;
+        }
+        let [first, second] = match &mut self.moments {
+            Some(moments) => moments,
+            none => {
+                let operands = [gradients, weights, &*deltas];
+                none.insert([new_state(operands)?, new_state(operands)?])
+            }
+        };
+        self.steps += 1;
+        let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, bias_correction } = self.options;
+        let steps = self.steps as f64;
+        let [lack1, lack2] = [beta1, beta2].map(|beta| if bias_correction { 1.0 - beta.powf(steps) } else { 1.0 });
+        for_blocks(gradients, weights, [first, second], deltas, |block| {
+            let [first, second] = block.states;
+            let moments = first.iter_mut().zip(second);
+            let operands = block.gradients.iter().zip(block.weights);
+            for ((delta, (gradient, weight)), (first, second)) in block.deltas.iter_mut().zip(operands).zip(moments) {
+                *first = beta1 * *first + (1.0 - beta1) * gradient;
+                *second = beta2 * *second + (1.0 - beta2) * (gradient * gradient);
+                let direction = *first / lack1 / ((*second / lack2).sqrt() + epsilon);
+                *delta = -(rate * (direction + weight_decay * weight));
+            }
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! What composes operations into whole steps of training: at present Adasum of optimizer steps, ONNX Runtime's "delta
+//! mode".
+//!
+//! The room above [`ops`](crate::ops): it may use every operation, and none uses it. It holds no weights and runs no
+//! model.
+
+mod adam;
+mod blocks;
+mod delta;
+mod ranks;
+mod sgd;
+
+pub use adam::{Adam, AdamOptions};
+pub use delta::{DeltaOptimizer, StepOptions, StepOutcome, StepReport, adasum_step};
+pub use sgd::{Sgd, SgdOptions};
+
+use crate::buffer::{GradientBuffer, TensorTable};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::same_len;
+
+/// A buffer of zeros for the tensors of `table`, in another dtype or for another number of ranks.
+fn zeros_like(table: &TensorTable, dtype: DType, world_size: usize) -> Result<GradientBuffer> {
+    let tensors = (0..table.tensor_count()).map(|index| (table.name(index), table.shape(index)));
+    GradientBuffer::new(dtype, world_size, tensors)
+}
+
+/// Refuses buffers that hold other tensors, by name, shape or order; dtypes and world sizes may differ.
+fn same_tensors(operation: &'static str, left: (&str, &TensorTable), right: (&str, &TensorTable)) -> Result<()> {
+    let ((left_name, left), (right_name, right)) = (left, right);
+    let counted = |name| format!("the list of {name}");
+    let (left_count, right_count) = (counted(left_name), counted(right_name));
+    same_len(operation, (&left_count, left.tensor_count()), (&right_count, right.tensor_count()))?;
+    for index in 0..left.tensor_count() {
+        let (ours, theirs) = (left.name(index), right.name(index));
+        if ours != theirs {
+            let reason =
+                format!("tensor {index} is {ours:?} among the {left_name} and {theirs:?} among the {right_name}");
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+        if left.shape(index) != right.shape(index) {
+            let (left, right) = (left.shape(index).to_vec(), right.shape(index).to_vec());
+            return Err(Error::ShapeMismatch { operation, left, right });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Steps that do not move the weights: values that are not finite, optimizers that fail, and calls that are refused.
+
+use gradsync::comm::Communicator;
+use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::train::{DeltaOptimizer, StepOptions, StepOutcome, StepReport, adasum_step};
+use gradsync::{Error, GradientBuffer, Result};
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::{agreed, guarded, on_ranks};
+
+use crate::delta::{on_nodes, random, sgd};
+use crate::optimizers::{filled, flat};
+
+/// Counts its calls, and gives what it is told to.
+struct Probe {
+    calls: usize,
+    outcome: fn(usize) -> Result<f64>,
+    rank: usize,
+}
+
+impl Probe {
+    fn new(rank: usize, outcome: fn(usize) -> Result<f64>) -> Self {
+        Self { calls: 0, outcome, rank }
+    }
+}
+
+impl DeltaOptimizer for Probe {
+    fn deltas(&mut self, _: &GradientBuffer, _: &GradientBuffer, deltas: &mut GradientBuffer) -> Result<()> {
+        self.calls += 1;
+        let value = (self.outcome)(self.rank)?;
+        deltas.tensor_mut(0).into_data().typed::<f32>().unwrap().fill(value as f32);
+        Ok(())
+    }
+}
+
+/// NaN or an infinity on one rank: no rank steps, no optimizer runs, and all know where it was.
+#[test]
+fn gradients_that_are_not_finite_skip_the_step_everywhere() {
+    guarded(60, || {
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for format in Format::ALL {
+                for world_size in [1, 2, 3, 4] {
+                    let culprit = world_size - 1;
+                    let outcomes = agreed("skipped", world_size, |comm| {
+                        let mut gradients = random(format, comm.rank());
+                        if comm.rank() == culprit {
+                            let place = gradients.segments()[1].start + 64;
+                            gradsync_tests::array::write(gradients.as_mut_slice(), place, &[bad]);
+                        }
+                        let mut weights = random(Format::F32, 77);
+                        let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
+                        let report =
+                            adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default())
+                                .unwrap();
+                        assert_eq!(probe.calls, 0, "the optimizer ran");
+                        assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
+                        report
+                    });
+                    let outcome = StepOutcome::GradientsNotFinite { ranks: vec![culprit] };
+                    assert_eq!(outcomes, StepReport { outcome, adasum: None });
+                }
+            }
+        }
+        // On one node of three; the two infinities only show in the sum, as NaN.
+        for bad in [[1.0, f64::NAN], [f64::INFINITY, 1.0], [f64::INFINITY, f64::NEG_INFINITY]] {
+            let reports = on_nodes(3, 2, |across, node| {
+                let value = if across.rank() == 1 { bad[node.rank()] } else { 1.0 };
+                let gradients = filled(Format::F16, &[4], |_, len| vec![value; len]);
+                let mut weights = filled(Format::F32, &[4], |_, len| vec![0.0; len]);
+                adasum_step(across, Some(node), &gradients, &mut weights, &mut sgd(0.1), StepOptions::default())
+                    .unwrap()
+            });
+            for report in reports.into_iter().flatten() {
+                assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: vec![1] }, "{bad:?}");
+            }
+        }
+    });
+}
+
+/// A combined step that is not finite moves no weight; the optimizers have run by then.
+#[test]
+fn deltas_that_are_not_finite_move_nothing() {
+    guarded(60, || {
+        for world_size in [1, 2, 3] {
+            let reports = agreed("not finite", world_size, |comm| {
+                let mut weights = random(Format::F32, 77);
+                let mut probe = Probe::new(comm.rank(), |rank| Ok(if rank == 0 { f64::INFINITY } else { 1.0 }));
+                let gradients = random(Format::F32, comm.rank());
+                let report =
+                    adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default()).unwrap();
+                assert_eq!(probe.calls, 1);
+                assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
+                report.outcome
+            });
+            assert_eq!(reports, StepOutcome::DeltasNotFinite, "over {world_size}");
+        }
+    });
+}
+
+/// One rank's optimizer fails: it says why, the others say where, and nobody's weights move.
+#[test]
+fn an_optimizer_that_fails_alone_keeps_nobody_waiting() {
+    guarded(20, || {
+        let failing = |rank: usize| match rank {
+            1 => Err(Error::InvalidArgument { operation: "probe", reason: "no step today".into() }),
+            _ => Ok(1.0),
+        };
+        let texts = on_ranks(3, |comm| {
+            let mut weights = random(Format::F32, 77);
+            let mut probe = Probe::new(comm.rank(), failing);
+            let gradients = random(Format::F32, comm.rank());
+            let outcome = adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default());
+            assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
+            comm.barrier().unwrap();
+            outcome.expect_err("rank 1 failed").to_string()
+        });
+        assert!(texts[1].contains("no step today"), "{}", texts[1]);
+        assert!([0, 2].iter().all(|&rank| texts[rank].contains("rank 1")), "{texts:?}");
+    });
+}
+
+/// What a rank passes: lengths of its gradients and weights, and options.
+type Arguments = (Vec<usize>, Vec<usize>, StepOptions);
+
+fn refused(words: &[&str], arguments: impl Fn(usize) -> Arguments + Sync) {
+    let texts = on_ranks(3, |comm| {
+        let (gradients, weights, options) = arguments(comm.rank());
+        let gradients = filled(Format::F32, &gradients, |_, len| vec![1.0; len]);
+        let mut weights = filled(Format::F32, &weights, |_, len| vec![1.0; len]);
+        let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
+        let outcome = adasum_step(&comm, None, &gradients, &mut weights, &mut probe, options);
+        assert_eq!(probe.calls, 0, "the optimizer ran");
+        assert!(flat(&weights).iter().all(|&x| x == 1.0), "weights moved");
+        comm.barrier().unwrap();
+        outcome.expect_err("a bad call").to_string()
+    });
+    for text in texts {
+        for word in words {
+            assert!(text.contains(word), "\"{text}\" does not say \"{word}\"");
+        }
+    }
+}
+
+#[test]
+fn refusals_are_everywhere_and_change_nothing() {
+    guarded(60, || {
+        let plain = StepOptions::default();
+        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+        refused(&["0 accumulation steps"], |_| (vec![3], vec![3], StepOptions { accumulation_steps: 0, ..plain }));
+        refused(&["power of two", "3"], |_| (vec![3], vec![3], StepOptions { adasum: tree, ..plain }));
+        refused(&["[3]", "[4]"], |_| (vec![3], vec![4], plain));
+        refused(&["gradients has 1", "weights has 2"], |_| (vec![3], vec![3, 3], plain));
+        refused(&["rank 0", "rank 1"], |rank| (vec![3 + rank % 2], vec![3 + rank % 2], plain));
+        refused(&["rank 0", "rank 1"], |rank| (vec![3], vec![3 + rank % 2], plain));
+        refused(&["rank 0", "rank 1"], |rank| {
+            (vec![3], vec![3], StepOptions { accumulation_steps: 1 + rank % 2, ..plain })
+        });
+        refused(&["rank 0", "rank 1"], |rank| {
+            (vec![3], vec![3], StepOptions { accumulation_steps: 1 - rank % 2, ..plain })
+        });
+    });
+}
+
+/// One rank of one node is wrong: every rank of every node learns it.
+#[test]
+fn a_rank_that_is_wrong_alone_stops_every_node() {
+    guarded(20, || {
+        let texts = on_nodes(3, 2, |across, node| {
+            let len = if (across.rank(), node.rank()) == (2, 1) { 5 } else { 4 };
+            let gradients = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
+            let mut weights = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
+            let outcome =
+                adasum_step(across, Some(node), &gradients, &mut weights, &mut sgd(0.1), StepOptions::default());
+            node.barrier().unwrap();
+            across.barrier().unwrap();
+            outcome.expect_err("one rank has another tensor").to_string()
+        });
+        assert!(texts[2].iter().all(|text| text.contains("rank 1 of this node")), "{texts:?}");
+        assert!(texts[..2].iter().flatten().all(|text| text.contains("the node of rank 2")), "{texts:?}");
+    });
+}

@@ -1,0 +1,178 @@
+//! The optimizers as makers of steps: their formulas against a plain restatement, their states, and what they refuse.
+
+use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions};
+use gradsync::{DType, GradientBuffer};
+use gradsync_tests::array::{dtype, values_of, write};
+use gradsync_tests::inputs::vector;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::tolerance::{assert_within, gamma};
+
+/// More than one block of the widest kind, one that ends inside a block, none, and one element.
+const LENS: [usize; 4] = [1300, 512, 0, 1];
+
+/// A buffer of one tensor of each length, filled with the values of a seed.
+pub(crate) fn filled(format: Format, lens: &[usize], value: impl Fn(usize, usize) -> Vec<f64>) -> GradientBuffer {
+    let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("t{index}"), vec![len]));
+    let mut buffer = GradientBuffer::new(dtype(format), 1, tensors).unwrap();
+    for (index, segment) in buffer.segments().to_vec().into_iter().enumerate() {
+        write(buffer.as_mut_slice(), segment.start, &value(index, segment.len()));
+    }
+    buffer
+}
+
+/// All tensors of a buffer, end to end.
+pub(crate) fn flat(buffer: &GradientBuffer) -> Vec<f64> {
+    (0..buffer.tensor_count()).flat_map(|index| values_of(buffer.tensor(index).data())).collect()
+}
+
+fn random(format: Format, seed: usize) -> GradientBuffer {
+    filled(format, &LENS, |index, len| vector(format, len, (100 * seed + index) as u64))
+}
+
+/// Three steps of an optimizer: per step the gradients, the weights and the deltas, all `f64` values.
+fn three_steps(optimizer: &mut dyn DeltaOptimizer, formats: [Format; 3]) -> Vec<[Vec<f64>; 3]> {
+    (0..3)
+        .map(|step| {
+            let (gradients, weights) = (random(formats[0], step), random(formats[1], 10 + step));
+            let mut deltas = filled(formats[2], &LENS, |_, len| vec![0.0; len]);
+            optimizer.deltas(&gradients, &weights, &mut deltas).unwrap();
+            [flat(&gradients), flat(&weights), flat(&deltas)]
+        })
+        .collect()
+}
+
+/// With one operand in `f64` states are `f64` too, so that only roundings of `f64` and the delta's own are in the
+/// bound.
+const FORMATS: [[Format; 3]; 4] = [
+    [Format::F64, Format::F64, Format::F64],
+    [Format::F64, Format::F32, Format::F16],
+    [Format::BF16, Format::F64, Format::BF16],
+    [Format::F16, Format::F32, Format::F64],
+];
+
+/// A velocity after t steps is a sum in which every gradient meets at most 2t roundings, and the delta one more.
+#[test]
+fn sgd_with_and_without_momentum() {
+    for formats in FORMATS {
+        for momentum in [0.0, 0.9] {
+            let (rate, mut sgd) = (0.3, Sgd::new(SgdOptions { rate: 0.3, momentum }));
+            let mut velocity = vec![0.0; LENS.iter().sum()];
+            let mut magnitude = velocity.clone();
+            for (step, [gradients, _, deltas]) in three_steps(&mut sgd, formats).into_iter().enumerate() {
+                for ((velocity, magnitude), gradient) in velocity.iter_mut().zip(&mut magnitude).zip(&gradients) {
+                    *velocity = momentum * *velocity + gradient;
+                    *magnitude = momentum * *magnitude + gradient.abs();
+                }
+                let exact: Vec<f64> = velocity.iter().map(|velocity| -rate * velocity).collect();
+                // Twice the roundings: this restatement rounds in f64 as well.
+                let slack = |size: f64| 2.0 * gamma(2 * (step + 1) + 1) * rate * size;
+                let bounds: Vec<f64> = exact
+                    .iter()
+                    .zip(&magnitude)
+                    .map(|(x, &size)| slack(size) + formats[2].rounding_error(x.abs() + slack(size)))
+                    .collect();
+                assert_within(&format!("{formats:?}, step {step}"), formats[2], &deltas, &exact, &bounds);
+            }
+            assert_eq!(sgd.velocity().map(GradientBuffer::dtype), (momentum != 0.0).then_some(DType::F64));
+        }
+    }
+}
+
+/// Every number of the formula is a sum of terms of one sign or bounded by the magnitudes taken here; 40 roundings are
+/// more than three steps and the quotient have together, in the code and in this restatement.
+#[test]
+fn adam_with_and_without_bias_correction_and_decay() {
+    for formats in FORMATS {
+        for bias_correction in [false, true] {
+            for weight_decay in [0.0, 0.25] {
+                let options = AdamOptions { rate: 0.5, bias_correction, weight_decay, ..AdamOptions::default() };
+                let mut adam = Adam::new(options);
+                let len = LENS.iter().sum();
+                let (mut first, mut size, mut second) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
+                for (step, [gradients, weights, deltas]) in three_steps(&mut adam, formats).into_iter().enumerate() {
+                    let (mut exact, mut bounds) = (Vec::new(), Vec::new());
+                    for i in 0..len {
+                        first[i] = 0.9 * first[i] + 0.1 * gradients[i];
+                        size[i] = 0.9 * size[i] + 0.1 * gradients[i].abs();
+                        second[i] = 0.999 * second[i] + 0.001 * gradients[i] * gradients[i];
+                        let power = step as i32 + 1;
+                        let correct = |value: f64, beta: f64| {
+                            if bias_correction { value / (1.0 - beta.powi(power)) } else { value }
+                        };
+                        let root = correct(second[i], 0.999).sqrt() + 1e-8;
+                        exact.push(-0.5 * (correct(first[i], 0.9) / root + weight_decay * weights[i]));
+                        let magnitude = 0.5 * (correct(size[i], 0.9) / root + weight_decay * weights[i].abs());
+                        // 1 - β₂ᵗ keeps its error against 1: at most 1000 times as much of it.
+                        let slack = gamma(40 * if bias_correction { 1000 } else { 1 }) * magnitude;
+                        bounds.push(slack + formats[2].rounding_error(exact[i].abs() + slack));
+                    }
+                    let what = format!("{formats:?}, {options:?}, step {step}");
+                    assert_within(&what, formats[2], &deltas, &exact, &bounds);
+                }
+                assert_eq!(adam.steps(), 3);
+            }
+        }
+    }
+}
+
+/// States are kept in `f32` unless something is `f64`, and a saved optimizer goes on as the one that was saved.
+#[test]
+fn states_survive() {
+    let halves = [Format::F16, Format::F32, Format::BF16];
+    let options = AdamOptions::default();
+    let (mut adam, mut sgd) = (Adam::new(options), Sgd::new(SgdOptions { rate: 0.1, momentum: 0.5 }));
+    three_steps(&mut adam, halves);
+    three_steps(&mut sgd, halves);
+    let copy = |buffer: &GradientBuffer| {
+        assert_eq!(buffer.dtype(), DType::F32);
+        let values = flat(buffer);
+        let starts: Vec<usize> = LENS.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len))).collect();
+        filled(Format::F32, &LENS, |index, len| values[starts[index]..starts[index] + len].to_vec())
+    };
+    let [first, second] = adam.moments().unwrap().map(copy);
+    let mut restored = Adam::with_moments(options, first, second, adam.steps()).unwrap();
+    assert_eq!(three_steps(&mut restored, halves), three_steps(&mut adam, halves));
+    let mut restored = Sgd::with_velocity(sgd.options, copy(sgd.velocity().unwrap()));
+    assert_eq!(three_steps(&mut restored, halves), three_steps(&mut sgd, halves));
+    // Other tensors than it was saved with.
+    let (one, two) =
+        (filled(Format::F32, &[3], |_, len| vec![0.0; len]), filled(Format::F32, &[4], |_, len| vec![0.0; len]));
+    let error = Adam::with_moments(options, one, two, 1).unwrap_err().to_string();
+    assert!(error.contains("[3]") && error.contains("[4]"), "{error}");
+}
+
+#[test]
+fn refusals_change_nothing() {
+    let buffer = |len: usize| filled(Format::F32, &[len], |_, len| vec![1.0; len]);
+    let refuse = |optimizer: &mut dyn DeltaOptimizer, sizes: [usize; 3], words: &[&str]| {
+        let mut deltas = buffer(sizes[2]);
+        let error =
+            optimizer.deltas(&buffer(sizes[0]), &buffer(sizes[1]), &mut deltas).expect_err("refused").to_string();
+        for word in words {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+        assert_eq!(flat(&deltas), vec![1.0; sizes[2]], "something was written");
+    };
+    let adam = |change: fn(&mut AdamOptions)| {
+        let mut options = AdamOptions::default();
+        change(&mut options);
+        Adam::new(options)
+    };
+    refuse(&mut Sgd::new(SgdOptions { rate: f64::NAN, momentum: 0.5 }), [3; 3], &["NaN", "0.5"]);
+    refuse(&mut Sgd::new(SgdOptions { rate: 0.5, momentum: f64::INFINITY }), [3; 3], &["inf"]);
+    refuse(&mut adam(|options| options.rate = f64::NAN), [3; 3], &["NaN"]);
+    refuse(&mut adam(|options| options.beta1 = 1.0), [3; 3], &["1 ", "0.999"]);
+    refuse(&mut adam(|options| options.beta2 = -0.5), [3; 3], &["-0.5"]);
+    refuse(&mut adam(|options| options.epsilon = -1e-3), [3; 3], &["-0.001"]);
+    refuse(&mut adam(|options| options.weight_decay = f64::INFINITY), [3; 3], &["inf"]);
+    for sizes in [[3, 4, 3], [3, 3, 4], [4, 3, 3]] {
+        refuse(&mut Sgd::new(SgdOptions::default()), sizes, &["[3]", "[4]"]);
+        let mut fresh = Adam::new(AdamOptions::default());
+        refuse(&mut fresh, sizes, &["[3]", "[4]"]);
+        assert!(fresh.moments().is_none() && fresh.steps() == 0);
+    }
+    let mut adam = Adam::new(AdamOptions::default());
+    adam.deltas(&buffer(3), &buffer(3), &mut buffer(3)).unwrap();
+    refuse(&mut adam, [4; 3], &["[3]", "[4]"]);
+    assert_eq!(adam.steps(), 1);
+}

@@ -1,0 +1,319 @@
+//! Tensor-parallel operations: every direction against the oracle, groups of one, memory handed over, and pipelines.
+
+use gradsync::comm::Communicator;
+use gradsync::ops::tensor_parallel::{
+    AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, TensorOp,
+};
+use gradsync::{Element, Result, bf16, f16};
+use gradsync_tests::array::{Array, patterns_of};
+use gradsync_tests::inputs::vector;
+use gradsync_tests::oracle::{Format, reduce};
+use gradsync_tests::ranks::{guarded, on_ranks};
+
+/// The tensor of an array's values.
+pub(crate) fn tensor(format: Format, values: &[f64], shape: &[usize]) -> HostTensor {
+    match Array::new(format, values) {
+        Array::F64(data) => HostTensor::new(data, shape),
+        Array::F32(data) => HostTensor::new(data, shape),
+        Array::F16(data) => HostTensor::new(data, shape),
+        Array::BF16(data) => HostTensor::new(data, shape),
+    }
+    .unwrap()
+}
+
+fn start(tensor: &HostTensor) -> *const u8 {
+    tensor.as_slice().as_bytes().as_ptr()
+}
+
+/// Shape and bits.
+type Seen = (Vec<usize>, Vec<u64>);
+
+fn seen(tensor: &HostTensor) -> Seen {
+    (tensor.shape().to_vec(), patterns_of(tensor.as_slice()))
+}
+
+type Pass = fn(&dyn Communicator, HostTensor) -> Result<HostTensor>;
+
+/// Every pass that moves data, by what it is to do.
+const SUMS: [Pass; 2] = [|comm, t| AllReduce.forward(comm, t), |comm, t| AllReduceGradient.backward(comm, t)];
+const GATHERS: [Pass; 2] = [|comm, t| AllGather.forward(comm, t), |comm, t| ReduceScatter.backward(comm, t)];
+const SCATTERS: [Pass; 2] = [|comm, t| ReduceScatter.forward(comm, t), |comm, t| AllGather.backward(comm, t)];
+const IDENTITIES: [Pass; 2] = [|comm, t| AllReduceGradient.forward(comm, t), |comm, t| AllReduce.backward(comm, t)];
+
+const TAILS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 5], &[2, 0]];
+
+/// Bit for bit: a sum over ranks is specified as `f64` in rank order with one rounding, and everything else moves bits.
+#[test]
+fn every_pass_dtype_shape_and_rank_count() {
+    guarded(120, || {
+        for format in Format::ALL {
+            for world_size in [1, 2, 3, 4, 5] {
+                for tail in TAILS {
+                    for rows in [0, 1, 3] {
+                        check(format, world_size, &[&[rows * world_size], tail].concat());
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn check(format: Format, world_size: usize, shape: &[usize]) {
+    let what = format!("{format:?} {shape:?} over {world_size}");
+    let len: usize = shape.iter().product();
+    let inputs: Vec<Vec<f64>> = (0..world_size).map(|rank| vector(format, len, 7 + rank as u64)).collect();
+    let sum = reduce::all_reduce(reduce::Op::Sum, format, &inputs);
+    let bits = |values: &[f64]| values.iter().map(|&value| format.encode(value)).collect::<Vec<u64>>();
+    let mut joined = shape.to_vec();
+    joined[0] *= world_size;
+    let mut part = shape.to_vec();
+    part[0] /= world_size;
+    for rank_results in on_ranks(world_size, |comm| {
+        let rank = comm.rank();
+        let run = |pass: &Pass| seen(&pass(&comm, tensor(format, &inputs[rank], shape)).unwrap());
+        (rank, [SUMS, GATHERS, SCATTERS, IDENTITIES].map(|passes| passes.each_ref().map(run)))
+    }) {
+        let (rank, [sums, gathers, scatters, identities]) = rank_results;
+        let part_len = len / world_size;
+        let expected: [Seen; 4] = [
+            (shape.to_vec(), bits(&sum)),
+            (joined.clone(), bits(&inputs.concat())),
+            (part.clone(), bits(&sum[rank * part_len..(rank + 1) * part_len])),
+            (shape.to_vec(), bits(&inputs[rank])),
+        ];
+        for (got, expected) in [sums, gathers, scatters, identities].into_iter().zip(expected) {
+            assert_eq!(got, [expected.clone(), expected], "{what}, rank {rank}");
+        }
+    }
+}
+
+/// Nothing is copied where nothing is to do, and sums are made where the tensor already lies.
+#[test]
+fn tensors_stay_where_they_are() {
+    guarded(60, || {
+        fn in_place<T: Element>(comm: &dyn Communicator, passes: &[Pass], value: f64) {
+            for pass in passes {
+                let data = vec![T::from_f64(value); 12];
+                let place = data.as_ptr();
+                let given = HostTensor::new(data, [4, 3]).unwrap();
+                let back = pass(comm, given).unwrap().into_vec::<T>().expect("the dtype is kept");
+                assert_eq!(back.as_ptr(), place, "{} over {}", T::DTYPE, comm.world_size());
+            }
+        }
+        let every = [SUMS, GATHERS, SCATTERS, IDENTITIES].concat();
+        let no_moves = [SUMS, IDENTITIES].concat();
+        for (world_size, passes) in [(1, &every), (2, &no_moves)] {
+            on_ranks(world_size, |comm| {
+                in_place::<f64>(&comm, passes, 1.5);
+                in_place::<f32>(&comm, passes, 1.5);
+                in_place::<f16>(&comm, passes, 1.5);
+                in_place::<bf16>(&comm, passes, 1.5);
+            });
+        }
+        // A pipeline of one rank neither, and not even a scalar is looked at.
+        on_ranks(1, |comm| {
+            let mut pipeline =
+                Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient);
+            let scalar = HostTensor::new(vec![2.0f32], []).unwrap();
+            let place = start(&scalar);
+            let output = pipeline.forward(&comm, scalar).unwrap();
+            assert_eq!(start(&output), place);
+            assert_eq!(start(&pipeline.backward(&comm, output).unwrap()), place);
+        });
+    });
+}
+
+/// A clone is what the caller keeps; the operation works in the tensor that it was given.
+#[test]
+fn what_the_caller_keeps_is_not_written() {
+    guarded(60, || {
+        on_ranks(3, |comm| {
+            for pass in [SUMS, GATHERS, SCATTERS, IDENTITIES].concat() {
+                let kept = tensor(Format::F16, &vector(Format::F16, 12, 3), &[6, 2]);
+                let before = seen(&kept);
+                pass(&comm, kept.clone()).unwrap();
+                assert_eq!(seen(&kept), before);
+            }
+        });
+    });
+}
+
+/// The group can go on afterwards: whatever was refused was refused before any data moved.
+fn refused_everywhere(
+    world_size: usize,
+    words: &[&str],
+    call: impl Fn(&dyn Communicator) -> Result<HostTensor> + Sync,
+) {
+    let texts = on_ranks(world_size, |comm| {
+        let error = call(&comm).expect_err("a bad call");
+        comm.barrier().unwrap();
+        error.to_string()
+    });
+    for text in texts {
+        for word in words {
+            assert!(text.contains(word), "\"{text}\" does not say \"{word}\"");
+        }
+    }
+}
+
+#[test]
+fn dimension_0_is_missing_or_not_divided() {
+    guarded(60, || {
+        let ones = |shape: &[usize]| tensor(Format::F32, &vec![1.0; shape.iter().product()], shape);
+        for pass in SCATTERS {
+            refused_everywhere(3, &["[4, 3]", "3 ranks"], |comm| pass(comm, ones(&[4, 3])));
+            refused_everywhere(4, &["[6]", "4 ranks"], |comm| pass(comm, ones(&[6])));
+            refused_everywhere(2, &["[]", "2 ranks"], |comm| pass(comm, ones(&[])));
+        }
+        for pass in GATHERS {
+            refused_everywhere(3, &["[]", "3 tensors"], |comm| pass(comm, ones(&[])));
+            refused_everywhere(2, &["18446744073709551615", "2 tensors"], |comm| pass(comm, ones(&[usize::MAX, 0])));
+        }
+    });
+}
+
+/// One rank alone is wrong: every rank learns which, and what it and rank 0 called.
+#[test]
+fn ranks_that_disagree() {
+    guarded(60, || {
+        let ones = |format, shape: &[usize]| tensor(format, &vec![1.0; shape.iter().product()], shape);
+        for pass in [SUMS, GATHERS, SCATTERS].concat() {
+            refused_everywhere(3, &["rank 0", "[6, 2]", "rank 2", "[12]"], |comm| {
+                let shape: &[usize] = if comm.rank() == 2 { &[12] } else { &[6, 2] };
+                pass(comm, ones(Format::F32, shape))
+            });
+            refused_everywhere(4, &["rank 0", "f16 [8]", "rank 1", "f64 [8]"], |comm| {
+                pass(comm, ones(if comm.rank() == 1 { Format::F64 } else { Format::F16 }, &[8]))
+            });
+            // Only one of them would have refused it alone.
+            refused_everywhere(2, &["rank 0", "[2]", "rank 1", "[]"], |comm| {
+                pass(comm, ones(Format::F32, if comm.rank() == 1 { &[] } else { &[2] }))
+            });
+        }
+        refused_everywhere(3, &["AllReduce forward", "AllGather backward", "rank 1"], |comm| {
+            let tensor = ones(Format::F32, &[3]);
+            if comm.rank() == 1 { AllGather.backward(comm, tensor) } else { AllReduce.forward(comm, tensor) }
+        });
+        refused_everywhere(2, &["AllReduce forward", "Pipeline forward", "[AllReduce, AllGather]"], |comm| {
+            let tensor = ones(Format::F32, &[3]);
+            let mut pipeline = Pipeline::new().then(AllReduce).then(AllGather);
+            if comm.rank() == 1 { pipeline.forward(comm, tensor) } else { AllReduce.forward(comm, tensor) }
+        });
+    });
+}
+
+#[test]
+fn a_shape_has_to_fit_its_elements() {
+    for shape in [&[5][..], &[7], &[2, 2], &[], &[usize::MAX, 2]] {
+        let error = HostTensor::new(vec![0.0f32; 6], shape).expect_err("6 elements").to_string();
+        assert!(error.contains(&format!("{shape:?}")), "\"{error}\" does not name {shape:?}");
+    }
+    assert!(HostTensor::new(vec![1.0f32], []).unwrap().into_vec::<f64>().is_none(), "f32 is not f64");
+    let debug = format!("{:?}", HostTensor::new(vec![1.0f32; 6], [2, 3]).unwrap());
+    assert!(debug.contains("[2, 3]") && debug.contains("F32"), "{debug}");
+}
+
+/// `<A x, y> = <x, Aᵀ y>`, summed over the ranks: the way back is the adjoint of the way forward, for each operation
+/// and a pipeline.
+///
+/// Numbers are small integers, so that every sum is exact.
+#[test]
+fn the_way_back_is_the_adjoint() {
+    guarded(60, || {
+        let makers: [fn() -> Box<dyn TensorOp>; 4] = [
+            || Box::new(AllGather),
+            || Box::new(ReduceScatter),
+            || Box::new(Pipeline::new().then(ReduceScatter).then(AllGather).then(AllGather)),
+            || Box::new(Pipeline::new().then(Pipeline::new().then(AllGather)).then(ReduceScatter).then(ReduceScatter)),
+        ];
+        for world_size in [1, 2, 3, 4] {
+            for maker in makers {
+                let rows = world_size * world_size;
+                let inner = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                let integers = |seed: usize, len: usize| (0..len).map(move |i| ((i * 7 + seed * 5) % 11) as f64 - 5.0);
+                let sides = on_ranks(world_size, |comm| {
+                    let mut operation = maker();
+                    let x: Vec<f64> = integers(comm.rank(), rows * 2).collect();
+                    let output = operation.forward(&comm, tensor(Format::F64, &x, &[rows, 2])).unwrap();
+                    let y: Vec<f64> = integers(comm.rank() + 9, output.as_slice().len()).collect();
+                    let left = inner(&output.as_slice().to_f64_vec(), &y);
+                    let gradient = operation.backward(&comm, tensor(Format::F64, &y, output.shape())).unwrap();
+                    assert_eq!(gradient.shape(), [rows, 2]);
+                    (left, inner(&x, &gradient.as_slice().to_f64_vec()))
+                });
+                let (left, right): (Vec<f64>, Vec<f64>) = sides.into_iter().unzip();
+                assert_eq!(left.iter().sum::<f64>(), right.iter().sum::<f64>(), "{} over {world_size}", maker().name());
+            }
+        }
+    });
+}
+
+/// The order of a pipeline's operations, as they see it.
+struct Digit(f64);
+
+impl TensorOp for Digit {
+    fn name(&self) -> &str {
+        "Digit"
+    }
+
+    fn forward(&mut self, _: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+        HostTensor::new(vec![input.as_slice().to_f64_vec()[0] * 10.0 + self.0], [1])
+    }
+
+    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
+        self.forward(comm, gradient)
+    }
+}
+
+#[test]
+fn a_pipeline_goes_back_in_reverse() {
+    on_ranks(1, |comm| {
+        let mut pipeline = Pipeline::new().then(Digit(1.0)).then(Digit(2.0)).then(Digit(3.0));
+        let zero = || HostTensor::new(vec![0.0f64], [1]).unwrap();
+        assert_eq!(pipeline.forward(&comm, zero()).unwrap().into_vec::<f64>(), Some(vec![123.0]));
+        assert_eq!(pipeline.backward(&comm, zero()).unwrap().into_vec::<f64>(), Some(vec![321.0]));
+        assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Digit"; 3]);
+    });
+}
+
+/// A way back without a way forward, once or twice, on one rank or all, or with a gradient that does not fit.
+#[test]
+fn a_pipeline_goes_back_only_where_it_came_from() {
+    guarded(60, || {
+        let ones = |format, rows: usize| tensor(format, &vec![1.0; rows], &[rows]);
+        let pipeline = || Pipeline::new().then(AllGather).then(AllReduce);
+        refused_everywhere(2, &["no pass forward"], |comm| pipeline().backward(comm, ones(Format::F32, 4)));
+        refused_everywhere(2, &["rank 0", "rank 1", "after no forward"], |comm| {
+            let mut pipeline = pipeline();
+            let output = pipeline.forward(comm, ones(Format::F32, 2))?;
+            let mut other = self::Pipeline::new().then(AllGather).then(AllReduce);
+            if comm.rank() == 1 { other.backward(comm, output) } else { pipeline.backward(comm, output) }
+        });
+        refused_everywhere(2, &["no pass forward"], |comm| {
+            let mut pipeline = pipeline();
+            let output = pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
+            pipeline.backward(comm, output.clone()).unwrap();
+            pipeline.backward(comm, output)
+        });
+        refused_everywhere(2, &["[4]", "[6]"], |comm| {
+            let mut pipeline = pipeline();
+            pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
+            let outcome = pipeline.backward(comm, ones(Format::F32, 6));
+            // The pass forward still counts.
+            assert_eq!(pipeline.backward(comm, ones(Format::F32, 4)).unwrap().shape(), [2]);
+            outcome
+        });
+        refused_everywhere(2, &["f32", "bf16"], |comm| {
+            let mut pipeline = pipeline();
+            pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
+            pipeline.backward(comm, ones(Format::BF16, 4))
+        });
+        // A pass forward that failed is none.
+        refused_everywhere(2, &["no pass forward"], |comm| {
+            let mut pipeline = Pipeline::new().then(ReduceScatter);
+            let output = pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
+            pipeline.forward(comm, ones(Format::F32, 3)).expect_err("2 ranks do not divide 3");
+            pipeline.backward(comm, output)
+        });
+    });
+}
