@@ -1,7 +1,13 @@
-//! Plans of tensor ownership and of ZeRO, against what section 1.2 of the specification says, on ranks simulated in
-//! memory: plain vectors and the two collectives below, no communicator.
+//! Plans of tensor ownership and of ZeRO, of groups, bundles and schedules, against what sections 1.2, 1.3, 1.5 and 1.6
+//! of the specification say, on ranks simulated in memory: plain vectors and the two collectives below, no communicator.
 
+mod bundle;
+#[path = "../../fuzz/bundle_header.rs"]
+mod bundle_header;
+mod groups;
 mod ownership;
+mod pipeline;
+mod schedule;
 mod zero;
 
 use std::ops::Range;

@@ -1,0 +1,412 @@
+//! Several tensors as one transfer: where each lies in the bundle, and a header that describes all of them.
+//!
+//! A bundle is sent as a header and a payload. Tensor i starts in the payload at the end of tensor i - 1 rounded up to
+//! 256 bytes, and the payload ends with the last tensor. What lies in the gaps is undefined.
+//!
+//! # The header
+//!
+//! All integers are little-endian and without sign. A receiver reads [`PREFIX_BYTES`] bytes, then as many more as the
+//! prefix says, then the payload.
+//!
+//! | byte | size | field |
+//! |---|---|---|
+//! | 0 | 4 | the magic, ASCII `GSTB` |
+//! | 4 | 4 | the version, 1 |
+//! | 8 | 8 | the sequence number, which means what sender and receiver agree on |
+//! | 16 | 4 | the number of tensors |
+//! | 20 | 4 | the bytes of the whole header, these 32 included |
+//! | 24 | 8 | the bytes of the payload |
+//! | 32 | | one entry for each tensor, without gaps |
+//!
+//! | byte of an entry | size | field |
+//! |---|---|---|
+//! | 0 | 4 | the dtype: 1 f64, 2 f32, 3 f16, 4 bf16, 5 i64, 6 u64, 7 i32, 8 u32, 9 i8, 10 u8 |
+//! | 4 | 4 | the number of dimensions n; 0 for a scalar |
+//! | 8 | 8 n | the dimensions, outermost first |
+//!
+//! Every list of tensors and sequence number has exactly one encoding, and everything else is refused.
+//!
+//! # Headers from strangers
+//!
+//! [`decode`] checks all of a header before it allocates, and its errors allocate nothing. What it then allocates is
+//! one [`TensorSpec`] and one range for each tensor, and 8 bytes for each dimension: at most 6 times the bytes that it
+//! was given, which [`Limits::header_bytes`] limits.
+
+use std::ops::Range;
+
+use super::layout::TENSOR_ALIGNMENT;
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+
+const OPERATION: &str = "tensor bundle";
+
+/// Bytes of a header's first part, which says how long the header is.
+pub const PREFIX_BYTES: usize = 32;
+
+const MAGIC: [u8; 4] = *b"GSTB";
+const VERSION: u32 = 1;
+
+/// Where the tensors of a bundle lie in its payload, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleLayout {
+    /// The bytes of each tensor, in order; each starts at a multiple of [`TENSOR_ALIGNMENT`].
+    pub places: Vec<Range<usize>>,
+    /// Bytes of the payload: the end of the last tensor, without padding.
+    pub len: usize,
+}
+
+impl BundleLayout {
+    /// Lays out tensors of the given sizes in bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the first tensor that ends beyond the address space.
+    pub fn new(byte_sizes: &[usize]) -> Result<Self> {
+        let mut places = Vec::with_capacity(byte_sizes.len());
+        let mut len = 0u64;
+        for (index, &bytes) in byte_sizes.iter().enumerate() {
+            let place = place_after(len, bytes as u64).filter(|place| place.end <= isize::MAX as u64);
+            let place = place.ok_or_else(|| {
+                refused(format!("tensor {index} has {bytes} bytes, which the {len} before it do not leave room for"))
+            })?;
+            len = place.end;
+            places.push(place.start as usize..place.end as usize);
+        }
+        Ok(Self { places, len: len as usize })
+    }
+}
+
+/// What a header says about one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The type of its elements.
+    pub dtype: DataType,
+    /// Its dimensions, outermost first; none for a scalar, which has one element.
+    pub dims: Vec<u64>,
+}
+
+impl TensorSpec {
+    /// Its size in bytes; none if the dimensions multiplied, zeros left out, exceed 64 bits.
+    pub fn bytes(&self) -> Option<u64> {
+        tensor_bytes(self.dtype, self.dims.iter().copied())
+    }
+}
+
+/// What a receiver accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most tensors of a bundle.
+    pub tensors: u32,
+    /// The most dimensions of a tensor.
+    pub dims: u32,
+    /// The largest dimension.
+    pub dim: u64,
+    /// The most bytes of a header, its prefix included.
+    pub header_bytes: u32,
+    /// The most bytes of a payload. The address space is a limit in any case.
+    pub payload_bytes: u64,
+}
+
+impl Default for Limits {
+    /// 65536 tensors of at most 16 dimensions, each at most 2^40; a header of 4 MiB and a payload of 64 GiB.
+    fn default() -> Self {
+        Self { tensors: 1 << 16, dims: 16, dim: 1 << 40, header_bytes: 4 << 20, payload_bytes: 64 << 30 }
+    }
+}
+
+/// The fixed part that a header starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The sequence number.
+    pub sequence: u64,
+    /// How many tensors follow.
+    pub tensors: u32,
+    /// Bytes of the whole header, the prefix included.
+    pub header_bytes: u32,
+    /// Bytes of the payload, as the sender states them; [`decode`] compares them with the tensors.
+    pub payload_bytes: u64,
+}
+
+impl Prefix {
+    /// Reads the prefix, so that a receiver knows to read `header_bytes` less [`PREFIX_BYTES`] more.
+    ///
+    /// # Errors
+    /// [`HeaderError`] for another magic or version, or for numbers beyond the limits or that contradict each other.
+    pub fn decode(bytes: &[u8; PREFIX_BYTES], limits: &Limits) -> Result<Self, HeaderError> {
+        let magic = array(bytes, 0);
+        if magic != MAGIC {
+            return Err(HeaderError::Magic { found: magic });
+        }
+        let version = u32_at(bytes, 4);
+        if version != VERSION {
+            return Err(HeaderError::Version { found: version });
+        }
+        let (sequence, tensors) = (u64_at(bytes, 8), u32_at(bytes, 16));
+        let (header_bytes, payload_bytes) = (u32_at(bytes, 20), u64_at(bytes, 24));
+        if tensors > limits.tensors {
+            return Err(HeaderError::TooManyTensors { found: tensors, limit: limits.tensors });
+        }
+        if header_bytes > limits.header_bytes {
+            return Err(HeaderError::HeaderTooLong { found: header_bytes, limit: limits.header_bytes });
+        }
+        // In 128 bits, where products of three such numbers fit.
+        let least = PREFIX_BYTES as u128 + 8 * u128::from(tensors);
+        let most = least + 8 * u128::from(limits.dims) * u128::from(tensors);
+        if !(least..=most).contains(&header_bytes.into()) {
+            return Err(HeaderError::HeaderLength { found: header_bytes, tensors });
+        }
+        let limit = payload_limit(limits);
+        if payload_bytes > limit {
+            return Err(HeaderError::PayloadTooLarge { found: payload_bytes, limit });
+        }
+        Ok(Self { sequence, tensors, header_bytes, payload_bytes })
+    }
+}
+
+/// What a header says, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The sequence number.
+    pub sequence: u64,
+    /// The tensors, in order.
+    pub tensors: Vec<TensorSpec>,
+    /// Where they lie in the payload.
+    pub layout: BundleLayout,
+}
+
+/// Writes the header of a bundle of these tensors.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming the first tensor whose dimensions exceed 64 bits multiplied, zeros left out, or
+/// that ends beyond the address space; or if the header itself exceeds 4 GiB.
+pub fn encode(tensors: &[TensorSpec], sequence: u64) -> Result<Vec<u8>> {
+    let mut sizes = Vec::with_capacity(tensors.len());
+    let mut header_bytes = PREFIX_BYTES;
+    for (index, tensor) in tensors.iter().enumerate() {
+        let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok());
+        sizes.push(bytes.ok_or_else(|| refused(format!("tensor {index} exceeds the address space: {tensor:?}")))?);
+        // Below the address space: the dimensions are in memory.
+        header_bytes += 8 + 8 * tensor.dims.len();
+    }
+    let layout = BundleLayout::new(&sizes)?;
+    let stated = u32::try_from(header_bytes)
+        .map_err(|_| refused(format!("the header of {} tensors has {header_bytes} bytes", tensors.len())))?;
+    let mut header = Vec::with_capacity(header_bytes);
+    header.extend(MAGIC);
+    header.extend(VERSION.to_le_bytes());
+    header.extend(sequence.to_le_bytes());
+    // Fewer than bytes of the header, and so are the dimensions below.
+    header.extend((tensors.len() as u32).to_le_bytes());
+    header.extend(stated.to_le_bytes());
+    header.extend((layout.len as u64).to_le_bytes());
+    for tensor in tensors {
+        header.extend(code(tensor.dtype).to_le_bytes());
+        header.extend((tensor.dims.len() as u32).to_le_bytes());
+        header.extend(tensor.dims.iter().flat_map(|dim| dim.to_le_bytes()));
+    }
+    Ok(header)
+}
+
+/// Reads a whole header, prefix included, from exactly its bytes.
+///
+/// # Errors
+/// [`HeaderError`] naming what is wrong and where: as for [`Prefix::decode`], a length other than the prefix says, an
+/// unknown dtype, a tensor or payload beyond the limits, or a payload of another length than the prefix says.
+pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
+    let prefix = bytes.first_chunk::<PREFIX_BYTES>();
+    let prefix = prefix.ok_or(HeaderError::TooShort { found: bytes.len(), needed: PREFIX_BYTES })?;
+    let prefix = Prefix::decode(prefix, limits)?;
+    let needed = prefix.header_bytes as usize;
+    if bytes.len() < needed {
+        return Err(HeaderError::TooShort { found: bytes.len(), needed });
+    }
+    if bytes.len() > needed {
+        return Err(HeaderError::TooLong { found: bytes.len(), needed });
+    }
+    // Everything is checked by the first pass, and nothing is allocated before the second.
+    let mut entries = Entries::new(bytes, limits);
+    for _ in 0..prefix.tensors {
+        entries.next()?;
+    }
+    if entries.offset < needed {
+        return Err(HeaderError::TooLong { found: needed, needed: entries.offset });
+    }
+    if entries.payload_bytes != prefix.payload_bytes {
+        return Err(HeaderError::PayloadLength { found: prefix.payload_bytes, needed: entries.payload_bytes });
+    }
+    let mut tensors = Vec::with_capacity(prefix.tensors as usize);
+    let mut places = Vec::with_capacity(prefix.tensors as usize);
+    let mut entries = Entries::new(bytes, limits);
+    for _ in 0..prefix.tensors {
+        let entry = entries.next()?;
+        let mut spec = TensorSpec { dtype: entry.dtype, dims: Vec::with_capacity(entry.dims.len() / 8) };
+        spec.dims.extend(dims(entry.dims));
+        tensors.push(spec);
+        // At most the limit on payloads, which fits the address space.
+        places.push(entry.place.start as usize..entry.place.end as usize);
+    }
+    let layout = BundleLayout { places, len: prefix.payload_bytes as usize };
+    Ok(Header { sequence: prefix.sequence, tensors, layout })
+}
+
+/// A tensor as the header has it.
+struct Entry<'a> {
+    dtype: DataType,
+    /// 8 bytes for each dimension.
+    dims: &'a [u8],
+    place: Range<u64>,
+}
+
+/// Reads one tensor after the other, and checks each. Allocates nothing.
+struct Entries<'a> {
+    bytes: &'a [u8],
+    limits: &'a Limits,
+    tensor: u32,
+    offset: usize,
+    payload_bytes: u64,
+}
+
+impl<'a> Entries<'a> {
+    fn new(bytes: &'a [u8], limits: &'a Limits) -> Self {
+        Self { bytes, limits, tensor: 0, offset: PREFIX_BYTES, payload_bytes: 0 }
+    }
+
+    fn next(&mut self) -> Result<Entry<'a>, HeaderError> {
+        let Self { bytes, limits, tensor, offset, payload_bytes } = *self;
+        let ends_early = HeaderError::EndsEarly { tensor, offset };
+        let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
+        let found = u32_at(&head, 0);
+        let dtype = DataType::ALL.into_iter().find(|&dtype| code(dtype) == found);
+        let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
+        let count = u32_at(&head, 4);
+        if count > limits.dims {
+            return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
+        }
+        let first_dim = offset + 8;
+        // In 64 bits, as 8 times the count may exceed a smaller address space; it is compared before it is used.
+        if u64::from(count) * 8 > (bytes.len() - first_dim) as u64 {
+            return Err(ends_early);
+        }
+        let end = first_dim + count as usize * 8;
+        let sizes = &bytes[first_dim..end];
+        if let Some((axis, found)) = dims(sizes).enumerate().find(|&(_, dim)| dim > limits.dim) {
+            return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit: limits.dim });
+        }
+        let size = tensor_bytes(dtype, dims(sizes)).ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
+        let limit = payload_limit(limits);
+        let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
+        let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
+        *self = Self { bytes, limits, tensor: tensor + 1, offset: end, payload_bytes: place.end };
+        Ok(Entry { dtype, dims: sizes, place })
+    }
+}
+
+/// Where a tensor of `bytes` lies that follows one that ends at `end`.
+fn place_after(end: u64, bytes: u64) -> Option<Range<u64>> {
+    let start = end.checked_next_multiple_of(TENSOR_ALIGNMENT as u64)?;
+    Some(start..start.checked_add(bytes)?)
+}
+
+/// Zeros are left out of the product, so that no part of it overflows where a receiver makes strides of dimensions.
+fn tensor_bytes(dtype: DataType, mut dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
+    let empty = dims.clone().any(|dim| dim == 0);
+    let bytes = dims.try_fold(dtype.size_bytes() as u64, |product, dim| product.checked_mul(dim.max(1)))?;
+    Some(if empty { 0 } else { bytes })
+}
+
+fn payload_limit(limits: &Limits) -> u64 {
+    limits.payload_bytes.min(isize::MAX as u64)
+}
+
+/// Counts from 1, so that zeros are no dtype.
+fn code(dtype: DataType) -> u32 {
+    match dtype {
+        DataType::F64 => 1,
+        DataType::F32 => 2,
+        DataType::F16 => 3,
+        DataType::BF16 => 4,
+        DataType::I64 => 5,
+        DataType::U64 => 6,
+        DataType::I32 => 7,
+        DataType::U32 => 8,
+        DataType::I8 => 9,
+        DataType::U8 => 10,
+    }
+}
+
+fn dims(bytes: &[u8]) -> impl Iterator<Item = u64> + Clone {
+    bytes.chunks_exact(8).map(|dim| u64_at(dim, 0))
+}
+
+fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    *bytes[offset..].first_chunk().expect("the caller has checked the length")
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, offset))
+}
+
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, offset))
+}
+
+fn refused(reason: String) -> Error {
+    Error::InvalidArgument { operation: OPERATION, reason }
+}
+
+/// Why bytes are no header of a bundle. Offsets are in bytes from the start of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
+pub enum HeaderError {
+    /// There are fewer bytes than the header has.
+    #[error("the header has {found} bytes, and needs {needed}")]
+    TooShort { found: usize, needed: usize },
+    /// There are bytes after the header, or after its last tensor.
+    #[error("the header has {found} bytes, and its tensors end at byte {needed}")]
+    TooLong { found: usize, needed: usize },
+    /// Not a header at all.
+    #[error("the header starts with {found:?} instead of {MAGIC:?}")]
+    Magic { found: [u8; 4] },
+    /// A header of another version.
+    #[error("the header at byte 4 has version {found}, and this is version {VERSION}")]
+    Version { found: u32 },
+    /// More tensors than the receiver accepts.
+    #[error("the header at byte 16 states {found} tensors, and the limit is {limit}")]
+    TooManyTensors { found: u32, limit: u32 },
+    /// A longer header than the receiver accepts.
+    #[error("the header at byte 20 states {found} bytes of header, and the limit is {limit}")]
+    HeaderTooLong { found: u32, limit: u32 },
+    /// A length that no header with so many tensors has, given the limit on dimensions.
+    #[error("the header at byte 20 states {found} bytes of header, which {tensors} tensors cannot have")]
+    HeaderLength { found: u32, tensors: u32 },
+    /// A larger payload than the receiver accepts.
+    #[error("the header at byte 24 states {found} bytes of payload, and the limit is {limit}")]
+    PayloadTooLarge { found: u64, limit: u64 },
+    /// The header ends inside a tensor.
+    #[error("the header ends inside tensor {tensor} at byte {offset}")]
+    EndsEarly { tensor: u32, offset: usize },
+    /// A dtype that this version does not have.
+    #[error("tensor {tensor} at byte {offset} has the unknown dtype {found}")]
+    DType { tensor: u32, offset: usize, found: u32 },
+    /// More dimensions than the receiver accepts.
+    #[error("tensor {tensor} at byte {offset} has {found} dimensions, and the limit is {limit}")]
+    TooManyDims { tensor: u32, offset: usize, found: u32, limit: u32 },
+    /// A larger dimension than the receiver accepts.
+    #[error("tensor {tensor} at byte {offset} has a dimension of {found}, and the limit is {limit}")]
+    DimTooLarge { tensor: u32, offset: usize, found: u64, limit: u64 },
+    /// A tensor whose size, zeros among the dimensions left out, exceeds 64 bits.
+    #[error("tensor {tensor} at byte {offset} has dimensions whose product exceeds 64 bits")]
+    TensorTooLarge { tensor: u32, offset: usize },
+    /// A tensor that does not fit the payload that the receiver accepts.
+    #[error("tensor {tensor} at byte {offset} has {bytes} bytes and ends beyond the limit of {limit}")]
+    TensorBeyondLimit { tensor: u32, offset: usize, bytes: u64, limit: u64 },
+    /// The tensors need another payload than the header states.
+    #[error("the header at byte 24 states {found} bytes of payload, and its tensors have {needed}")]
+    PayloadLength { found: u64, needed: u64 },
+}
+
+impl From<HeaderError> for Error {
+    fn from(error: HeaderError) -> Self {
+        refused(error.to_string())
+    }
+}

@@ -1,0 +1,311 @@
+//! The groups that a rank belongs to when data, horizontal (tensor) and pipeline parallelism divide the world.
+//!
+//! Ranks fill a grid with the horizontal direction fastest, then data, then pipeline: rank r is at horizontal place
+//! `r % H`, data place `r / H % D` and pipeline place `r / (H * D)`. Nodes are runs of `local` consecutive ranks. With
+//! 24 ranks, `D = 2`, `H = 3` and 4 pipeline stages, rank 17 shares its model's slice with rank 14, its layer with
+//! ranks 15 and 16, and its pipeline with ranks 5, 11 and 23:
+//!
+//! ```
+//! use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+//!
+//! let sizes = Sizes { world: 24, local: 4, data: 2, horizontal: 3, pipeline: 4 };
+//! let group = Topology::new(17, sizes)?.group(GroupKind::Pipeline)?;
+//! assert_eq!((group.id, group.ranks, group.index), (5, vec![5, 11, 17, 23], 2));
+//! # Ok::<(), gradsync::Error>(())
+//! ```
+//!
+//! A group's id and index are what [`Member::split`](crate::bootstrap::Member::split) takes as colour and key.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+const OPERATION: &str = "topology";
+
+/// The most ranks of a world: NCCL and MPI count them in a 32-bit `int`.
+pub const MOST_RANKS: usize = i32::MAX as usize;
+
+/// The kinds of group.
+///
+/// The groups of one kind divide the world: each rank is in exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GroupKind {
+    /// All ranks.
+    World,
+    /// The ranks that hold the same part of the model and see different data: they reduce gradients.
+    Data,
+    /// The ranks of one data group that are on one node.
+    NodeLocalData,
+    /// One rank of each node that the data group is on: those that have the same index in their node-local data groups.
+    ///
+    /// After a reduce-scatter within each node-local data group, these are the ranks that hold the same shard, which is
+    /// what a hierarchical all-reduce and hierarchical Adasum reduce across nodes. If the data group takes the same
+    /// local numbers on each of its nodes, they are the ranks of the data group with this rank's local number. ONNX
+    /// Runtime takes all ranks of the *world* with that number, whether or not they are in the data group.
+    CrossNodeData,
+    /// The ranks that share a layer (tensor parallelism).
+    Horizontal,
+    /// The ranks that pass activations on, from the first stage to the last.
+    Pipeline,
+}
+
+impl GroupKind {
+    /// All of them, in the order of ONNX Runtime's attribute `group_type`, which counts from 0.
+    pub const ALL: [GroupKind; 6] = [
+        GroupKind::World,
+        GroupKind::Data,
+        GroupKind::NodeLocalData,
+        GroupKind::CrossNodeData,
+        GroupKind::Horizontal,
+        GroupKind::Pipeline,
+    ];
+}
+
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            GroupKind::World => "world",
+            GroupKind::Data => "data",
+            GroupKind::NodeLocalData => "node-local data",
+            GroupKind::CrossNodeData => "cross-node data",
+            GroupKind::Horizontal => "horizontal",
+            GroupKind::Pipeline => "pipeline",
+        })
+    }
+}
+
+/// How many ranks there are in each direction. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sizes {
+    /// Ranks of the world: the product of the three sizes below.
+    pub world: usize,
+    /// Ranks of a node; the last node has fewer if this does not divide the world.
+    pub local: usize,
+    /// Ranks of a data group.
+    pub data: usize,
+    /// Ranks of a horizontal group.
+    pub horizontal: usize,
+    /// Ranks of a pipeline group: its stages.
+    pub pipeline: usize,
+}
+
+/// Ranks that do something together, as one of them sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// What they do together.
+    pub kind: GroupKind,
+    /// The number of this group among those of its kind, which count from 0 in the order of their lowest ranks.
+    pub id: usize,
+    /// World ranks of the members, ascending.
+    pub ranks: Vec<usize>,
+    /// Where this rank stands in `ranks`: its rank in the group.
+    pub index: usize,
+}
+
+/// One rank's place among all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Topology {
+    rank: usize,
+    sizes: Sizes,
+}
+
+impl Topology {
+    /// The place of `rank`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the values if a size is 0, a size does not divide the world, their product is
+    /// not the world, the world has more than [`MOST_RANKS`], or `rank` is not below it.
+    pub fn new(rank: usize, sizes: Sizes) -> Result<Self> {
+        let refused = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
+        let Sizes { world, local, data, horizontal, pipeline } = sizes;
+        let directions = [("data", data), ("horizontal", horizontal), ("pipeline", pipeline)];
+        for (name, size) in [("world", world), ("local", local)].into_iter().chain(directions) {
+            if size == 0 {
+                return refused(format!("the {name} size is 0"));
+            }
+        }
+        if world > MOST_RANKS {
+            return refused(format!("the world size is {world}, and the most is {MOST_RANKS}"));
+        }
+        for (name, size) in directions {
+            if world % size != 0 {
+                return refused(format!("the {name} size {size} does not divide the world size {world}"));
+            }
+        }
+        if data.checked_mul(horizontal).and_then(|product| product.checked_mul(pipeline)) != Some(world) {
+            return refused(format!(
+                "the data size {data}, the horizontal size {horizontal} and the pipeline size {pipeline} multiplied \
+                 are not the world size {world}"
+            ));
+        }
+        if rank >= world {
+            return refused(format!("rank {rank} is not in a world of {world}"));
+        }
+        Ok(Self { rank, sizes })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are in each direction.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// The number of the node that this rank is on.
+    pub fn node(&self) -> usize {
+        self.rank / self.sizes.local
+    }
+
+    /// The number of this rank on its node.
+    pub fn local_rank(&self) -> usize {
+        self.rank % self.sizes.local
+    }
+
+    /// The group of one kind that this rank is in.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for cross-node data groups, and on every rank, if *any* data group of the world has
+    /// more members on one of its nodes than on another: shards of different length would meet. The message names the
+    /// group and the nodes. No other kind is ever refused.
+    pub fn group(&self, kind: GroupKind) -> Result<Group> {
+        let Sizes { world, data, horizontal, pipeline, .. } = self.sizes;
+        let ranks: Vec<usize> = match kind {
+            GroupKind::World => (0..world).collect(),
+            GroupKind::Horizontal => {
+                let first = self.rank - self.rank % horizontal;
+                (first..first + horizontal).collect()
+            }
+            GroupKind::Data => self.data_group(self.rank).collect(),
+            GroupKind::Pipeline => {
+                let stage = horizontal * data;
+                (0..pipeline).map(|z| self.rank % stage + z * stage).collect()
+            }
+            GroupKind::NodeLocalData => {
+                let local = |rank: &usize| self.node_of(*rank) == self.node();
+                self.data_group(self.rank).filter(local).collect()
+            }
+            GroupKind::CrossNodeData => {
+                self.check_nodes()?;
+                // Every node of the data group has equally many members, and they follow one another in the group.
+                let per_node = self.members_on_first_node(self.rank);
+                self.data_group(self.rank).skip(self.place(self.rank) % per_node).step_by(per_node).collect()
+            }
+        };
+        let id = match kind {
+            GroupKind::World => 0,
+            GroupKind::Horizontal => self.rank / horizontal,
+            GroupKind::Data => self.data_id(self.rank),
+            GroupKind::Pipeline => self.rank % (horizontal * data),
+            GroupKind::NodeLocalData => (0..ranks[0]).filter(|&rank| self.leads_node(rank)).count(),
+            GroupKind::CrossNodeData => {
+                let leads = |rank: &usize| self.place(*rank) < self.members_on_first_node(*rank);
+                (0..ranks[0]).filter(leads).count()
+            }
+        };
+        let index = ranks.partition_point(|&rank| rank < self.rank);
+        Ok(Group { kind, id, ranks, index })
+    }
+
+    fn node_of(&self, rank: usize) -> usize {
+        rank / self.sizes.local
+    }
+
+    /// The place of a rank in its data group.
+    fn place(&self, rank: usize) -> usize {
+        rank / self.sizes.horizontal % self.sizes.data
+    }
+
+    fn data_id(&self, rank: usize) -> usize {
+        let Sizes { data, horizontal, .. } = self.sizes;
+        rank % horizontal + rank / (horizontal * data) * horizontal
+    }
+
+    /// The data group that a rank is in.
+    fn data_group(&self, rank: usize) -> impl Iterator<Item = usize> {
+        let Sizes { data, horizontal, .. } = self.sizes;
+        let first = rank - self.place(rank) * horizontal;
+        (0..data).map(move |y| first + y * horizontal)
+    }
+
+    /// Whether a rank is the lowest of its data group on its node.
+    fn leads_node(&self, rank: usize) -> bool {
+        self.place(rank) == 0 || self.node_of(rank - self.sizes.horizontal) != self.node_of(rank)
+    }
+
+    /// How many members of a rank's data group are on its node, from that rank on.
+    fn members_from(&self, rank: usize) -> usize {
+        let Sizes { local, data, horizontal, .. } = self.sizes;
+        (local - rank % local).div_ceil(horizontal).min(data - self.place(rank))
+    }
+
+    /// How many members of a rank's data group are on the node of its first member.
+    fn members_on_first_node(&self, rank: usize) -> usize {
+        self.members_from(rank - self.place(rank) * self.sizes.horizontal)
+    }
+
+    /// Refuses a world in which a data group has more members on one node than on another.
+    fn check_nodes(&self) -> Result<()> {
+        for rank in (0..self.sizes.world).filter(|&rank| self.leads_node(rank)) {
+            let (per_node, members) = (self.members_on_first_node(rank), self.members_from(rank));
+            if members != per_node {
+                let first = rank - self.place(rank) * self.sizes.horizontal;
+                let reason = format!(
+                    "data group {} has {per_node} members on node {} and {members} on node {}, where cross-node data \
+                     groups need equally many",
+                    self.data_id(rank),
+                    self.node_of(first),
+                    self.node_of(rank)
+                );
+                return Err(Error::InvalidArgument { operation: OPERATION, reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(world: usize, local: usize, data: usize, horizontal: usize, pipeline: usize) -> Sizes {
+        Sizes { world, local, data, horizontal, pipeline }
+    }
+
+    #[track_caller]
+    fn refusal(rank: usize, sizes: Sizes) -> String {
+        Topology::new(rank, sizes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn refusals_name_the_values() {
+        for (index, name) in ["world", "local", "data", "horizontal", "pipeline"].into_iter().enumerate() {
+            let mut given = [1; 5];
+            given[index] = 0;
+            let [world, local, data, horizontal, pipeline] = given;
+            let message = refusal(0, sizes(world, local, data, horizontal, pipeline));
+            assert_eq!(message, format!("topology: the {name} size is 0"));
+        }
+        assert!(refusal(0, sizes(64, 8, 65, 1, 1)).contains("data size 65 does not divide the world size 64"));
+        assert!(refusal(0, sizes(64, 8, 1, 5, 1)).contains("horizontal size 5 does not divide the world size 64"));
+        assert!(refusal(0, sizes(64, 8, 1, 1, 3)).contains("pipeline size 3 does not divide"));
+        let message = refusal(0, sizes(64, 8, 8, 4, 1));
+        assert!(["size 8", "size 4", "size 1 ", "size 64"].iter().all(|value| message.contains(value)), "{message}");
+        assert!(refusal(64, sizes(64, 8, 8, 8, 1)).contains("rank 64 is not in a world of 64"));
+        let huge = usize::MAX;
+        assert!(refusal(0, sizes(huge, 1, huge, 1, 1)).contains(&huge.to_string()));
+        // Each divides the world, and the product is beyond `usize`.
+        let most = MOST_RANKS;
+        assert!(refusal(0, sizes(most, 1, most, most, most)).contains("multiplied"));
+    }
+
+    #[test]
+    fn a_node_may_be_larger_than_the_world() {
+        let topology = Topology::new(3, sizes(4, 8, 4, 1, 1)).unwrap();
+        assert_eq!((topology.node(), topology.local_rank()), (0, 3));
+        assert_eq!(topology.group(GroupKind::NodeLocalData).unwrap().ranks, [0, 1, 2, 3]);
+        assert_eq!(topology.group(GroupKind::CrossNodeData).unwrap().ranks, [3]);
+    }
+}

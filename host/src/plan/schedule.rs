@@ -1,0 +1,323 @@
+//! Which rank sends what to which other, slot by slot, checked for all ranks before any of them starts.
+//!
+//! A [`Schedule`] has numbered slots. In each, a rank starts all its sends and receives together, as one group call,
+//! and goes on when all of them are done; ranks without a transfer in a slot pass it by. The n-th send from one rank to
+//! another meets the n-th receive there *in the same slot*, so that any number of transfers may go between two ranks.
+//! A schedule in which each transfer meets one cannot deadlock: the ranks that are furthest behind are all in, or on
+//! their way to, the same slot, and find each other there. No schedule without that property can be made.
+//!
+//! [`one_forward_one_backward`] makes the schedule of a pipeline.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+const OPERATION: &str = "schedule";
+
+/// One end of a transfer: `what` goes to, or comes from, `peer`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer<T> {
+    /// The rank at the other end.
+    pub peer: usize,
+    /// What both ends agree that it is: a number of bytes, for example.
+    pub what: T,
+}
+
+/// What one rank transfers in one slot: one group call. Order matters among transfers with the same peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot<T> {
+    /// What it sends.
+    pub sends: Vec<Transfer<T>>,
+    /// What it receives.
+    pub recvs: Vec<Transfer<T>>,
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self { sends: Vec::new(), recvs: Vec::new() }
+    }
+}
+
+/// The slots of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankSchedule<T> {
+    rank: usize,
+    world_size: usize,
+    slots: BTreeMap<usize, Slot<T>>,
+}
+
+impl<T> RankSchedule<T> {
+    /// No transfers yet, for `rank`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rank beyond the world.
+    pub fn new(rank: usize, world_size: usize) -> Result<Self> {
+        if rank >= world_size {
+            return refused(format!("rank {rank} is not in a world of {world_size}"));
+        }
+        Ok(Self { rank, world_size, slots: BTreeMap::new() })
+    }
+
+    /// Adds a send to `peer`, after those that the slot has.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a peer beyond the world, or this rank itself.
+    pub fn send(&mut self, slot: usize, peer: usize, what: T) -> Result<()> {
+        self.check(slot, peer)?;
+        self.slots.entry(slot).or_default().sends.push(Transfer { peer, what });
+        Ok(())
+    }
+
+    /// Adds a receive from `peer`, after those that the slot has.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn recv(&mut self, slot: usize, peer: usize, what: T) -> Result<()> {
+        self.check(slot, peer)?;
+        self.slots.entry(slot).or_default().recvs.push(Transfer { peer, what });
+        Ok(())
+    }
+
+    /// The rank whose slots these are.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// What this rank does in a slot; none if it passes it by.
+    pub fn slot(&self, slot: usize) -> Option<&Slot<T>> {
+        self.slots.get(&slot)
+    }
+
+    /// The slots that this rank does not pass by, with their numbers, in order.
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = (usize, &Slot<T>)> {
+        self.slots.iter().map(|(&number, slot)| (number, slot))
+    }
+
+    fn check(&self, slot: usize, peer: usize) -> Result<()> {
+        let Self { rank, world_size, .. } = *self;
+        if peer >= world_size || peer == rank {
+            return refused(format!(
+                "slot {slot}: rank {peer} is not a peer of rank {rank} in a world of {world_size}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The slots of all ranks, in which each send meets a receive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule<T> {
+    ranks: Vec<RankSchedule<T>>,
+}
+
+/// What one rank sends to another in one slot, at both ends.
+struct Ends<'a, T> {
+    sent: Vec<&'a T>,
+    received: Vec<&'a T>,
+}
+
+impl<T> Schedule<T> {
+    /// No transfers yet, between `world_size` ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no ranks, [`Error::OutOfMemory`] for too many.
+    pub fn new(world_size: usize) -> Result<Self> {
+        if world_size == 0 {
+            return refused("the world size is 0".into());
+        }
+        let mut ranks = Vec::new();
+        ranks.try_reserve_exact(world_size).map_err(|_| Error::OutOfMemory {
+            operation: OPERATION,
+            bytes: world_size.saturating_mul(size_of::<RankSchedule<T>>()),
+        })?;
+        ranks.extend((0..world_size).map(|rank| RankSchedule { rank, world_size, slots: BTreeMap::new() }));
+        Ok(Self { ranks })
+    }
+
+    /// Adds a send and the receive that it meets.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the two are not different ranks of the world.
+    pub fn transfer(&mut self, slot: usize, from: usize, to: usize, what: T) -> Result<()>
+    where
+        T: Clone,
+    {
+        let world_size = self.ranks.len();
+        let Some(sender) = self.ranks.get_mut(from) else {
+            return refused(format!("slot {slot}: rank {from} is not in a world of {world_size}"));
+        };
+        sender.send(slot, to, what.clone())?;
+        self.ranks[to].recv(slot, from, what)
+    }
+
+    /// The schedule of which the ranks made their parts by themselves, in rank order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming ranks and slot, of the first slot in which a send meets no receive or a
+    /// receive no send, so that the two ranks would wait for ever, or in which the two ends differ in what they
+    /// transfer; or if the parts are not those of all ranks, in order.
+    pub fn from_ranks(ranks: Vec<RankSchedule<T>>) -> Result<Self>
+    where
+        T: PartialEq + fmt::Debug,
+    {
+        if ranks.is_empty() {
+            return refused("the world size is 0".into());
+        }
+        for (index, RankSchedule { rank, world_size, .. }) in ranks.iter().enumerate() {
+            if *rank != index || *world_size != ranks.len() {
+                return refused(format!(
+                    "part {index} of {} is that of rank {rank} in a world of {world_size}",
+                    ranks.len()
+                ));
+            }
+        }
+        let mut met: BTreeMap<(usize, usize, usize), Ends<'_, T>> = BTreeMap::new();
+        for part in &ranks {
+            for (slot, transfers) in part.slots() {
+                for Transfer { peer, what } in &transfers.sends {
+                    met.entry((slot, part.rank, *peer)).or_default().sent.push(what);
+                }
+                for Transfer { peer, what } in &transfers.recvs {
+                    met.entry((slot, *peer, part.rank)).or_default().received.push(what);
+                }
+            }
+        }
+        for ((slot, from, to), Ends { sent, received }) in met {
+            if sent.len() != received.len() {
+                return refused(format!(
+                    "slot {slot} would deadlock: rank {from} has {} sends to rank {to}, which has {} receives from it",
+                    sent.len(),
+                    received.len()
+                ));
+            }
+            if let Some(index) = sent.iter().zip(&received).position(|(sent, received)| sent != received) {
+                return refused(format!(
+                    "slot {slot}: send {index} from rank {from} to rank {to} is {:?}, and receive {index} there is {:?}",
+                    sent[index], received[index]
+                ));
+            }
+        }
+        Ok(Self { ranks })
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// One rank's part. Panics for a rank beyond the world.
+    pub fn rank(&self, rank: usize) -> &RankSchedule<T> {
+        &self.ranks[rank]
+    }
+}
+
+impl<T> Default for Ends<'_, T> {
+    fn default() -> Self {
+        Self { sent: Vec::new(), received: Vec::new() }
+    }
+}
+
+/// What the stages of a pipeline pass on, by micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Passed {
+    /// The outputs of a stage, which are the next stage's inputs.
+    Activation(usize),
+    /// The gradient of a stage's inputs, which are the previous stage's outputs.
+    Gradient(usize),
+}
+
+/// One thing that a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// The forward pass of a micro-batch.
+    Forward(usize),
+    /// The backward pass of a micro-batch.
+    Backward(usize),
+    /// The transfers of a slot.
+    Slot(usize),
+}
+
+/// What one stage of a pipeline does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// Everything, in order.
+    pub steps: Vec<Step>,
+    /// The transfers of its slots. Ranks are stages: indices in the pipeline group of
+    /// [`groups`](super::groups::GroupKind::Pipeline).
+    pub transfers: RankSchedule<Passed>,
+}
+
+/// What stage `stage` of `stages` does with `micro_batches`, one forward and one backward pass in turn ("1F1B").
+///
+/// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then takes backward and forward
+/// passes in turn, so that it never keeps the activations of more than `stages - s` micro-batches, next to the received
+/// ones of at most one that waits for its forward pass. Backward passes are in the order of the forward passes.
+///
+/// Each pass takes one tick, and slot t transfers what the passes of tick t computed. Nothing arrives later than the
+/// slot before the pass that needs it, and the whole takes `2 * (micro_batches + stages - 1)` ticks. A slot waits for
+/// neighbours only, and so stages need not keep step if their passes take different times.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a stage beyond `stages`, no micro-batches, or `stages + micro_batches`
+/// beyond 2^31 - 1.
+pub fn one_forward_one_backward(stage: usize, stages: usize, micro_batches: usize) -> Result<Stage> {
+    const OPERATION: &str = "pipeline schedule";
+    let refused = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
+    if stage >= stages {
+        return refused(format!("stage {stage} is not in a pipeline of {stages}"));
+    }
+    if micro_batches == 0 {
+        return refused("there are 0 micro-batches".into());
+    }
+    if micro_batches.checked_add(stages).is_none_or(|sum| sum > i32::MAX as usize) {
+        return refused(format!("{stages} stages and {micro_batches} micro-batches are more than 2^31 - 1"));
+    }
+    let mut passes = Vec::with_capacity(2 * micro_batches);
+    for k in 0..micro_batches {
+        passes.push((forward_tick(stage, stages, k), Step::Forward(k)));
+        passes.push((backward_tick(stage, stages, k), Step::Backward(k)));
+    }
+    passes.sort_unstable_by_key(|&(tick, _)| tick);
+    let mut transfers = RankSchedule::new(stage, stages)?;
+    for k in 0..micro_batches {
+        if let Some(previous) = stage.checked_sub(1) {
+            transfers.recv(forward_tick(previous, stages, k), previous, Passed::Activation(k))?;
+            transfers.send(backward_tick(stage, stages, k), previous, Passed::Gradient(k))?;
+        }
+        let next = stage + 1;
+        if next < stages {
+            transfers.send(forward_tick(stage, stages, k), next, Passed::Activation(k))?;
+            transfers.recv(backward_tick(next, stages, k), next, Passed::Gradient(k))?;
+        }
+    }
+    let mut steps = Vec::with_capacity(passes.len() + transfers.slots.len());
+    let mut slots = transfers.slots.keys().copied().peekable();
+    for (tick, pass) in passes {
+        while let Some(slot) = slots.next_if(|&slot| slot < tick) {
+            steps.push(Step::Slot(slot));
+        }
+        steps.push(pass);
+    }
+    steps.extend(slots.map(Step::Slot));
+    Ok(Stage { steps, transfers })
+}
+
+/// As soon as the stage before has passed the micro-batch on, until backward passes take every second tick.
+fn forward_tick(stage: usize, stages: usize, k: usize) -> usize {
+    if k < stages - stage { stage + k } else { stage + 2 * k }
+}
+
+/// The last stage's backward passes directly follow its forward passes, and each stage before it is one tick later.
+fn backward_tick(stage: usize, stages: usize, k: usize) -> usize {
+    2 * stages - 1 - stage + 2 * k
+}
+
+fn refused<T>(reason: String) -> Result<T> {
+    Err(Error::InvalidArgument { operation: OPERATION, reason })
+}

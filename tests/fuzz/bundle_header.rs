@@ -1,0 +1,47 @@
+//! What must hold for any bytes as the header of a bundle: for the fuzz target, and for the test binary `plans`.
+
+use gradsync::plan::bundle::{HeaderError, Limits, PREFIX_BYTES, Prefix, decode, encode};
+
+/// Small enough that bytes at random reach each of them.
+const SMALL: Limits = Limits { tensors: 5, dims: 3, dim: 1000, header_bytes: 160, payload_bytes: 1 << 16 };
+
+/// Reads the bytes as a header, within several limits. Panics if anything is wrong.
+pub(crate) fn check(bytes: &[u8]) {
+    let all =
+        Limits { tensors: u32::MAX, dims: u32::MAX, dim: u64::MAX, header_bytes: u32::MAX, payload_bytes: u64::MAX };
+    let accepted = [SMALL, Limits::default(), all].map(|limits| within(bytes, &limits));
+    // What narrow limits let through, wide ones do.
+    assert!(accepted.is_sorted(), "{accepted:?}");
+}
+
+fn within(bytes: &[u8], limits: &Limits) -> bool {
+    let prefix = bytes.first_chunk::<PREFIX_BYTES>().map(|prefix| Prefix::decode(prefix, limits));
+    let header = match (decode(bytes, limits), prefix) {
+        (Ok(header), Some(Ok(_))) => header,
+        (Err(HeaderError::TooShort { found, needed: PREFIX_BYTES }), None) if found == bytes.len() => return false,
+        (Err(error), Some(Err(first))) if error == first => return false,
+        (Err(error), Some(Ok(_))) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+        (decoded, prefix) => panic!("{decoded:?} where the prefix is {prefix:?}"),
+    };
+    let layout = &header.layout;
+    assert!(header.tensors.len() <= limits.tensors as usize && bytes.len() <= limits.header_bytes as usize);
+    assert!(layout.len as u64 <= limits.payload_bytes);
+    let mut end = 0;
+    for (tensor, place) in header.tensors.iter().zip(&layout.places) {
+        assert!(tensor.dims.len() <= limits.dims as usize && tensor.dims.iter().all(|&dim| dim <= limits.dim));
+        assert_eq!(tensor.bytes(), Some(place.len() as u64));
+        assert!(place.start % 256 == 0 && place.start >= end && place.start - end < 256, "{place:?} after {end}");
+        end = place.end;
+    }
+    assert_eq!((layout.places.len(), layout.len), (header.tensors.len(), end));
+    // Nothing was reserved that the bytes do not fill.
+    let dims: usize = header.tensors.iter().map(|tensor| tensor.dims.capacity()).sum();
+    let memory = 32 * header.tensors.capacity() + 16 * layout.places.capacity() + 8 * dims;
+    assert!(memory <= 6 * (bytes.len() - PREFIX_BYTES), "{memory} bytes for a header of {}", bytes.len());
+    // One list of tensors has one encoding.
+    assert_eq!(encode(&header.tensors, header.sequence).unwrap(), bytes);
+    true
+}
