@@ -86,6 +86,10 @@ pub enum Error {
     /// The ranks did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
+    /// MPI cannot be used as this crate needs it, or refused a call outside of a collective.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] crate::comm::mpi::MpiError),
     /// The CUDA driver is missing or refused a call.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -18,6 +18,8 @@
 //! * `cli` (default): the program `gradsync`.
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
 //!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
+//! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
+//!   compiler and libclang.
 
 pub mod bootstrap;
 pub mod buffer;

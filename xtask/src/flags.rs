@@ -73,6 +73,8 @@ pub(crate) enum Stage {
     Docs,
     /// Unit, property, rank and documentation tests
     Tests,
+    /// The MPI transport, under mpirun with 2, 3, 4 and 8 ranks
+    Mpi,
     /// The demo's own tests and a short training
     Demo,
     /// A crate outside the workspace builds on gradsync with nothing installed

@@ -3,7 +3,7 @@
 //! The rank program, `tests/tests/multi_gpu`, knows the suites and judges each rank; this starts the ranks, watches
 //! them, and adds up. With `--prebuilt` nothing here needs cargo or the sources: no path of the repository is looked at.
 
-mod launch;
+pub(crate) mod launch;
 mod report;
 mod results;
 mod suites;

@@ -3,6 +3,7 @@
 //! A stage passes, fails, or is not run for a reason that is printed; none is left out in silence.
 
 mod downstream;
+mod mpi;
 
 use std::{
     fs, io,
@@ -20,7 +21,7 @@ use crate::{
     process::{Cmd, target},
     ptx::{self, Freshness},
     ptxas,
-    toolchain::{Need, Toolchain, device_compiler::DeviceCompiler, python},
+    toolchain::{self, Need, Toolchain, device_compiler::DeviceCompiler, python},
 };
 
 /// How a stage ended, if it did not fail.
@@ -38,7 +39,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -46,6 +47,7 @@ impl Stage {
         Self::Clippy,
         Self::Docs,
         Self::Tests,
+        Self::Mpi,
         Self::Demo,
         Self::Downstream,
         Self::Gpu,
@@ -56,9 +58,10 @@ impl Stage {
             Self::Fmt => &[Need::Rustfmt],
             Self::Ptx => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
-            Self::Clippy => &[Need::Clippy, Need::CCompiler],
+            Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
+            Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Demo => &[Need::CCompiler, Need::Digits],
             Self::Tidy | Self::Downstream => &[],
         }
@@ -73,6 +76,7 @@ impl Stage {
             Self::Clippy => clippy(),
             Self::Docs => docs(),
             Self::Tests => tests(),
+            Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
             Self::Demo => passed(demo::check()),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
@@ -93,7 +97,10 @@ impl flags::Test {
             let start = Instant::now();
             let outcome = match (stage, &unavailable) {
                 // Even without a compiler for device code there is the hash of its sources to compare.
-                (Stage::Ptx, Some(why)) => Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone())),
+                (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
+                    Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone()))
+                }
+                (Stage::Mpi, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 _ => stage.run(),
             };
             if let Err(error) = &outcome {
@@ -107,23 +114,38 @@ impl flags::Test {
     }
 }
 
-/// Provides what the stages need. A machine whose distribution has no compiler for device code can run everything else:
-/// that is given back as a reason. Anything else that cannot be had is an error.
-fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Option<String>> {
+/// What this machine cannot have, and why: it can run everything else.
+#[derive(Debug, Default)]
+struct Unavailable {
+    device_compiler: Option<String>,
+    mpi: Option<String>,
+}
+
+/// Provides what the stages need. A distribution may have no compiler for device code, and MPI may be impossible to install:
+/// that is given back as reasons. Anything else that cannot be had is an error.
+fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
     let mut needs: Vec<Need> = Vec::new();
     for need in stages.iter().flat_map(|stage| stage.needs()) {
         if !needs.contains(need) {
             needs.push(*need);
         }
     }
-    let mut unavailable = None;
+    let mut unavailable = Unavailable::default();
     if needs.contains(&Need::DeviceCompiler) && !toolchain.can_have_device_compiler() {
         needs.retain(|&need| need != Need::DeviceCompiler);
         if let Err(error) = DeviceCompiler::find() {
             println!("{error:#}");
         }
         let why = "no compiler for device code here, and this distribution has no rustc-web >= 1.89 to install";
-        unavailable = Some(why.to_owned());
+        unavailable.device_compiler = Some(why.to_owned());
+    }
+    if toolchain.installs() && needs.contains(&Need::Mpi) {
+        needs.retain(|&need| need != Need::Mpi);
+        if let Err(error) = toolchain.provide(&[Need::Mpi]) {
+            let why = format!("no MPI here, and it cannot be installed: {error:#}");
+            println!("{why}");
+            unavailable.mpi = Some(why.replace('\n', " "));
+        }
     }
     toolchain.provide(&needs)?;
     Ok(unavailable)
@@ -178,21 +200,39 @@ fn check_ptx() -> Result<Outcome> {
     })
 }
 
-/// Every feature set that somebody builds; the flag is whether it links the driver.
-const FEATURE_SETS: [(&[&str], bool); 5] = [
-    (&["--workspace", "--features", "gradsync-tests/prepared"], false),
-    (&["--package", "gradsync", "--no-default-features"], false),
-    (&["--package", "gradsync", "--features", "cuda"], true),
-    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], true),
-    (&["--package", "gradsync-tests", "--features", "demo"], false),
+/// What a feature set needs beyond Rust.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Nothing,
+    Driver,
+    Mpi,
+}
+
+/// Every feature set that somebody builds.
+const FEATURE_SETS: [(&[&str], Links); 6] = [
+    (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
+    (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
+    (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
+    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Driver),
+    (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
+    (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
 ];
 
 fn clippy() -> Result<Outcome> {
-    for (features, cuda) in FEATURE_SETS {
+    let has_mpi = toolchain::mpi::is_here();
+    for (features, links) in FEATURE_SETS {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
-        if cuda { libcuda::linked(cmd)?.run()? } else { cmd.run()? }
+        match links {
+            Links::Nothing => cmd.run()?,
+            Links::Driver => libcuda::linked(cmd)?.run()?,
+            Links::Mpi if has_mpi => cmd.run()?,
+            Links::Mpi => {}
+        }
     }
-    Ok(Outcome::Passed(format!("{} feature sets", FEATURE_SETS.len())))
+    Ok(Outcome::Passed(match has_mpi {
+        true => format!("{} feature sets", FEATURE_SETS.len()),
+        false => format!("{} feature sets; not that with `mpi`: there is no MPI here", FEATURE_SETS.len() - 1),
+    }))
 }
 
 fn docs() -> Result<Outcome> {

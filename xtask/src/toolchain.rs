@@ -4,6 +4,7 @@
 //! stays under target/tools and target/demo. With `--no-install` the same plan is printed instead of run.
 
 pub(crate) mod device_compiler;
+pub(crate) mod mpi;
 pub(crate) mod python;
 
 use std::{cell::Cell, env, fs, path::Path};
@@ -28,6 +29,8 @@ pub(crate) enum Need {
     NcclHeader,
     Digits,
     DeviceCompiler,
+    /// Headers, launcher and libclang, for the feature `mpi`.
+    Mpi,
 }
 
 /// Something that is missing, and what would get it.
@@ -49,6 +52,11 @@ pub(crate) struct Toolchain {
 impl Toolchain {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self { install: !setup.no_install, apt_updated: Cell::new(false) }
+    }
+
+    /// Whether it installs what is missing, or says how.
+    pub(crate) fn installs(&self) -> bool {
+        self.install
     }
 
     /// Makes sure of every need, in order; fails naming what is missing.
@@ -156,8 +164,11 @@ impl Toolchain {
                     "a Rust compiler with matching sources of core (Debian's rustc-web; it lies beside rustup's)";
                 (false, what.into(), self.apt(&device_compiler::PACKAGES))
             }
+            Need::Mpi => {
+                (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
+            }
         };
-        let updates_apt = matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler);
+        let updates_apt = matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi);
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 

@@ -134,7 +134,10 @@ fn a_crowd_of_strangers_is_outlasted() {
             // Those beyond the limit of 64 are closed at once, not after the 5 s that the others have.
             let start = Instant::now();
             crowd.iter().for_each(|connection| connection.set_nonblocking(true).unwrap());
-            let is_open = |mut connection: &TcpStream| matches!(connection.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+            let is_open = |mut connection: &TcpStream| {
+                let outcome = connection.read(&mut [0]);
+                outcome.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+            };
             while crowd.iter().filter(|connection| is_open(connection)).count() > 64 {
                 assert!(start.elapsed() < Duration::from_secs(4), "too many strangers are listened to");
                 thread::sleep(Duration::from_millis(10));

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::rendezvous::{Memory, Post, Rendezvous};
+use super::operands::{self, Operand};
 use super::{Communicator, ReduceOp};
-use crate::dtype::DType;
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut};
 
 /// How long a call waits for the other ranks unless the group was made with another deadline: 10 minutes.
@@ -89,39 +88,13 @@ impl LocalCommunicator {
         error
     }
 
-    /// Checks that `whole` holds one shard of `shard` elements, of the same dtype, for every rank.
-    fn check_shards(
-        &self,
-        operation: Operation,
-        (whole_name, whole, whole_dtype): (&str, usize, DType),
-        (shard_name, shard, shard_dtype): (&str, usize, DType),
-    ) -> Result<()> {
-        let name = operation_name(operation);
-        let what = format!("{whole_name} and {shard_name}");
-        let check = if whole_dtype != shard_dtype {
-            Err(Error::DTypeMismatch { operation: name, what, left: whole_dtype, right: shard_dtype })
-        } else {
-            let expected = shard.saturating_mul(self.world_size());
-            same_len(name, (whole_name, whole), (&format!("{} ranks' {shard_name}", self.world_size()), expected))
-        };
-        check.map_err(|error| self.refuse(operation, error))
+    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
+        operands::check_shards(operation, self.world_size(), whole, shard)
+            .map_err(|error| self.refuse(operation, error))
     }
 
     fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
-        let (rank, world_size) = (self.rank, self.world_size());
-        if peer < world_size && peer != rank {
-            return Ok(());
-        }
-        Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
-    }
-}
-
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::ReduceScatter(_) => "reduce_scatter",
-        Operation::AllGather => "all_gather",
-        Operation::AllToAll => "all_to_all",
-        _ => "collective",
+        operands::check_peer(operation, peer, self.rank, self.world_size())
     }
 }
 

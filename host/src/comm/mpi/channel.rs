@@ -1,0 +1,359 @@
+//! One MPI communicator of our own: records, which are small and wait in an inbox, and bulk data between ranks.
+//!
+//! Everything is nonblocking underneath, so that who waits decides for how long. Knows nothing of collectives or failures, and never
+//! lets MPI use memory after the call that lent it.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::time::{Duration, Instant};
+
+use mpi::ffi;
+use serde::{Deserialize, Serialize};
+
+use super::library::{Library, MpiError};
+use crate::error::{Call, CommError};
+
+const RECORD_TAG: c_int = 1;
+const DATA_TAG: c_int = 2;
+/// The longest encoded record; every MPI sends as much without waiting for the receiver.
+const RECORD_BYTES: usize = 1024;
+/// The longest message: MPI counts in `int`.
+const PIECE_BYTES: usize = 1 << 30;
+/// The lists and texts of a failure are cut to what fits into a record.
+const LONGEST_REASON: usize = 500;
+const MOST_MISSING: usize = 40;
+
+/// What ranks tell each other; those of one rank come in the order in which it sent them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Record {
+    /// "I am in this collective."
+    Call(Call),
+    /// "All ranks are in the same collective as I, and I shall do my part."
+    Go,
+    /// "I have data for you."
+    Offer(Call),
+    /// "Send what you offered."
+    Accept,
+    /// "I have failed, after so many collectives."
+    Failed { completed: u64, error: CommError },
+}
+
+/// Bytes for a rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    pub(super) peer: usize,
+    pub(super) start: *const u8,
+    pub(super) bytes: usize,
+}
+
+/// Room for bytes from a rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) peer: usize,
+    pub(super) start: *mut u8,
+    pub(super) bytes: usize,
+}
+
+/// Messages under way; [`Channel::finish`] ends them.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    under_way: Vec<ffi::MPI_Request>,
+    error: Option<MpiError>,
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    library: Library,
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    world_size: usize,
+    /// What was received and not yet used, by the rank that sent it.
+    inbox: RefCell<Vec<VecDeque<Record>>>,
+    /// Records that MPI may still be reading.
+    outbox: RefCell<Vec<(ffi::MPI_Request, Box<[u8]>)>>,
+}
+
+// SAFETY: handles may be used from any thread where MPI supports it, or in turns, which `Library` sees to; one thread at a time uses
+// a channel, since it is not `Sync`.
+unsafe impl Send for Channel {}
+
+impl Channel {
+    /// A duplicate of a communicator, whose messages never meet those of the original. All its ranks have to call it.
+    ///
+    /// # Safety
+    /// `original` is a live communicator.
+    pub(super) unsafe fn duplicate(original: ffi::MPI_Comm) -> Result<Self, MpiError> {
+        let library = Library::get()?;
+        let mut is_inter = 0;
+        // SAFETY: the handle is live; writes one integer.
+        library.call("MPI_Comm_test_inter", || unsafe { ffi::MPI_Comm_test_inter(original, &mut is_inter) })?;
+        if is_inter != 0 {
+            return Err(MpiError::Intercommunicator);
+        }
+        let mut comm = original;
+        // SAFETY: the handle is live; writes one handle.
+        library.call("MPI_Comm_dup", || unsafe { ffi::MPI_Comm_dup(original, &mut comm) })?;
+        Self::own(library, comm)
+    }
+
+    /// A channel among the ranks that give the same colour, in the order of the keys. All ranks have to call it.
+    pub(super) fn split(&self, color: Option<c_int>, key: c_int) -> Result<Option<Self>, MpiError> {
+        let mut comm = self.comm;
+        self.library.call("MPI_Comm_split", || {
+            // SAFETY: our own live handle; writes one handle. The constants are MPI's own.
+            unsafe { ffi::MPI_Comm_split(self.comm, color.unwrap_or(ffi::RSMPI_UNDEFINED), key, &mut comm) }
+        })?;
+        color.map(|_| Self::own(self.library, comm)).transpose()
+    }
+
+    fn own(library: Library, comm: ffi::MPI_Comm) -> Result<Self, MpiError> {
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: the handle was just made, and is ours; writes integers.
+        library.call("MPI_Comm_set_errhandler", || unsafe {
+            ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN)
+        })?;
+        // SAFETY: as above.
+        library.call("MPI_Comm_rank", || unsafe { ffi::MPI_Comm_rank(comm, &mut rank) })?;
+        // SAFETY: as above.
+        library.call("MPI_Comm_size", || unsafe { ffi::MPI_Comm_size(comm, &mut size) })?;
+        let world_size = size as usize;
+        let inbox = RefCell::new(vec![VecDeque::new(); world_size]);
+        Ok(Channel { library, comm, rank: rank as usize, world_size, inbox, outbox: RefCell::default() })
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The other ranks, beginning with the next one, so that not all ranks begin with the same.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, world_size) = (self.rank, self.world_size);
+        (1..world_size).map(move |step| (rank + step) % world_size)
+    }
+
+    /// Sends a record; never waits for the receiver.
+    pub(super) fn post(&self, peer: usize, record: Record) -> Result<(), MpiError> {
+        let bytes = postcard::to_stdvec(&shortened(record)).expect("plain data").into_boxed_slice();
+        assert!(bytes.len() <= RECORD_BYTES, "a record of {} bytes", bytes.len());
+        // SAFETY: the bytes live in the outbox until the message is out, for ever if need be.
+        let request = unsafe { self.isend(peer, RECORD_TAG, bytes.as_ptr(), bytes.len()) }?;
+        self.outbox.borrow_mut().push((request, bytes));
+        Ok(())
+    }
+
+    /// Takes in every record that has come, and lets go of those that are out.
+    pub(super) fn pump(&self) -> Result<(), MpiError> {
+        let mut outbox = self.outbox.borrow_mut();
+        let mut index = 0;
+        while index < outbox.len() {
+            if self.test(&mut outbox[index].0)? {
+                outbox.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        // SAFETY: MPI's own constant.
+        while let Some(peer) = self.probe(unsafe { ffi::RSMPI_ANY_SOURCE }, RECORD_TAG)? {
+            let mut bytes = [0u8; RECORD_BYTES];
+            self.library.call("MPI_Recv", || {
+                // SAFETY: a message of at most so many bytes is there to be received; its status is not asked for.
+                unsafe {
+                    let (start, status) = (bytes.as_mut_ptr().cast(), ffi::RSMPI_STATUS_IGNORE);
+                    let len = RECORD_BYTES as c_int;
+                    ffi::MPI_Recv(start, len, ffi::RSMPI_UINT8_T, peer as c_int, RECORD_TAG, self.comm, status)
+                }
+            })?;
+            let record = postcard::from_bytes(&bytes).unwrap_or_else(|error| {
+                let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+                let operation = crate::error::Operation::Exchange;
+                Record::Failed { completed: 0, error: CommError::Transport { operation, rank: peer, reason } }
+            });
+            self.inbox.borrow_mut()[peer].push_back(record);
+        }
+        Ok(())
+    }
+
+    /// What has come, by rank.
+    pub(super) fn inbox(&self) -> std::cell::RefMut<'_, Vec<VecDeque<Record>>> {
+        self.inbox.borrow_mut()
+    }
+
+    /// Whether bulk data of a rank can be received.
+    pub(super) fn has_data(&self, peer: usize) -> Result<bool, MpiError> {
+        Ok(self.probe(peer as c_int, DATA_TAG)?.is_some())
+    }
+
+    /// Starts to send and to receive, in pieces that MPI can count.
+    ///
+    /// # Safety
+    /// The memory stays as it is described, and is used by nobody else where it is received into, until [`finish`](Self::finish) has
+    /// returned, or [`progress`](Self::progress) has said that all is done.
+    pub(super) unsafe fn start(&self, receive: &[Incoming], send: &[Outgoing], requests: &mut Requests) {
+        let pieces = |bytes: usize| (0..bytes).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(bytes - at)));
+        for incoming in receive {
+            for (at, bytes) in pieces(incoming.bytes) {
+                // SAFETY: as the caller promises.
+                requests.add(unsafe { self.irecv(incoming.peer, incoming.start.add(at), bytes) });
+            }
+        }
+        for outgoing in send {
+            for (at, bytes) in pieces(outgoing.bytes) {
+                // SAFETY: as the caller promises.
+                requests.add(unsafe { self.isend(outgoing.peer, DATA_TAG, outgoing.start.add(at), bytes) });
+            }
+        }
+    }
+
+    /// Starts one piece of a broadcast; all ranks start the same ones in the same order.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start), and `bytes` is at most [`Self::LONGEST_BROADCAST`].
+    pub(super) unsafe fn start_broadcast(&self, start: *mut u8, bytes: usize, root: usize, requests: &mut Requests) {
+        // SAFETY: MPI's own constant.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let started = self.library.call("MPI_Ibcast", || {
+            let (start, bytes, root) = (start.cast(), bytes as c_int, root as c_int);
+            // SAFETY: as the caller promises.
+            unsafe { ffi::MPI_Ibcast(start, bytes, ffi::RSMPI_UINT8_T, root, self.comm, &mut request) }
+        });
+        requests.add(started.map(|()| request));
+    }
+
+    /// The longest piece of a broadcast.
+    pub(super) const LONGEST_BROADCAST: usize = PIECE_BYTES;
+
+    /// Whether all messages are out and in.
+    pub(super) fn progress(&self, requests: &mut Requests) -> bool {
+        requests.under_way.retain_mut(|request| match self.test(request) {
+            Ok(is_done) => !is_done,
+            Err(error) => {
+                requests.error.get_or_insert(error);
+                false
+            }
+        });
+        requests.under_way.is_empty()
+    }
+
+    /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
+    /// aborted: MPI would go on to use memory that is no longer lent to it.
+    pub(super) fn finish(&self, mut requests: Requests, deadline: Duration) -> Result<(), MpiError> {
+        let mut failed: Option<Instant> = None;
+        while !self.progress(&mut requests) {
+            if requests.error.is_some() && failed.get_or_insert_with(Instant::now).elapsed() > deadline {
+                tracing::error!(rank = self.rank, error = ?requests.error, "messages that cannot be ended: aborting the MPI job");
+                self.abort(1);
+            }
+            std::thread::yield_now();
+        }
+        requests.error.map_or(Ok(()), Err)
+    }
+
+    /// Ends all processes of the job.
+    pub(super) fn abort(&self, code: i32) -> ! {
+        // SAFETY: our own live handle. It is called whoever's turn it is: nothing comes after it.
+        unsafe { ffi::MPI_Abort(self.comm, code) };
+        std::process::abort()
+    }
+
+    /// Frees the communicator; all ranks do so, in their own time. What is not freed stays until the process ends, so that no late
+    /// message finds another communicator in its place.
+    pub(super) fn free(&mut self) {
+        if self.pump().is_err() || !self.outbox.get_mut().is_empty() || Library::get().is_err() {
+            return;
+        }
+        let library = self.library;
+        // Nobody is there to hear of a failure.
+        // SAFETY: our own handle, which is not used again.
+        let _ = library.call("MPI_Comm_free", || unsafe { ffi::MPI_Comm_free(&mut self.comm) });
+    }
+
+    unsafe fn isend(
+        &self,
+        peer: usize,
+        tag: c_int,
+        start: *const u8,
+        bytes: usize,
+    ) -> Result<ffi::MPI_Request, MpiError> {
+        // SAFETY: MPI's own constant.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let (start, bytes, peer) = (start.cast::<c_void>(), bytes as c_int, peer as c_int);
+        self.library.call("MPI_Isend", || {
+            // SAFETY: as the caller promises; writes one handle.
+            unsafe { ffi::MPI_Isend(start, bytes, ffi::RSMPI_UINT8_T, peer, tag, self.comm, &mut request) }
+        })?;
+        Ok(request)
+    }
+
+    unsafe fn irecv(&self, peer: usize, start: *mut u8, bytes: usize) -> Result<ffi::MPI_Request, MpiError> {
+        // SAFETY: MPI's own constant.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let (start, bytes, peer) = (start.cast::<c_void>(), bytes as c_int, peer as c_int);
+        self.library.call("MPI_Irecv", || {
+            // SAFETY: as the caller promises; writes one handle.
+            unsafe { ffi::MPI_Irecv(start, bytes, ffi::RSMPI_UINT8_T, peer, DATA_TAG, self.comm, &mut request) }
+        })?;
+        Ok(request)
+    }
+
+    fn test(&self, request: &mut ffi::MPI_Request) -> Result<bool, MpiError> {
+        let mut is_done = 0;
+        // SAFETY: a request of ours that is not over; writes one integer.
+        let test = || unsafe { ffi::MPI_Test(request, &mut is_done, ffi::RSMPI_STATUS_IGNORE) };
+        self.library.call("MPI_Test", test)?;
+        Ok(is_done != 0)
+    }
+
+    /// The rank whose message is there.
+    fn probe(&self, source: c_int, tag: c_int) -> Result<Option<usize>, MpiError> {
+        let mut is_there = 0;
+        // SAFETY: a structure of integers, for which 0 is a value.
+        let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+        self.library.call("MPI_Iprobe", || {
+            // SAFETY: our own live handle; writes one integer and one status.
+            unsafe { ffi::MPI_Iprobe(source, tag, self.comm, &mut is_there, &mut status) }
+        })?;
+        Ok((is_there != 0).then_some(status.MPI_SOURCE as usize))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // MPI may read them for as long as the process lives.
+        std::mem::forget(self.outbox.take());
+    }
+}
+
+impl Requests {
+    fn add(&mut self, started: Result<ffi::MPI_Request, MpiError>) {
+        match started {
+            Ok(request) => self.under_way.push(request),
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+    }
+
+    pub(super) fn into_result(self) -> Result<(), MpiError> {
+        debug_assert!(self.under_way.is_empty(), "messages are still under way");
+        self.error.map_or(Ok(()), Err)
+    }
+}
+
+fn shortened(mut record: Record) -> Record {
+    if let Record::Failed { error, .. } = &mut record {
+        match error {
+            CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } => {
+                let end = (0..=LONGEST_REASON.min(reason.len())).rev().find(|&end| reason.is_char_boundary(end));
+                reason.truncate(end.unwrap_or(0));
+            }
+            CommError::Timeout { missing, .. } => missing.truncate(MOST_MISSING),
+            _ => {}
+        }
+    }
+    record
+}

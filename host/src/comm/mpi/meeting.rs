@@ -1,0 +1,259 @@
+//! How ranks come together before data move: they tell each other what they call, compare it, and every rank learns of a failure.
+//!
+//! A collective has two rounds of records. In the first every rank tells all others its call, and waits for theirs until the deadline.
+//! Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none does, and the
+//! second round needs no deadline. Records of one rank come in order, so one out of place is a mismatch. Never touches operands.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, Record, Requests};
+use super::library::MpiError;
+use crate::error::{Call, CommError, Departure, Error, Operation, Result};
+
+/// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
+const BUSY: Duration = Duration::from_millis(5);
+const NAP: Duration = Duration::from_micros(100);
+
+#[derive(Debug)]
+pub(super) struct Meeting {
+    channel: Channel,
+    deadline: Duration,
+    /// Collectives that all ranks have gone on with.
+    completed: Cell<u64>,
+    /// The first failure; it refuses every later call.
+    failure: RefCell<Option<CommError>>,
+}
+
+/// The calls that have come, with the ranks that made them.
+type Calls = Vec<(usize, Call)>;
+
+/// A failure on its way to the caller.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: CommError,
+    /// Whether the other ranks do not learn of it unless this one tells them.
+    pub(super) is_news: bool,
+}
+
+impl Meeting {
+    pub(super) fn new(channel: Channel, deadline: Duration) -> Self {
+        Meeting { channel, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+    }
+
+    pub(super) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    pub(super) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// The failure of this communicator, if any, as the error of `operation`.
+    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        self.failure.borrow().clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
+    }
+
+    /// Takes note of a failure, and tells the others if it is news to them.
+    pub(super) fn fail(&self, operation: Operation, failure: Failure) -> Error {
+        let error = failure.error.clone().seen_in(operation);
+        if self.failure.borrow_mut().replace(failure.error.clone()).is_none() && failure.is_news {
+            for peer in self.channel.others() {
+                self.tell_failure(peer, failure.error.clone());
+            }
+        }
+        error.into()
+    }
+
+    /// Whoever cannot be told of a failure finds out by its deadline.
+    pub(super) fn tell_failure(&self, peer: usize, error: CommError) {
+        if let Err(error) = self.channel.post(peer, Record::Failed { completed: self.completed.get(), error }) {
+            tracing::warn!(peer, %error, "cannot tell a rank of a failure");
+        }
+    }
+
+    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    pub(super) fn refuse(&self, operation: Operation, error: Error) -> Error {
+        if let Err(earlier) = self.check(operation) {
+            return earlier;
+        }
+        let rank = self.channel.rank();
+        let invalid = CommError::InvalidCall { operation, rank, reason: error.to_string() };
+        self.fail(operation, Failure { error: invalid, is_news: true });
+        error
+    }
+
+    /// What MPI refused, as a failure of this rank.
+    pub(super) fn broken(&self, operation: Operation, error: &MpiError) -> Failure {
+        let rank = self.channel.rank();
+        Failure { error: CommError::Transport { operation, rank, reason: error.to_string() }, is_news: true }
+    }
+
+    /// Waits until all ranks have made this call: all go on, or none does.
+    pub(super) fn meet(&self, call: Call) -> Result<()> {
+        self.check(call.operation)?;
+        let outcome = self.first_round(call).and_then(|()| self.second_round(call));
+        outcome.map_err(|failure| self.fail(call.operation, failure))?;
+        self.completed.set(self.completed.get() + 1);
+        Ok(())
+    }
+
+    fn first_round(&self, call: Call) -> Result<(), Failure> {
+        self.tell_others(call.operation, &Record::Call(call))?;
+        let mut wait = Wait::new(Some(self.deadline));
+        let calls = loop {
+            self.pump(call.operation)?;
+            let (calls, missing) = self.calls(call)?;
+            if missing.is_empty() {
+                break calls;
+            }
+            self.look_for_failure()?;
+            if wait.is_over() {
+                // Those who are here may differ already, which says more.
+                self.compare(&calls)?;
+                let (operation, deadline) = (call.operation, self.deadline);
+                return Err(Failure { error: CommError::Timeout { operation, missing, deadline }, is_news: true });
+            }
+            wait.pause();
+        };
+        for peer in self.channel.others() {
+            self.channel.inbox()[peer].pop_front();
+        }
+        // Every rank has the same calls to compare.
+        self.compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })
+    }
+
+    /// The calls that have come, in rank order, with our own, and the ranks whose call has not.
+    fn calls(&self, own: Call) -> Result<(Calls, Vec<usize>), Failure> {
+        let (rank, inbox) = (self.channel.rank(), self.channel.inbox());
+        let (mut calls, mut missing) = (Vec::with_capacity(inbox.len()), Vec::new());
+        for (peer, records) in inbox.iter().enumerate() {
+            match records.front() {
+                _ if peer == rank => calls.push((rank, own)),
+                None => missing.push(peer),
+                Some(Record::Call(call)) => calls.push((peer, *call)),
+                // This rank alone knows.
+                Some(Record::Offer(call)) => return Err(mismatch((rank, own), (peer, *call))),
+                Some(Record::Failed { error, .. }) => return Err(known(error)),
+                Some(record @ (Record::Go | Record::Accept)) => return Err(out_of_step(own.operation, peer, record)),
+            }
+        }
+        Ok((calls, missing))
+    }
+
+    fn compare(&self, calls: &[(usize, Call)]) -> Result<(), Failure> {
+        let first = calls[0];
+        let other = calls.iter().find(|(_, call)| *call != first.1);
+        other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
+    }
+
+    fn second_round(&self, call: Call) -> Result<(), Failure> {
+        self.tell_others(call.operation, &Record::Go)?;
+        let mut wait = Wait::new(None);
+        for peer in self.channel.others() {
+            loop {
+                self.pump(call.operation)?;
+                let record = self.channel.inbox()[peer].pop_front();
+                match record {
+                    Some(Record::Go) => break,
+                    Some(Record::Failed { error, .. }) => return Err(known(&error)),
+                    Some(record) => return Err(out_of_step(call.operation, peer, &record)),
+                    None => wait.pause(),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_others(&self, operation: Operation, record: &Record) -> Result<(), Failure> {
+        let mut others = self.channel.others();
+        let told = others.try_for_each(|peer| self.channel.post(peer, record.clone()));
+        told.map_err(|error| self.broken(operation, &error))
+    }
+
+    pub(super) fn pump(&self, operation: Operation) -> Result<(), Failure> {
+        self.channel.pump().map_err(|error| self.broken(operation, &error))
+    }
+
+    /// A failure that another rank has told, for a wait that it may concern. One from after the collective that this rank is still
+    /// in does not: whoever sent it has everybody's call.
+    pub(super) fn look_for_failure(&self) -> Result<(), Failure> {
+        let inbox = self.channel.inbox();
+        let failure = inbox.iter().flatten().find_map(|record| match record {
+            Record::Failed { completed, error } if *completed <= self.completed.get() => Some(known(error)),
+            _ => None,
+        });
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Waits until messages are out and in.
+    pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
+        let outcome = self.channel.finish(requests, self.deadline);
+        outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        if self.failure.borrow().is_some() {
+            return;
+        }
+        if std::thread::panicking() {
+            let (rank, operation) = (self.channel.rank(), Operation::Exchange);
+            let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
+            self.fail(operation, Failure { error, is_news: true });
+        } else {
+            self.channel.free();
+        }
+    }
+}
+
+/// A failure that whoever found it has told everybody.
+pub(super) fn known(error: &CommError) -> Failure {
+    Failure { error: error.clone(), is_news: false }
+}
+
+pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
+    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
+    Failure { error: CommError::Mismatch { left_rank, left, right_rank, right }, is_news: true }
+}
+
+pub(super) fn out_of_step(operation: Operation, rank: usize, record: &Record) -> Failure {
+    let reason = format!("it sent {record:?} where no rank of this version does");
+    Failure { error: CommError::Transport { operation, rank, reason }, is_news: true }
+}
+
+/// A wait: busy at first, and then at intervals, so that ranks which share a core let the late one run.
+#[derive(Debug)]
+pub(super) struct Wait {
+    start: Instant,
+    deadline: Option<Duration>,
+}
+
+impl Wait {
+    pub(super) fn new(deadline: Option<Duration>) -> Self {
+        Wait { start: Instant::now(), deadline }
+    }
+
+    /// Whether the deadline has passed.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline)
+    }
+
+    /// Whether it has passed twice over.
+    pub(super) fn is_long_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline.saturating_mul(2))
+    }
+
+    pub(super) fn pause(&mut self) {
+        if self.start.elapsed() < BUSY {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
+//!
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and hand out the results. Never waits for a
+//! rank that may not have come.
+
+use std::ptr;
+
+use super::channel::{Channel, Incoming, Outgoing, Requests};
+use super::meeting::Meeting;
+use crate::comm::{ReduceOp, reduction};
+use crate::dtype::DType;
+use crate::error::{Operation, Result};
+
+/// Bytes of all ranks' parts that a reduction holds at a time.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Ranks that data are exchanged with at a time.
+const BATCH: usize = 8;
+/// Parts are whole cache lines, if there is enough to share out.
+const LINE_LEN: usize = 64;
+
+/// A collective that all ranks have agreed to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer<'a> {
+    pub(super) meeting: &'a Meeting,
+    pub(super) operation: Operation,
+}
+
+/// Every function below: what it is given is valid memory of the lengths said, used by nobody else until it returns; lengths agree
+/// on all ranks.
+impl Transfer<'_> {
+    /// # Safety
+    /// See above: `data` has `len` elements to read and write.
+    pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
+        let (channel, size) = (self.meeting.channel(), dtype.size_bytes());
+        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let longest = (WINDOW_BYTES / size / world_size).max(1);
+        let part = len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, longest);
+        let mut scratch = Scratch::new(world_size * part * size);
+        for begin in (0..len).step_by(part * world_size) {
+            let range = |peer: usize| (len.min(begin + peer * part), len.min(begin + (peer + 1) * part));
+            let place = |peer: usize| (data.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
+            let (own, own_bytes) = place(rank);
+            let room = scratch.start();
+            let room = |peer: usize| room.wrapping_add(peer * part * size);
+            // SAFETY: parts lie within the data, rooms within the scratch memory, and none overlap.
+            unsafe {
+                self.pairwise(place, |peer| (room(peer), own_bytes))?;
+                let input = |peer: usize| if peer == rank { own } else { room(peer) };
+                let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+                reduction::reduce(dtype, &inputs, &[own], own_bytes / size, op);
+                self.pairwise(|_| (own, own_bytes), place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one.
+    pub(super) unsafe fn reduce_scatter(
+        self,
+        dtype: DType,
+        input: *const u8,
+        output: *mut u8,
+        len: usize,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (channel, size) = (self.meeting.channel(), dtype.size_bytes());
+        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
+        let mut scratch = Scratch::new(world_size * part * size);
+        for begin in (0..len).step_by(part) {
+            let bytes = part.min(len - begin) * size;
+            let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
+            let room = scratch.start();
+            let room = |peer: usize| room.wrapping_add(peer * part * size);
+            // SAFETY: as above.
+            unsafe {
+                self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))?;
+                let input = |peer: usize| if peer == rank { shard(rank) } else { room(peer) };
+                let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+                reduction::reduce(dtype, &inputs, &[output.wrapping_add(begin * size)], bytes / size, op);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
+    pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let own = output.wrapping_add(self.meeting.channel().rank() * bytes);
+        if own.cast_const() != input {
+            // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
+            unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
+        }
+        // SAFETY: as the caller promises; the own place is only read.
+        unsafe { self.pairwise(|_| (own, bytes), |peer| (output.wrapping_add(peer * bytes), bytes)) }
+    }
+
+    /// # Safety
+    /// See above: `input` has `bytes` bytes for every rank, and `output` room for as many of every rank.
+    pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
+        let room = |peer: usize| output.wrapping_add(peer * bytes);
+        let rank = self.meeting.channel().rank();
+        // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
+        unsafe {
+            ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
+            self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))
+        }
+    }
+
+    /// # Safety
+    /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
+    pub(super) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        for begin in (0..bytes).step_by(Channel::LONGEST_BROADCAST) {
+            let piece = Channel::LONGEST_BROADCAST.min(bytes - begin);
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the message is over when `finish` returns.
+            unsafe { self.meeting.channel().start_broadcast(data.wrapping_add(begin), piece, root, &mut requests) };
+            self.meeting.finish(self.operation, requests)?;
+        }
+        Ok(())
+    }
+
+    /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order.
+    ///
+    /// # Safety
+    /// Both give valid memory and its bytes; what is received into overlaps nothing.
+    unsafe fn pairwise(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+    ) -> Result<()> {
+        let channel = self.meeting.channel();
+        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let steps: Vec<usize> = (1..world_size).collect();
+        for steps in steps.chunks(BATCH) {
+            let incoming = |step: &usize| {
+                let peer = (rank + world_size - step) % world_size;
+                let (start, bytes) = to(peer);
+                Incoming { peer, start, bytes }
+            };
+            let outgoing = |step: &usize| {
+                let peer = (rank + step) % world_size;
+                let (start, bytes) = from(peer);
+                Outgoing { peer, start, bytes }
+            };
+            let receive: Vec<_> = steps.iter().map(incoming).collect();
+            let send: Vec<_> = steps.iter().map(outgoing).collect();
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the messages are over when `finish` returns.
+            unsafe { channel.start(&receive, &send, &mut requests) };
+            self.meeting.finish(self.operation, requests)?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory on the side, aligned for every dtype.
+struct Scratch(Vec<u64>);
+
+impl Scratch {
+    fn new(bytes: usize) -> Self {
+        Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
+    }
+
+    fn start(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}

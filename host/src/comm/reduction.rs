@@ -1,0 +1,87 @@
+//! The arithmetic of a reduction over ranks, on one machine's memory: every transport that has all inputs at hand uses it, which is
+//! why their results are the same bits.
+//!
+//! Never moves anything between ranks.
+
+use gradsync_device::math::Element as Formula;
+
+use super::ReduceOp;
+use crate::dtype::DType;
+use crate::kernels::cpu::isa::vectorized;
+
+/// Elements reduced at a time, small enough for the first-level cache.
+const BLOCK_LEN: usize = 512;
+
+/// Reduces `len` elements of all `inputs`, which are in rank order, and writes the results to each of `outputs`.
+///
+/// # Safety
+/// Every pointer is aligned for `dtype` and has `len` elements, the outputs' to write to; nobody else writes to any of them during
+/// the call, or reads the outputs. An output may be an input too, at the same place; otherwise the two do not overlap.
+pub(super) unsafe fn reduce(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
+    // SAFETY: as the caller promises; the formulas' types have the layout of the dtypes.
+    unsafe {
+        match dtype {
+            DType::F64 => reduce_typed::<f64>(inputs, outputs, len, op),
+            DType::F32 => reduce_typed::<f32>(inputs, outputs, len, op),
+            DType::F16 => reduce_typed::<gradsync_device::F16>(inputs, outputs, len, op),
+            DType::BF16 => reduce_typed::<gradsync_device::BF16>(inputs, outputs, len, op),
+        }
+    }
+}
+
+unsafe fn reduce_typed<T: Formula>(inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
+    for begin in (0..len).step_by(BLOCK_LEN) {
+        let len = (len - begin).min(BLOCK_LEN);
+        let mut totals = [0.0; BLOCK_LEN];
+        let totals = &mut totals[..len];
+        for (rank, input) in inputs.iter().enumerate() {
+            // SAFETY: the block lies within every input, and it is written only after all of them have been read.
+            let values = unsafe { std::slice::from_raw_parts(input.cast::<T>().add(begin), len) };
+            match op {
+                _ if rank == 0 => widen_block(totals, values),
+                ReduceOp::Sum | ReduceOp::Mean => add_block(totals, values),
+                ReduceOp::Max => max_block(totals, values),
+                ReduceOp::Min => min_block(totals, values),
+            }
+        }
+        if op == ReduceOp::Mean {
+            let world_size = inputs.len() as f64;
+            totals.iter_mut().for_each(|total| *total /= world_size);
+        }
+        for output in outputs {
+            // SAFETY: as above; the slices of the inputs are gone.
+            let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin), len) };
+            narrow_block(values, totals);
+        }
+    }
+}
+
+vectorized! {
+    fn widen_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        totals.iter_mut().zip(values).for_each(|(total, value)| *total = value.to_f64());
+    }
+
+    fn add_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        totals.iter_mut().zip(values).for_each(|(total, value)| *total += value.to_f64());
+    }
+
+    fn max_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
+        pairs.for_each(|(total, value)| *total = first_if(*total, value, *total >= value));
+    }
+
+    fn min_block<T: Formula>(totals: &mut [f64], values: &[T]) {
+        let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
+        pairs.for_each(|(total, value)| *total = first_if(*total, value, *total <= value));
+    }
+
+    fn narrow_block<T: Formula>(values: &mut [T], totals: &[f64]) {
+        values.iter_mut().zip(totals).for_each(|(value, &total)| *value = T::from_f64(total));
+    }
+}
+
+/// The one that is chosen, or NaN if either is: a NaN `second` is never smaller or larger, so it is never passed over.
+#[inline(always)]
+fn first_if(first: f64, second: f64, is_first: bool) -> f64 {
+    if first.is_nan() || is_first { first } else { second }
+}

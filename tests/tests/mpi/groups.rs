@@ -1,0 +1,70 @@
+//! Several communicators: splits, another thread, and beside the program's own MPI messages.
+
+use gradsync::comm::mpi::MpiCommunicator;
+use gradsync::comm::mpi::rsmpi::request::WaitGuard;
+use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
+use gradsync::comm::mpi::rsmpi::traits::{Communicator as _, Destination, Source};
+use gradsync::comm::{Communicator, ReduceOp};
+
+use crate::cases::Cases;
+
+fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
+    let mut data = [rank as f64];
+    comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).expect("a sum of one number");
+    data[0]
+}
+
+pub(crate) fn run(cases: &mut Cases) {
+    let (rank, world_size) = (cases.rank(), cases.world_size());
+    cases.check("split by parity, in reverse", |comm| {
+        let color = u64::MAX - (rank % 2) as u64;
+        let part = comm.split(Some(color), -(rank as i64)).unwrap().expect("a colour");
+        let members: Vec<usize> = (0..world_size).rev().filter(|other| other % 2 == rank % 2).collect();
+        assert_eq!(part.world_size(), members.len());
+        assert_eq!(members[part.rank()], rank);
+        assert_eq!(sum_of_ranks(&part, rank), members.iter().sum::<usize>() as f64);
+        comm.barrier().unwrap();
+    });
+    cases.check("split without the last rank", |comm| {
+        let part = comm.split((rank + 1 < world_size).then_some(7), i64::MIN).unwrap();
+        assert_eq!(part.is_some(), rank + 1 < world_size);
+        if let Some(part) = part {
+            assert_eq!((part.rank(), part.world_size()), (rank, world_size - 1));
+            assert_eq!(sum_of_ranks(&part, rank), (0..world_size - 1).sum::<usize>() as f64);
+        }
+    });
+    cases.check_fresh("on another thread, while this one goes on", |other| {
+        let mine = crate::cases::fresh();
+        let total = (0..world_size).sum::<usize>() as f64;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || (0..100).all(|_| sum_of_ranks(&other, rank) == total));
+            assert!((0..100).all(|_| sum_of_ranks(&mine, rank) == total));
+            assert!(thread.join().expect("no panic"));
+        });
+    });
+    cases.check("beside the program's own messages", |_| {
+        let world = SimpleCommunicator::world();
+        let comm = MpiCommunicator::from_rsmpi(&world).unwrap();
+        let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+        let message = rank as u64;
+        gradsync::comm::mpi::rsmpi::request::scope(|scope| {
+            let process = world.process_at_rank(next as i32);
+            // The tags are those of the transport: what keeps them apart is the communicator.
+            let _sent: Vec<_> = [1, 2]
+                .map(|tag| WaitGuard::from(process.immediate_send_with_tag(scope, &message, tag)))
+                .into_iter()
+                .collect();
+            assert_eq!(sum_of_ranks(&comm, rank), (0..world_size).sum::<usize>() as f64);
+            for tag in [2, 1] {
+                let (received, _) = world.process_at_rank(last as i32).receive_with_tag::<u64>(tag);
+                assert_eq!(received, last as u64);
+            }
+        });
+    });
+    cases.check("many communicators, one after the other", |_| {
+        for _ in 0..100 {
+            assert_eq!(sum_of_ranks(&crate::cases::fresh(), 1), world_size as f64);
+        }
+    });
+    cases.done("groups");
+}

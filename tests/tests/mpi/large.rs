@@ -1,0 +1,61 @@
+//! More bytes than MPI can count in one message. Only where `GRADSYNC_MPI_LARGE` is set, for two ranks: each needs 2.2 GB.
+
+use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::f16;
+
+use crate::cases::Cases;
+
+/// 2.2e9 bytes, beyond 2³¹.
+const LEN: usize = 1_100_000_000;
+/// Values repeat after so many elements, which divides no power of two.
+const PERIOD: usize = 7 * 9 * 1009;
+
+fn period(value: impl Fn(usize) -> usize) -> Vec<f16> {
+    (0..PERIOD).map(|i| f16::from_f32(value(i) as f32)).collect()
+}
+
+fn fill(data: &mut [f16], period: &[f16]) {
+    data.chunks_mut(PERIOD).for_each(|chunk| chunk.copy_from_slice(&period[..chunk.len()]));
+}
+
+#[track_caller]
+fn assert_periodic(data: &[f16], period: &[f16]) {
+    let wrong = data.chunks(PERIOD).position(|chunk| chunk != &period[..chunk.len()]);
+    assert_eq!(wrong, None, "the first period with a wrong element");
+}
+
+pub(crate) fn run(cases: &mut Cases) {
+    let rank = cases.rank();
+    if std::env::var_os("GRADSYNC_MPI_LARGE").is_none() {
+        return;
+    }
+    assert_eq!(cases.world_size(), 2, "GRADSYNC_MPI_LARGE is for two ranks");
+    let (first, second) = (period(|i| i % 1009), period(|i| i % 9));
+    let mut data = vec![f16::ZERO; LEN];
+    cases.check("1.1e9 f16 sent", |comm| {
+        if rank == 0 {
+            fill(&mut data, &first);
+            comm.send((&data).into(), 1).unwrap();
+        } else {
+            comm.recv((&mut data).into(), 0).unwrap();
+            assert_periodic(&data, &first);
+        }
+    });
+    cases.done("large send");
+    cases.check("1.1e9 f16 broadcast", |comm| {
+        if rank == 1 {
+            fill(&mut data, &second);
+        }
+        comm.broadcast((&mut data).into(), 1).unwrap();
+        assert_periodic(&data, &second);
+    });
+    cases.done("large broadcast");
+    cases.check("1.1e9 f16 reduced", |comm| {
+        if rank == 0 {
+            fill(&mut data, &first);
+        }
+        comm.all_reduce((&mut data).into(), ReduceOp::Sum).unwrap();
+        assert_periodic(&data, &period(|i| i % 1009 + i % 9));
+    });
+    cases.done("large all_reduce");
+}

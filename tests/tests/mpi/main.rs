@@ -1,0 +1,35 @@
+//! One rank of the tests of the MPI transport: `mpirun -n N` starts N of it, and `cargo xtask test --only mpi` starts that.
+//!
+//! Every rank goes through the same cases in the same order. A case that fails is named with its rank; the exit code is 0 only if none
+//! failed on any rank. Never starts processes itself.
+
+mod adasum;
+mod cases;
+mod collectives;
+mod failures;
+mod groups;
+mod large;
+mod mismatches;
+mod point_to_point;
+
+use std::process::ExitCode;
+
+use cases::Cases;
+
+fn main() -> ExitCode {
+    let mut cases = match Cases::start() {
+        Ok(cases) => cases,
+        Err(error) => {
+            eprintln!("cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    collectives::run(&mut cases);
+    point_to_point::run(&mut cases);
+    mismatches::run(&mut cases);
+    failures::run(&mut cases);
+    groups::run(&mut cases);
+    adasum::run(&mut cases);
+    large::run(&mut cases);
+    cases.finish()
+}

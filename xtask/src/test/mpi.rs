@@ -1,0 +1,76 @@
+//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks.
+//!
+//! Each launch has a deadline, and is killed whole when it passes.
+
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    bundle,
+    multi_gpu::launch::{self, End, Limits, Process},
+    process::Cmd,
+};
+
+const RANKS: [usize; 4] = [2, 3, 4, 8];
+/// For one launch; they take a few seconds, and the one with the large messages half a minute.
+const DEADLINE: Duration = Duration::from_secs(180);
+/// Memory that the large messages of two ranks need, with room for everything else.
+const LARGE_KIB: u64 = 8 << 20;
+
+/// Gives back what was run, for the table.
+pub(super) fn run() -> Result<String> {
+    let build = ["--no-run", "--package", "gradsync-tests", "--features", "mpi", "--test", "mpi"];
+    let program = bundle::executable(Cmd::cargo("test").args(build), "mpi")?;
+    let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
+    let mut failed = Vec::new();
+    for ranks in RANKS {
+        let start = Instant::now();
+        let end = start_ranks(&program, ranks, ranks == 2 && has_room)?;
+        println!("{ranks} ranks: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
+        if end != End::Exited(0) {
+            failed.push(format!("with {ranks} ranks it {end}"));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("the MPI transport: {}", failed.join(", "));
+    }
+    let large = if has_room {
+        "2.2 GB messages included"
+    } else {
+        "without the 2.2 GB messages: they need 8 GiB of free memory"
+    };
+    Ok(format!("on {RANKS:?} ranks, {large}"))
+}
+
+fn start_ranks(program: &Path, ranks: usize, is_large: bool) -> Result<End> {
+    let mut command = Command::new("mpirun");
+    // Other MPIs start more ranks than cores, and by root, without being asked twice.
+    if Cmd::new("mpirun").arg("--version").probe().1.contains("Open MPI") {
+        command.args(["--oversubscribe", "--allow-run-as-root"]);
+    }
+    command.args(["-n", &ranks.to_string()]).arg(program);
+    // Both Open MPI and MPICH end a job by this on their own, ranks first.
+    command.env("MPIEXEC_TIMEOUT", DEADLINE.as_secs().to_string());
+    if is_large {
+        command.env("GRADSYNC_MPI_LARGE", "1");
+    }
+    println!("$ {command:?}");
+    let limits = Limits { deadline: DEADLINE + Duration::from_secs(20), grace: Duration::from_secs(5) };
+    let ends = launch::run(vec![Process { command, victim: false }], limits, |_, _, line| {
+        println!("{line}");
+        Ok(())
+    })?;
+    Ok(ends.into_iter().next().unwrap_or(End::Stuck))
+}
+
+/// Free memory, as Linux reckons it; unknown elsewhere.
+fn available_kib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
