@@ -136,12 +136,13 @@ impl Prefix {
         if magic != MAGIC {
             return Err(HeaderError::Magic { found: magic });
         }
-        let version = u32_at(bytes, 4);
+        let version = u32::from_le_bytes(array(bytes, 4));
         if version != VERSION {
             return Err(HeaderError::Version { found: version });
         }
-        let (sequence, tensors) = (u64_at(bytes, 8), u32_at(bytes, 16));
-        let (header_bytes, payload_bytes) = (u32_at(bytes, 20), u64_at(bytes, 24));
+        let (sequence, tensors) = (u64::from_le_bytes(array(bytes, 8)), u32::from_le_bytes(array(bytes, 16)));
+        let (header_bytes, payload_bytes) =
+            (u32::from_le_bytes(array(bytes, 20)), u64::from_le_bytes(array(bytes, 24)));
         if tensors > limits.tensors {
             return Err(HeaderError::TooManyTensors { found: tensors, limit: limits.tensors });
         }
@@ -154,7 +155,7 @@ impl Prefix {
         if !(least..=most).contains(&header_bytes.into()) {
             return Err(HeaderError::HeaderLength { found: header_bytes, tensors });
         }
-        let limit = payload_limit(limits);
+        let limit = limits.payload_bytes.min(isize::MAX as u64);
         if payload_bytes > limit {
             return Err(HeaderError::PayloadTooLarge { found: payload_bytes, limit });
         }
@@ -216,11 +217,10 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     let prefix = prefix.ok_or(HeaderError::TooShort { found: bytes.len(), needed: PREFIX_BYTES })?;
     let prefix = Prefix::decode(prefix, limits)?;
     let needed = prefix.header_bytes as usize;
-    if bytes.len() < needed {
-        return Err(HeaderError::TooShort { found: bytes.len(), needed });
-    }
-    if bytes.len() > needed {
-        return Err(HeaderError::TooLong { found: bytes.len(), needed });
+    match bytes.len() {
+        found if found < needed => return Err(HeaderError::TooShort { found, needed }),
+        found if found > needed => return Err(HeaderError::TooLong { found, needed }),
+        _ => {}
     }
     // Everything is checked by the first pass, and nothing is allocated before the second.
     let mut entries = Entries::new(bytes, limits);
@@ -274,10 +274,10 @@ impl<'a> Entries<'a> {
         let Self { bytes, limits, tensor, offset, payload_bytes } = *self;
         let ends_early = HeaderError::EndsEarly { tensor, offset };
         let head: [u8; 8] = *bytes[offset..].first_chunk().ok_or(ends_early)?;
-        let found = u32_at(&head, 0);
+        let found = u32::from_le_bytes(array(&head, 0));
         let dtype = DataType::ALL.into_iter().find(|&dtype| code(dtype) == found);
         let dtype = dtype.ok_or(HeaderError::DType { tensor, offset, found })?;
-        let count = u32_at(&head, 4);
+        let count = u32::from_le_bytes(array(&head, 4));
         if count > limits.dims {
             return Err(HeaderError::TooManyDims { tensor, offset: offset + 4, found: count, limit: limits.dims });
         }
@@ -292,7 +292,7 @@ impl<'a> Entries<'a> {
             return Err(HeaderError::DimTooLarge { tensor, offset: first_dim + axis * 8, found, limit: limits.dim });
         }
         let size = tensor_bytes(dtype, dims(sizes)).ok_or(HeaderError::TensorTooLarge { tensor, offset })?;
-        let limit = payload_limit(limits);
+        let limit = limits.payload_bytes.min(isize::MAX as u64);
         let place = place_after(payload_bytes, size).filter(|place| place.end <= limit);
         let place = place.ok_or(HeaderError::TensorBeyondLimit { tensor, offset, bytes: size, limit })?;
         *self = Self { bytes, limits, tensor: tensor + 1, offset: end, payload_bytes: place.end };
@@ -313,10 +313,6 @@ fn tensor_bytes(dtype: DataType, mut dims: impl Iterator<Item = u64> + Clone) ->
     Some(if empty { 0 } else { bytes })
 }
 
-fn payload_limit(limits: &Limits) -> u64 {
-    limits.payload_bytes.min(isize::MAX as u64)
-}
-
 /// Counts from 1, so that zeros are no dtype.
 fn code(dtype: DataType) -> u32 {
     match dtype {
@@ -334,19 +330,11 @@ fn code(dtype: DataType) -> u32 {
 }
 
 fn dims(bytes: &[u8]) -> impl Iterator<Item = u64> + Clone {
-    bytes.chunks_exact(8).map(|dim| u64_at(dim, 0))
+    bytes.chunks_exact(8).map(|dim| u64::from_le_bytes(array(dim, 0)))
 }
 
 fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     *bytes[offset..].first_chunk().expect("the caller has checked the length")
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(array(bytes, offset))
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(array(bytes, offset))
 }
 
 fn refused(reason: String) -> Error {

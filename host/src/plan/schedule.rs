@@ -191,14 +191,14 @@ impl<T> Schedule<T> {
         for ((slot, from, to), Ends { sent, received }) in met {
             if sent.len() != received.len() {
                 return refused(format!(
-                    "slot {slot} would deadlock: rank {from} has {} sends to rank {to}, which has {} receives from it",
+                    "slot {slot} would deadlock: rank {from} has {} sends to rank {to}, which has {} receives",
                     sent.len(),
                     received.len()
                 ));
             }
             if let Some(index) = sent.iter().zip(&received).position(|(sent, received)| sent != received) {
                 return refused(format!(
-                    "slot {slot}: send {index} from rank {from} to rank {to} is {:?}, and receive {index} there is {:?}",
+                    "slot {slot}: send {index} from rank {from} to rank {to} is {:?}, and its receive {index} is {:?}",
                     sent[index], received[index]
                 ));
             }

@@ -1,4 +1,4 @@
-//! The groups of every rank of simulated worlds, against a grid that is filled as section 1.3 of the specification says.
+//! The groups of every rank of simulated worlds, against a grid filled as section 1.3 of the specification says.
 
 use std::collections::BTreeMap;
 
@@ -193,7 +193,8 @@ proptest! {
                     prop_assert_eq!(group.id == other.id, group.ranks == other.ranks);
                 }
             }
-            let mut all: Vec<_> = groups.iter().filter(|group| group.index == 0).flat_map(|group| &group.ranks).collect();
+            let firsts = groups.iter().filter(|group| group.index == 0);
+            let mut all: Vec<_> = firsts.flat_map(|group| &group.ranks).collect();
             all.sort();
             prop_assert!(all.into_iter().copied().eq(0..sizes.world));
             let ids: std::collections::BTreeSet<_> = groups.iter().map(|group| group.id).collect();

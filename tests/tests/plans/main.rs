@@ -1,5 +1,5 @@
 //! Plans of tensor ownership and of ZeRO, of groups, bundles and schedules, against what sections 1.2, 1.3, 1.5 and 1.6
-//! of the specification say, on ranks simulated in memory: plain vectors and the two collectives below, no communicator.
+//! of the specification say, on ranks simulated in memory: plain vectors and the two collectives below.
 
 mod bundle;
 #[path = "../../fuzz/bundle_header.rs"]

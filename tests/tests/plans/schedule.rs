@@ -156,7 +156,7 @@ fn refusals_name_ranks_and_slot() {
     assert!(refusal(parts.clone()).contains("slot 2 would deadlock: rank 0 has 0 sends to rank 1, which has 1"));
     parts[0].send(2, 1, 8).unwrap();
     let message = refusal(parts);
-    assert!(message.contains("slot 2: send 0 from rank 0 to rank 1 is 8, and receive 0 there is 7"), "{message}");
+    assert!(message.contains("slot 2: send 0 from rank 0 to rank 1 is 8, and its receive 0 is 7"), "{message}");
 
     // The order is part of the match.
     let mut parts = parts_of(2);
@@ -164,7 +164,7 @@ fn refusals_name_ranks_and_slot() {
         parts[0].send(0, 1, what).unwrap();
         parts[1].recv(0, 0, 3 - what).unwrap();
     }
-    assert!(refusal(parts).contains("send 0 from rank 0 to rank 1 is 1, and receive 0 there is 2"));
+    assert!(refusal(parts).contains("send 0 from rank 0 to rank 1 is 1, and its receive 0 is 2"));
 
     assert!(refusal(vec![]).contains("world size is 0"));
     assert!(refusal(parts_of(3).split_off(1)).contains("part 0 of 2 is that of rank 1 in a world of 3"));
