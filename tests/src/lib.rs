@@ -4,11 +4,13 @@
 //! - [`tolerance`]: how far a correct answer may be off, with the derivation; imports nothing of gradsync;
 //! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
 //! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
+//! - [`collectives`]: what every transport's collectives are tested with;
 //! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog.
 //!
 //! Never published, and never a dependency of anything but tests.
 
 pub mod array;
+pub mod collectives;
 pub mod inputs;
 pub mod oracle;
 pub mod ranks;

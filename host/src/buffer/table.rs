@@ -101,6 +101,16 @@ impl TensorTable {
         &self.layout.segments
     }
 
+    /// Refuses a world of another number of ranks than the arena is shared out over.
+    pub(crate) fn check_world_size(&self, operation: &'static str, world_size: usize) -> Result<()> {
+        let planned = self.world_size;
+        if planned == world_size {
+            return Ok(());
+        }
+        let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
+        Err(Error::InvalidArgument { operation, reason })
+    }
+
     /// A hash of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint

@@ -95,3 +95,11 @@ pub trait Communicator {
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
     fn barrier(&self) -> Result<()>;
 }
+
+/// Every rank's words, in rank order. They travel as numbers, and no transport computes with what it gathers.
+pub(crate) fn gather_words(comm: &dyn Communicator, words: &[u64]) -> Result<Vec<u64>> {
+    let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
+    let mut all = vec![0.0f64; own.len() * comm.world_size()];
+    comm.all_gather((&own).into(), (&mut all).into())?;
+    Ok(all.into_iter().map(f64::to_bits).collect())
+}

@@ -16,7 +16,7 @@ pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::GradientBuffer;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, gather_words};
 use crate::error::{Error, Result};
 
 /// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
@@ -32,20 +32,12 @@ fn same_plan(
 ) -> Result<()> {
     let mut hasher = DefaultHasher::new();
     (buffer.table().fingerprint(), choices).hash(&mut hasher);
-    // The bits travel as a number and are never computed with.
-    let own = [f64::from_bits(hasher.finish())];
-    let mut all = vec![0.0f64; comm.world_size()];
-    comm.all_gather((&own[..]).into(), (&mut all).into())?;
-    if let Some(rank) = all.iter().position(|other| other.to_bits() != all[0].to_bits()) {
+    let all = gather_words(comm, &[hasher.finish()])?;
+    if let Some(rank) = all.iter().position(|other| *other != all[0]) {
         let reason = format!(
             "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, or other options"
         );
         return Err(Error::InvalidArgument { operation, reason });
     }
-    let (world_size, planned) = (comm.world_size(), buffer.world_size());
-    if planned == world_size {
-        return Ok(());
-    }
-    let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
-    Err(Error::InvalidArgument { operation, reason })
+    buffer.table().check_world_size(operation, comm.world_size())
 }

@@ -3,7 +3,7 @@
 //! A rank stands in at most two groups, the one of its node and the one across nodes. Whatever is found out goes
 //! through the first and then the second, so that every rank of every node learns it. Nothing here touches tensors.
 
-use crate::comm::Communicator;
+use crate::comm::{Communicator, gather_words};
 use crate::error::{Error, Result};
 
 /// A rank's two groups.
@@ -59,10 +59,8 @@ fn odd_one<const N: usize>(words: &[[u64; N]]) -> Option<usize> {
     words.iter().position(|word| word != &words[0])
 }
 
-/// Every rank's words, in rank order. They travel as numbers and are never computed with.
+/// Every rank's words, in rank order.
 fn gathered<const N: usize>(comm: &dyn Communicator, words: [u64; N]) -> Result<Vec<[u64; N]>> {
-    let own = words.map(f64::from_bits);
-    let mut all = vec![[0.0f64; N]; comm.world_size()];
-    comm.all_gather((&own[..]).into(), all.as_flattened_mut().into())?;
-    Ok(all.into_iter().map(|words| words.map(f64::to_bits)).collect())
+    let all = gather_words(comm, &words)?;
+    Ok(all.chunks_exact(N).map(|of_rank| std::array::from_fn(|place| of_rank[place])).collect())
 }

@@ -3,39 +3,14 @@
 use gradsync::comm::Communicator;
 use gradsync::comm::ReduceOp;
 use gradsync_tests::array::Array;
-use gradsync_tests::inputs::{edges, vector};
+use gradsync_tests::collectives::{LENS, assert_reduced, inputs, ours};
+use gradsync_tests::inputs::edges;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::reduce::{self, Op};
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
-use gradsync_tests::tolerance::{assert_equal, assert_within, mean};
+use gradsync_tests::tolerance::assert_equal;
 
 use crate::WORLD_SIZES;
-
-const LENS: [usize; 5] = [0, 1, 33, 257, 4097];
-
-fn ours(op: Op) -> ReduceOp {
-    match op {
-        Op::Sum => ReduceOp::Sum,
-        Op::Mean => ReduceOp::Mean,
-        Op::Max => ReduceOp::Max,
-        Op::Min => ReduceOp::Min,
-    }
-}
-
-fn inputs(format: Format, world_size: usize, len: usize) -> Vec<Vec<f64>> {
-    (0..world_size).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
-}
-
-/// Sum, max and min exactly (f64 in rank order, one rounding); mean within two more roundings in f64.
-fn assert_reduced(what: &str, op: Op, format: Format, got: &[f64], inputs: &[Vec<f64>]) {
-    if op != Op::Mean {
-        return assert_equal(what, got, &reduce::all_reduce(op, format, inputs));
-    }
-    let columns: Vec<Vec<f64>> = (0..got.len()).map(|i| inputs.iter().map(|input| input[i]).collect()).collect();
-    let exact: Vec<f64> = columns.iter().map(|column| reduce::reduce(op, column.iter().copied())).collect();
-    let bounds: Vec<f64> = columns.iter().map(|column| mean(format, column)).collect();
-    assert_within(what, format, got, &exact, &bounds);
-}
 
 #[test]
 fn all_reduce() {

@@ -23,8 +23,9 @@ const OPERATION: &str = "adasum_all_reduce";
 ///
 /// Where the kernels of all ranks, two to eight, reach each other's memory, [`Algorithm::Gram`] per tensor needs no transport: one
 /// launch reads the peers' vectors and multiplies, one exchanges the products and finds the weights, one writes the result into every
-/// rank's arena, and one waits for all. Elsewhere it exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up in one
-/// small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.
+/// rank's arena, and one waits for all. Elsewhere it exchanges the vectors once, forms partial Gram matrices of every layer on each
+/// rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result;
+/// any number of ranks up to 4096.
 /// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
 /// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk of at most

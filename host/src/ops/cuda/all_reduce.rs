@@ -2,7 +2,7 @@
 
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Replaces every rank's buffer by the reduction over ranks, in place and without packing; the gaps between tensors take part and
 /// stay zero.
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// Every rank's buffer must hold the same tensors; [`OrderedAllReduce`](super::OrderedAllReduce) is the reproducible form.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the buffer was made for another world size; those of
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size; those of
 /// [`DeviceCommunicator::all_reduce`].
 pub fn all_reduce(
     comm: &dyn DeviceCommunicator,
@@ -18,10 +18,6 @@ pub fn all_reduce(
     op: ReduceOp,
     scaling: Scaling,
 ) -> Result<()> {
-    let (world_size, planned) = (comm.world_size(), buffer.table().world_size());
-    if planned != world_size {
-        let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
-        return Err(Error::InvalidArgument { operation: "all_reduce", reason });
-    }
+    buffer.table().check_world_size("all_reduce", comm.world_size())?;
     comm.all_reduce(buffer.as_mut_slice(), op, scaling)
 }

@@ -23,7 +23,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
 use crate::comm::DeviceCommunicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
 /// than there are. The host waits for the other ranks.
@@ -37,10 +37,5 @@ fn same_plan(
     (table.fingerprint(), choices).hash(&mut hasher);
     let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
     comm.agree_on(operation, what, hasher.finish())?;
-    let (world_size, planned) = (comm.world_size(), table.world_size());
-    if planned == world_size {
-        return Ok(());
-    }
-    let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
-    Err(Error::InvalidArgument { operation, reason })
+    table.check_world_size(operation, comm.world_size())
 }

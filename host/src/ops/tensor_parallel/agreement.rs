@@ -4,7 +4,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::comm::Communicator;
+use crate::comm::{Communicator, gather_words};
 use crate::error::{Error, Result};
 
 /// Bytes in one number that a communicator carries.
@@ -20,7 +20,7 @@ pub(super) fn same_call(operation: &'static str, comm: &dyn Communicator, call: 
     let mut hasher = DefaultHasher::new();
     call.hash(&mut hasher);
     let words = call.len().div_ceil(WORD) as u64;
-    let all = gathered(comm, &[hasher.finish(), words])?;
+    let all = gather_words(comm, &[hasher.finish(), words])?;
     let ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
     let Some(odd) = ranks.iter().position(|rank| rank != &ranks[0]) else {
         return Ok(());
@@ -34,7 +34,7 @@ pub(super) fn same_call(operation: &'static str, comm: &dyn Communicator, call: 
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_ne_bytes(padded);
     }
-    let texts = gathered(comm, &text)?;
+    let texts = gather_words(comm, &text)?;
     let quote = |rank: usize| {
         let words = &texts[rank * longest..(rank + 1) * longest];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -42,12 +42,4 @@ pub(super) fn same_call(operation: &'static str, comm: &dyn Communicator, call: 
     };
     let reason = format!("ranks disagree: rank 0 called {}, rank {odd} called {}", quote(0), quote(odd));
     Err(Error::InvalidArgument { operation, reason })
-}
-
-/// Every rank's words, in rank order. They travel as numbers and are never computed with.
-fn gathered(comm: &dyn Communicator, words: &[u64]) -> Result<Vec<u64>> {
-    let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
-    let mut all = vec![0.0f64; own.len() * comm.world_size()];
-    comm.all_gather((&own).into(), (&mut all).into())?;
-    Ok(all.into_iter().map(f64::to_bits).collect())
 }

@@ -1,0 +1,37 @@
+//! Collectives of host memory as test cases: the same inputs and the same comparison for every transport.
+
+use gradsync::comm::ReduceOp;
+
+use crate::inputs::vector;
+use crate::oracle::Format;
+use crate::oracle::reduce::{self, Op};
+use crate::tolerance::{assert_equal, assert_within, mean};
+
+/// Lengths around the borders that transports have.
+pub const LENS: [usize; 5] = [0, 1, 33, 257, 4097];
+
+/// The oracle's operation as the library names it.
+pub fn ours(op: Op) -> ReduceOp {
+    match op {
+        Op::Sum => ReduceOp::Sum,
+        Op::Mean => ReduceOp::Mean,
+        Op::Max => ReduceOp::Max,
+        Op::Min => ReduceOp::Min,
+    }
+}
+
+/// One vector per rank.
+pub fn inputs(format: Format, world_size: usize, len: usize) -> Vec<Vec<f64>> {
+    (0..world_size).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
+}
+
+/// Sum, max and min exactly (f64 in rank order, one rounding); mean within two more roundings in f64.
+pub fn assert_reduced(what: &str, op: Op, format: Format, got: &[f64], inputs: &[Vec<f64>]) {
+    if op != Op::Mean {
+        return assert_equal(what, got, &reduce::all_reduce(op, format, inputs));
+    }
+    let columns: Vec<Vec<f64>> = (0..got.len()).map(|i| inputs.iter().map(|input| input[i]).collect()).collect();
+    let exact: Vec<f64> = columns.iter().map(|column| reduce::reduce(op, column.iter().copied())).collect();
+    let bounds: Vec<f64> = columns.iter().map(|column| mean(format, column)).collect();
+    assert_within(what, format, got, &exact, &bounds);
+}
