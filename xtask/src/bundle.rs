@@ -14,6 +14,7 @@ use serde::Deserialize;
 use crate::{
     flags, libcuda,
     process::{Cmd, root},
+    toolchain::{Need, Toolchain},
 };
 
 const RUN: &str = include_str!("bundle/run.sh");
@@ -25,12 +26,13 @@ const LARGEST: u64 = 64 << 20;
 
 impl flags::Bundle {
     pub(crate) fn run(self) -> Result<()> {
-        pack(&self.output)
+        pack(&self.output, &self.setup)
     }
 }
 
 /// Makes the folder; a relative path starts at the repository's root.
-pub(crate) fn pack(folder: &Path) -> Result<()> {
+pub(crate) fn pack(folder: &Path, setup: &flags::Setup) -> Result<()> {
+    Toolchain::new(setup).provide(&[Need::CCompiler, Need::Mpi])?;
     let folder = root().join(folder);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for (name, build) in BUILDS {
@@ -60,9 +62,10 @@ const BUILDS: [(&str, Build); 5] = [
     ("xtask", || executable(Cmd::cargo("build").args(["--release", "--package", "xtask", "--bin", "xtask"]), "xtask")),
 ];
 
-/// Builds the rank program of the multi-GPU tests.
+/// Builds the rank program of the multi-GPU tests, which needs an MPI here, and its libmpi where it runs.
 pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
-    executable(libcuda::linked(tests("test").args(["--release", "--test", "multi_gpu"]))?, "multi_gpu")
+    let test = tests("test").args(["--features", "mpi", "--release", "--test", "multi_gpu"]);
+    executable(libcuda::linked(test)?, "multi_gpu")
 }
 
 fn tests(subcommand: &str) -> Cmd {

@@ -31,10 +31,12 @@ pub(crate) enum Command {
     Libcuda(Libcuda),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
+    /// Measure the standing set with `gradsync perf`, and write target/bench/report.html
+    Bench(Bench),
 }
 
 /// The one flag that every command with a set-up has.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Setup {
     /// Install nothing: print the commands that would, and fail if something is missing
     #[arg(long)]
@@ -85,6 +87,8 @@ pub(crate) enum Stage {
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct TestMultiGpu {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
     /// Only with this many ranks, instead of every number that a suite asks for
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<NonZeroUsize>,
@@ -142,7 +146,24 @@ pub(crate) struct Libcuda {}
 
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
     /// Where to put it
     #[arg(long, value_name = "FOLDER", default_value = "target/bundle")]
     pub(crate) output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+    /// Small sizes and few iterations: whether everything runs, not how fast it is
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only this part of the set (may be repeated)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+    /// Measure this program instead of building one
+    #[arg(long, value_name = "GRADSYNC")]
+    pub(crate) program: Option<PathBuf>,
 }

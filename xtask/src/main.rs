@@ -3,6 +3,7 @@
 //! One command is one file, one variant of [`flags::Command`] and one `run`. Nothing here depends on a crate of the
 //! workspace, so every command works while those do not compile.
 
+mod bench;
 mod bundle;
 mod demo;
 mod flags;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Ptxas(flags) => flags.run(),
         Command::Libcuda(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
+        Command::Bench(flags) => flags.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@
 //! them, and adds up. With `--prebuilt` nothing here needs cargo or the sources: no path of the repository is looked at.
 
 pub(crate) mod launch;
+pub(crate) mod mpirun;
 mod report;
 mod results;
 mod suites;
@@ -24,11 +25,13 @@ use crate::{
     bundle,
     flags::{self, Sanitizer},
     process::Cmd,
+    toolchain::{Need, Toolchain},
 };
 use launch::{Limits, Process, Stream};
+use mpirun::Mpirun;
 use report::{Counts, Ran, Row, ranks};
 use results::{Ledger, Outcome, SANITIZER_CODE, Verdict};
-use suites::{Planned, Wanted, Who};
+use suites::{Here, Mode, Planned, Wanted, Who};
 
 /// How long ranks may go on when another has failed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -40,10 +43,11 @@ const NO_GPU: i32 = 2;
 impl flags::TestMultiGpu {
     pub(crate) fn run(self) -> Result<()> {
         if let Some(folder) = &self.bundle {
-            return bundle::pack(folder);
+            return bundle::pack(folder, &self.setup);
         }
         let mut out = io::stdout().lock();
-        let code = self.test(gpus(), GRACE, &mut out)?.exit_code();
+        let machine = Machine { gpus: gpus(), mpirun: Mpirun::find() };
+        let code = self.test(machine, GRACE, &mut out)?.exit_code();
         out.flush().context("cannot write to standard output")?;
         if code != 0 {
             exit(code);
@@ -52,8 +56,8 @@ impl flags::TestMultiGpu {
     }
 
     /// Runs what there are GPUs for, and prints the report.
-    fn test(&self, gpus: Result<usize, String>, grace: Duration, out: &mut impl Write) -> Result<Tested> {
-        let gpus = match gpus {
+    fn test(&self, machine: Machine, grace: Duration, out: &mut impl Write) -> Result<Tested> {
+        let gpus = match machine.gpus {
             Ok(gpus) => gpus,
             Err(why) => {
                 writeln!(out, "everything: not run: no NVIDIA GPU here: {why}\n\n0 passed, 0 failed, 1 not run")?;
@@ -69,21 +73,28 @@ impl flags::TestMultiGpu {
                 let program = folder.join(bundle::MULTI_GPU);
                 fs::canonicalize(&program).with_context(|| format!("cannot find {}", program.display()))?
             }
-            None => bundle::build_multi_gpu()?,
+            None => {
+                Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Mpi])?;
+                bundle::build_multi_gpu()?
+            }
         };
-        let list = Cmd::new(&program).arg("list").folder(".").read()?;
+        let list = Cmd::new(&program).arg("list").folder(".").read();
+        let list = list.context("the rank program does not start; it needs the libmpi that it was built with")?;
         let suites = suites::parse(&list)?;
         let ranks = self.ranks.map(usize::from);
         let wanted = Wanted { ranks, suites: &self.suite, sanitizer: sanitizer.is_some() };
         let mut rows = Vec::new();
-        for Planned { suite, world, not_run } in suites::plan(&suites, wanted, gpus)? {
+        let mpirun = machine.mpirun.as_ref();
+        let here = Here { gpus, no_mpirun: mpirun.err().map(String::as_str) };
+        for Planned { suite, world, not_run } in suites::plan(&suites, wanted, here)? {
             let ran = match not_run {
                 Some(why) => Ran::Not(why),
                 None => {
                     let slowdown = if sanitizer.is_some() { SANITIZER_SLOWDOWN } else { 1 };
                     let deadline = self.deadline.map_or(suite.seconds.saturating_mul(slowdown), u64::from);
                     let limits = Limits { deadline: Duration::from_secs(deadline), grace };
-                    let start = Start { program: &program, wrapper: sanitizer.as_deref(), suite, world };
+                    let (wrapper, mpirun) = (sanitizer.as_deref(), mpirun.ok());
+                    let start = Start { program: &program, wrapper, mpirun, suite, world };
                     start.run(limits, out)?
                 }
             };
@@ -92,6 +103,14 @@ impl flags::TestMultiGpu {
         write!(out, "{}", report::render(&rows))?;
         Ok(Tested::Rows(rows))
     }
+}
+
+/// What tests run on.
+struct Machine {
+    /// How many GPUs there are; if none, what was looked for.
+    gpus: Result<usize, String>,
+    /// What starts the ranks of an MPI job; if nothing does, what was tried.
+    mpirun: Result<Mpirun, String>,
 }
 
 /// What became of it all.
@@ -113,7 +132,8 @@ impl Tested {
 
 /// For `cargo xtask test`: everything, on this many GPUs; a note of what passed, or an error if something did not.
 pub(crate) fn check(gpus: usize) -> Result<String> {
-    let Tested::Rows(rows) = flags::TestMultiGpu::default().test(Ok(gpus), GRACE, &mut io::stdout().lock())? else {
+    let machine = Machine { gpus: Ok(gpus), mpirun: Mpirun::find() };
+    let Tested::Rows(rows) = flags::TestMultiGpu::default().test(machine, GRACE, &mut io::stdout().lock())? else {
         return Ok(String::new());
     };
     let Counts { passed, failed, not_run } = report::total(&rows);
@@ -163,19 +183,25 @@ struct Start<'a> {
     program: &'a Path,
     /// What each rank runs under.
     wrapper: Option<&'a [String]>,
+    /// What starts the ranks, where the suite wants that.
+    mpirun: Option<&'a Mpirun>,
     suite: &'a suites::Suite,
     world: usize,
 }
 
 impl Start<'_> {
-    fn run(&self, limits: Limits, out: &mut impl Write) -> Result<Ran> {
+    fn run(&self, mut limits: Limits, out: &mut impl Write) -> Result<Ran> {
         let title = format!("{}, {}", self.suite.name, ranks(self.world));
         writeln!(out, "\n=== {title} ===")?;
         let processes = self.suite.processes(self.world);
         let prefixes: Vec<String> = processes.iter().map(|(who, _)| self.prefix(*who)).collect();
         let mut ledger = Ledger::new(processes.iter().copied());
         let start = Instant::now();
-        let ends = launch::run(self.commands(&processes)?, limits, |index, stream, line| {
+        let commands = self.commands(&processes, limits.deadline)?;
+        if self.suite.mode == Mode::Mpirun {
+            limits.deadline += Mpirun::GRACE;
+        }
+        let ends = launch::run(commands, limits, |index, stream, line| {
             let shown = match stream {
                 Stream::Out => ledger.line(index, line),
                 Stream::Err => Some(line.to_owned()),
@@ -204,19 +230,20 @@ impl Start<'_> {
         }
     }
 
-    fn commands(&self, processes: &[(Who, bool)]) -> Result<Vec<Process>> {
+    fn commands(&self, processes: &[(Who, bool)], deadline: Duration) -> Result<Vec<Process>> {
+        if self.suite.mode == Mode::Mpirun {
+            let mpirun = self.mpirun.context("without mpirun, a suite that needs it is not planned")?;
+            let mut command = self.program(Some(mpirun.command(self.world, deadline)));
+            // We may be a rank of something ourselves, and the launcher's own variables are to decide.
+            for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+                command.env_remove(variable);
+            }
+            return Ok(vec![Process { command, victim: false }]);
+        }
         let (port, secret) = (free_port()?.to_string(), secret()?);
         let process = |&(who, victim): &(Who, bool)| {
-            let mut command = match self.wrapper {
-                Some([wrapper, arguments @ ..]) => {
-                    let mut command = Command::new(wrapper);
-                    command.args(arguments).arg(self.program);
-                    command
-                }
-                _ => Command::new(self.program),
-            };
+            let mut command = self.program(None);
             let world = self.world.to_string();
-            command.args(["run", &self.suite.name]);
             command.env("WORLD_SIZE", &world).env("LOCAL_WORLD_SIZE", &world);
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("GRADSYNC_SECRET", &secret);
             match who {
@@ -227,6 +254,15 @@ impl Start<'_> {
             Process { command, victim }
         };
         Ok(processes.iter().map(process).collect())
+    }
+
+    /// The rank program with its suite, in what it runs under, which may itself be started by `launcher`.
+    fn program(&self, launcher: Option<Command>) -> Command {
+        let words = self.wrapper.unwrap_or_default().iter().map(AsRef::as_ref);
+        let mut words = words.chain([self.program.as_os_str(), "run".as_ref(), self.suite.name.as_ref()]);
+        let mut command = launcher.or_else(|| words.next().map(Command::new)).expect("a program is a word");
+        command.args(words);
+        command
     }
 }
 

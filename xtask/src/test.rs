@@ -59,6 +59,7 @@ impl Stage {
             Self::Ptx => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
+            Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
             Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
@@ -206,32 +207,47 @@ enum Links {
     Nothing,
     Driver,
     Mpi,
+    Both,
 }
 
 /// Every feature set that somebody builds.
-const FEATURE_SETS: [(&[&str], Links); 6] = [
+const FEATURE_SETS: [(&[&str], Links); 7] = [
     (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
     (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
     (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
     (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Driver),
     (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
     (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
+    (
+        &[
+            "--package",
+            "gradsync",
+            "--package",
+            "gradsync-tests",
+            "--features",
+            "gradsync-tests/cuda,gradsync-tests/mpi",
+        ],
+        Links::Both,
+    ),
 ];
 
 fn clippy() -> Result<Outcome> {
     let has_mpi = toolchain::mpi::is_here();
+    let mut left_out = 0;
     for (features, links) in FEATURE_SETS {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
             Links::Driver => libcuda::linked(cmd)?.run()?,
             Links::Mpi if has_mpi => cmd.run()?,
-            Links::Mpi => {}
+            Links::Both if has_mpi => libcuda::linked(cmd)?.run()?,
+            Links::Mpi | Links::Both => left_out += 1,
         }
     }
-    Ok(Outcome::Passed(match has_mpi {
-        true => format!("{} feature sets", FEATURE_SETS.len()),
-        false => format!("{} feature sets; not that with `mpi`: there is no MPI here", FEATURE_SETS.len() - 1),
+    let linted = format!("{} feature sets", FEATURE_SETS.len() - left_out);
+    Ok(Outcome::Passed(match left_out {
+        0 => linted,
+        _ => format!("{linted}; not the {left_out} with `mpi`: there is no MPI here"),
     }))
 }
 
@@ -240,6 +256,9 @@ fn docs() -> Result<Outcome> {
         Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
     };
     libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    if toolchain::mpi::is_here() {
+        libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]))?.run()?;
+    }
     passed(doc(&["--package", "gradsync-device"]).run())
 }
 
@@ -289,6 +308,9 @@ fn gpu() -> Result<Outcome> {
         .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
         .args(["--", "--test-threads=1"]);
     libcuda::linked(cmd)?.run()?;
+    if !toolchain::mpi::is_here() {
+        return Ok(Outcome::Passed(format!("{gpus} GPUs; not the multi-GPU tests: there is no MPI here")));
+    }
     let multi_gpu = multi_gpu::check(gpus)?;
     Ok(Outcome::Passed(format!("{gpus} GPUs; {multi_gpu}")))
 }

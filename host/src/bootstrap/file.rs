@@ -37,9 +37,7 @@ pub(super) struct RendezvousFile {
 impl RendezvousFile {
     /// Writes the file in one step: who reads it finds all of it or nothing.
     pub(super) fn publish(path: &Path, port: u16, secret: &Secret) -> Result<Self, BootstrapError> {
-        let content = Content { hosts: own_hosts(port), port, secret: secret.bytes().to_vec() };
-        let body = postcard::to_stdvec(&content).map_err(|error| failure(path, &error))?;
-        let bytes = [MAGIC, &body].concat();
+        let bytes = describe(port, secret);
         // Beside the file, as only a rename within a file system is one step; under a name that no other process takes.
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
@@ -75,6 +73,18 @@ impl Drop for RendezvousFile {
 pub(super) fn read(path: &Path) -> io::Result<Invitation> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(LONGEST).read_to_end(&mut bytes)?;
+    understand(&bytes)
+}
+
+/// What says where this process listens.
+pub(super) fn describe(port: u16, secret: &Secret) -> Vec<u8> {
+    let content = Content { hosts: own_hosts(port), port, secret: secret.bytes().to_vec() };
+    let body = postcard::to_stdvec(&content).expect("plain data");
+    [MAGIC, &body].concat()
+}
+
+/// What [`describe`] has said, of this version.
+pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
     Ok(Invitation { hosts, port, secret: Secret::from_bytes(&secret) })

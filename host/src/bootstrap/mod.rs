@@ -46,6 +46,8 @@
 //!
 //! It knows nothing of CUDA, NCCL or MPI, and never moves gradients.
 
+#[cfg(feature = "mpi")]
+mod carried;
 mod client;
 mod connection;
 mod environment;
@@ -65,6 +67,8 @@ mod secret;
 mod server;
 mod split;
 
+#[cfg(feature = "mpi")]
+pub(crate) use self::carried::{Host, accept};
 pub use self::environment::Launch;
 pub use self::error::BootstrapError;
 pub use self::member::Member;

@@ -2,11 +2,14 @@
 //!
 //! The counterpart of [`Communicator`](super::Communicator), which works on the host's memory and blocks. Knows no transport.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::ReduceOp;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Mapping, Queue};
-use crate::error::{Call, Result};
+use crate::dtype::DataType;
+use crate::error::{Call, Error, Result};
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +28,45 @@ impl Scaling {
 impl Default for Scaling {
     fn default() -> Self {
         Self::NONE
+    }
+}
+
+/// Elements at an address of device memory, of a type that transports carry: what an operation gets where no
+/// [`DeviceSlice`] is at hand, as with tensors of other crates and with integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawSlice {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements.
+    pub len: usize,
+    /// Their type.
+    pub dtype: DataType,
+}
+
+impl RawSlice {
+    /// The elements from `begin` on.
+    pub(crate) fn range(self, begin: usize, len: usize) -> Self {
+        Self { address: self.address + (begin * self.dtype.size_bytes()) as u64, len, ..self }
+    }
+}
+
+impl From<DeviceSlice<'_>> for RawSlice {
+    fn from(data: DeviceSlice<'_>) -> Self {
+        Self { address: data.address(), len: data.len(), dtype: data.dtype().into() }
+    }
+}
+
+/// What the ranks of a group have agreed on: hashes of calls that need not be compared again. Every rank of the group has the same.
+#[derive(Debug, Default)]
+pub struct Agreements(RefCell<HashSet<u64>>);
+
+impl Agreements {
+    pub(crate) fn contains(&self, value: u64) -> bool {
+        self.0.borrow().contains(&value)
+    }
+
+    pub(crate) fn insert(&self, value: u64) {
+        self.0.borrow_mut().insert(value);
     }
 }
 
@@ -66,9 +108,28 @@ pub trait DeviceCommunicator {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
+    /// Every rank's words, in rank order; all ranks bring equally many. The host waits for the others.
+    ///
+    /// # Errors
+    /// Those of every operation.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
+
     /// Fails on every rank, and names two of them, unless all ranks call it with the same value; the host waits for the others.
     /// `operation` and `what` say what is compared.
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()>;
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where ranks differ; those of every operation.
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+        let all = self.gather_words(&[value])?;
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+    }
+
+    /// Where operations that are repeated at every step note what the ranks have agreed on, so that the host waits for that once. `None`,
+    /// the default, makes ranks compare their calls every time.
+    fn agreements(&self) -> Option<&Agreements> {
+        None
+    }
 
     /// Replaces every rank's data by their reduction.
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()>;
@@ -105,7 +166,37 @@ pub trait DeviceCommunicator {
 
     /// Sends to and receives from any number of peers at once; each transfer must meet its counterpart in a call of the peer, in order
     /// for each pair of ranks.
-    fn exchange(&self, sends: Vec<(usize, DeviceSlice<'_>)>, receives: Vec<(usize, DeviceSliceMut<'_>)>) -> Result<()>;
+    ///
+    /// # Errors
+    /// Those of every operation, [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself or one that there is
+    /// not, and [`Error::InvalidArgument`] for operands of different queues.
+    fn exchange(&self, sends: Vec<(usize, DeviceSlice<'_>)>, receives: Vec<(usize, DeviceSliceMut<'_>)>) -> Result<()> {
+        let receives: Vec<(usize, DeviceSlice<'_>)> =
+            receives.iter().map(|(peer, data)| (*peer, data.as_slice())).collect();
+        let operands = || sends.iter().chain(&receives).map(|(_, data)| *data);
+        let Some(queue) = operands().map(|data| data.queue()).next() else { return Ok(()) };
+        operands().try_for_each(|data| queue.check_same("exchange", data.queue()))?;
+        let raw = |list: &[(usize, DeviceSlice<'_>)]| -> Vec<(usize, RawSlice)> {
+            list.iter().map(|&(peer, data)| (peer, data.into())).collect()
+        };
+        // SAFETY: operands of one queue, those that are received into borrowed mutably; later work on them is ordered behind.
+        unsafe { self.exchange_raw(queue, &raw(&sends), &raw(&receives)) }
+    }
+
+    /// [`exchange`](Self::exchange) on raw memory, of any type that transports carry.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// All elements of every operand are on this rank's device, valid until `queue` has got past the operation, and not used meanwhile
+    /// by work that is not ordered on `queue`; none that is received into overlaps another.
+    unsafe fn exchange_raw(
+        &self,
+        queue: &Queue,
+        sends: &[(usize, RawSlice)],
+        receives: &[(usize, RawSlice)],
+    ) -> Result<()>;
 
     /// Sends to another rank, which must receive.
     fn send(&self, data: DeviceSlice<'_>, peer: usize) -> Result<()> {
@@ -128,6 +219,12 @@ pub trait DeviceCommunicator {
     /// communicator: compared with the other ranks' calls, watched over, and given up through the abort flag.
     fn run_kernels(&self, _call: Call, _queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         launch()
+    }
+
+    /// The failure that has ended this communicator, if any, also of work that ran after its call had returned. Does not wait. Transports
+    /// of which every failure is that of a call have none.
+    fn failure(&self) -> Option<Error> {
+        None
     }
 
     /// Waits for everything in the queue, or for the failure of a collective, whichever comes first.

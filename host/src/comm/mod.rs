@@ -2,10 +2,11 @@
 //!
 //! [`local`] runs ranks as threads of one process; with the feature `mpi` there is `mpi`, whose ranks are the processes of an MPI job.
 //! With the feature `cuda` there is `DeviceCommunicator`, the counterpart for device memory, and `nccl`, which implements it.
-//! Transports never meet: each implements its trait on its own.
+//! Transports never meet: each implements its trait on its own. [`groups`] divides the ranks of any of them.
 
 #[cfg(feature = "cuda")]
 mod device;
+pub mod groups;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -17,7 +18,7 @@ mod reduction;
 use std::fmt;
 
 #[cfg(feature = "cuda")]
-pub use self::device::{DeviceCommunicator, Scaling, SharedMemory};
+pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
 use crate::slice::{Slice, SliceMut};
@@ -92,8 +93,23 @@ pub trait Communicator {
     /// Sends to one rank and receives from another, or the same, at once: two ranks may exchange with it (MPI_Sendrecv, 3.10).
     fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()>;
 
+    /// Sends bytes to and receives bytes from any number of peers at once (MPI_Isend, MPI_Irecv and MPI_Waitall, 3.7). Each transfer
+    /// must meet its counterpart in a call of the peer, in order for each pair of ranks, and no transfer waits for another: ranks
+    /// whose transfers all meet never deadlock, whatever the order in which peers stand in the lists.
+    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
+
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
     fn barrier(&self) -> Result<()>;
+}
+
+/// A communicator whose ranks can form groups among themselves.
+pub trait Split: Sized {
+    /// Splits the group: ranks of one `color` become a group, ordered by `key`, and where keys are equal by their rank here. Without a
+    /// colour a rank takes part and gets nothing. All ranks have to call it. The new group fails, and ends, on its own.
+    ///
+    /// # Errors
+    /// Those of a collective, and those of making a communicator.
+    fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>>;
 }
 
 /// Every rank's words, in rank order. They travel as numbers, and no transport computes with what it gathers.

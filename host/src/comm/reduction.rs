@@ -12,47 +12,89 @@ use crate::kernels::cpu::isa::vectorized;
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
 
-/// Reduces `len` elements of all `inputs`, which are in rank order, and writes the results to each of `outputs`.
+/// [`Reduction::run`] without factors.
 ///
 /// # Safety
-/// Every pointer is aligned for `dtype` and has `len` elements, the outputs' to write to; nobody else writes to any of them during
-/// the call, or reads the outputs. An output may be an input too, at the same place; otherwise the two do not overlap.
+/// As there.
 pub(super) unsafe fn reduce(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
-    // SAFETY: as the caller promises; the formulas' types have the layout of the dtypes.
-    unsafe {
-        match dtype {
-            DType::F64 => reduce_typed::<f64>(inputs, outputs, len, op),
-            DType::F32 => reduce_typed::<f32>(inputs, outputs, len, op),
-            DType::F16 => reduce_typed::<gradsync_device::F16>(inputs, outputs, len, op),
-            DType::BF16 => reduce_typed::<gradsync_device::BF16>(inputs, outputs, len, op),
+    // SAFETY: the caller's promise.
+    unsafe { Reduction::new(dtype, op).run(inputs, outputs, len) }
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Reduction {
+    pub(super) dtype: DType,
+    pub(super) op: ReduceOp,
+    /// What every element is multiplied by once it is an `f64`; 1 leaves it alone.
+    pub(super) before: f64,
+    /// What the reduction is multiplied by before its one rounding.
+    pub(super) after: f64,
+}
+
+impl Reduction {
+    /// Without factors.
+    pub(super) fn new(dtype: DType, op: ReduceOp) -> Self {
+        Reduction { dtype, op, before: 1.0, after: 1.0 }
+    }
+
+    /// Reduces `len` elements of all `inputs`, which are in rank order, and writes the results to each of `outputs`.
+    ///
+    /// # Safety
+    /// Every pointer is aligned for the dtype and has `len` elements, the outputs' to write to; nobody else writes to any of them
+    /// during the call, or reads the outputs. An output may be an input too, at the same place; otherwise the two do not overlap.
+    pub(super) unsafe fn run(self, inputs: &[*const u8], outputs: &[*mut u8], len: usize) {
+        // SAFETY: as the caller promises; the formulas' types have the layout of the dtypes.
+        unsafe {
+            match self.dtype {
+                DType::F64 => self.run_typed::<f64>(inputs, outputs, len),
+                DType::F32 => self.run_typed::<f32>(inputs, outputs, len),
+                DType::F16 => self.run_typed::<gradsync_device::F16>(inputs, outputs, len),
+                DType::BF16 => self.run_typed::<gradsync_device::BF16>(inputs, outputs, len),
+            }
+        }
+    }
+
+    unsafe fn run_typed<T: Formula>(self, inputs: &[*const u8], outputs: &[*mut u8], len: usize) {
+        for begin in (0..len).step_by(BLOCK_LEN) {
+            let len = (len - begin).min(BLOCK_LEN);
+            let mut totals = [0.0; BLOCK_LEN];
+            let totals = &mut totals[..len];
+            for (rank, input) in inputs.iter().enumerate() {
+                // SAFETY: the block lies within every input, and it is written only after all of them have been read.
+                let values = unsafe { std::slice::from_raw_parts(input.cast::<T>().add(begin), len) };
+                if self.before == 1.0 {
+                    join_block(totals, values, rank, self.op);
+                } else {
+                    let mut scaled = [0.0; BLOCK_LEN];
+                    let scaled = &mut scaled[..len];
+                    widen_block(scaled, values);
+                    scaled.iter_mut().for_each(|value| *value *= self.before);
+                    join_block(totals, scaled, rank, self.op);
+                }
+            }
+            if self.op == ReduceOp::Mean {
+                let world_size = inputs.len() as f64;
+                totals.iter_mut().for_each(|total| *total /= world_size);
+            }
+            if self.after != 1.0 {
+                totals.iter_mut().for_each(|total| *total *= self.after);
+            }
+            for output in outputs {
+                // SAFETY: as above; the slices of the inputs are gone.
+                let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin), len) };
+                narrow_block(values, totals);
+            }
         }
     }
 }
 
-unsafe fn reduce_typed<T: Formula>(inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
-    for begin in (0..len).step_by(BLOCK_LEN) {
-        let len = (len - begin).min(BLOCK_LEN);
-        let mut totals = [0.0; BLOCK_LEN];
-        let totals = &mut totals[..len];
-        for (rank, input) in inputs.iter().enumerate() {
-            // SAFETY: the block lies within every input, and it is written only after all of them have been read.
-            let values = unsafe { std::slice::from_raw_parts(input.cast::<T>().add(begin), len) };
-            match op {
-                _ if rank == 0 => widen_block(totals, values),
-                ReduceOp::Sum | ReduceOp::Mean => add_block(totals, values),
-                ReduceOp::Max => max_block(totals, values),
-                ReduceOp::Min => min_block(totals, values),
-            }
-        }
-        if op == ReduceOp::Mean {
-            let world_size = inputs.len() as f64;
-            totals.iter_mut().for_each(|total| *total /= world_size);
-        }
-        for output in outputs {
-            // SAFETY: as above; the slices of the inputs are gone.
-            let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin), len) };
-            narrow_block(values, totals);
-        }
+fn join_block<T: Formula>(totals: &mut [f64], values: &[T], rank: usize, op: ReduceOp) {
+    match op {
+        _ if rank == 0 => widen_block(totals, values),
+        ReduceOp::Sum | ReduceOp::Mean => add_block(totals, values),
+        ReduceOp::Max => max_block(totals, values),
+        ReduceOp::Min => min_block(totals, values),
     }
 }
 

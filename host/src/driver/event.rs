@@ -47,6 +47,11 @@ impl Mark {
         }
     }
 
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the handle is live.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
+    }
+
     /// Makes what is put into the stream from now on wait for this event.
     pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         // SAFETY: both handles are live.
@@ -109,8 +114,7 @@ impl Event {
     /// [`CudaError`] of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
-        // SAFETY: the handle is live.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.mark().0) })
+        self.mark().wait()
     }
 
     /// Waits until the queue has passed both events; seconds between them, to about half a microsecond.

@@ -199,14 +199,56 @@ impl Topology {
             GroupKind::Horizontal => self.rank / horizontal,
             GroupKind::Data => self.data_id(self.rank),
             GroupKind::Pipeline => self.rank % (horizontal * data),
-            GroupKind::NodeLocalData => (0..ranks[0]).filter(|&rank| self.leads_node(rank)).count(),
-            GroupKind::CrossNodeData => {
-                let leads = |rank: &usize| self.place(*rank) < self.members_on_first_node(*rank);
-                (0..ranks[0]).filter(leads).count()
-            }
+            GroupKind::NodeLocalData => self.node_groups_below(ranks[0]),
+            GroupKind::CrossNodeData => self.cross_groups_below(ranks[0]),
         };
         let index = ranks.partition_point(|&rank| rank < self.rank);
         Ok(Group { kind, id, ranks, index })
+    }
+
+    /// Whether two kinds divide the world into the same groups: then ranks need no communicator for each of them. The
+    /// answer is the same on every rank.
+    ///
+    /// # Errors
+    /// As [`group`](Self::group), for either kind.
+    pub fn same_groups(&self, one: GroupKind, other: GroupKind) -> Result<bool> {
+        let (count, other_count) = (self.count(one)?, self.count(other)?);
+        let is_within_data = |kind| matches!(kind, GroupKind::NodeLocalData | GroupKind::CrossNodeData);
+        // Groups of one of the two kinds lie within groups of the other, and as many of them are the same.
+        let is_nested = one == other
+            || one == GroupKind::World
+            || other == GroupKind::World
+            || (one == GroupKind::Data && is_within_data(other))
+            || (other == GroupKind::Data && is_within_data(one));
+        // Any other two groups have at most one rank in common.
+        Ok(count == other_count && (is_nested || count == self.sizes.world))
+    }
+
+    /// How many groups of a kind there are.
+    fn count(&self, kind: GroupKind) -> Result<usize> {
+        let Sizes { world, data, horizontal, pipeline, .. } = self.sizes;
+        Ok(match kind {
+            GroupKind::World => 1,
+            GroupKind::Data => world / data,
+            GroupKind::NodeLocalData => self.node_groups_below(world),
+            GroupKind::CrossNodeData => {
+                self.check_nodes()?;
+                self.cross_groups_below(world)
+            }
+            GroupKind::Horizontal => world / horizontal,
+            GroupKind::Pipeline => world / pipeline,
+        })
+    }
+
+    /// How many node-local data groups begin below a rank.
+    fn node_groups_below(&self, end: usize) -> usize {
+        (0..end).filter(|&rank| self.leads_node(rank)).count()
+    }
+
+    /// How many cross-node data groups begin below a rank, where every data group has equally many members on each of
+    /// its nodes.
+    fn cross_groups_below(&self, end: usize) -> usize {
+        (0..end).filter(|&rank| self.place(rank) < self.members_on_first_node(rank)).count()
     }
 
     fn node_of(&self, rank: usize) -> usize {

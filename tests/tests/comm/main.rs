@@ -1,11 +1,25 @@
-//! Ranks as threads of one process: every collective against the oracle, and every way in which a rank can let the others
-//! down. Each test runs under a guard, so that a hang is a failure.
+//! Ranks as threads of one process: every collective against the oracle, transfers, groups within groups, and every
+//! way in which a rank can let the others down. Each test runs under a guard, so that a hang is a failure.
 
 mod collectives;
+mod exchange;
+mod exchange_failures;
 mod failures;
+mod groups;
 mod mismatches;
 mod point_to_point;
+mod splits;
 mod stress;
+mod transfer_graphs;
+
+use gradsync::comm::Communicator;
 
 /// Powers of two, odd counts, more ranks than this machine has cores.
 const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
+
+/// A number of every rank, in rank order.
+fn gathered(comm: &dyn Communicator, own: usize) -> Vec<usize> {
+    let mut all = vec![0.0f64; comm.world_size()];
+    comm.all_gather((&[own as f64][..]).into(), (&mut all).into()).unwrap();
+    all.into_iter().map(|number| number as usize).collect()
+}

@@ -4,7 +4,7 @@ use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::rsmpi::request::WaitGuard;
 use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
 use gradsync::comm::mpi::rsmpi::traits::{Communicator as _, Destination, Source};
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Communicator, ReduceOp, Split};
 
 use crate::cases::Cases;
 

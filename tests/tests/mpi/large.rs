@@ -1,7 +1,7 @@
 //! More bytes than MPI can count in one message. Only where `GRADSYNC_MPI_LARGE` is set, for two ranks: each needs 2.2 GB.
 
 use gradsync::comm::{Communicator, ReduceOp};
-use gradsync::f16;
+use gradsync::{Slice, SliceMut, f16};
 
 use crate::cases::Cases;
 
@@ -42,6 +42,20 @@ pub(crate) fn run(cases: &mut Cases) {
         }
     });
     cases.done("large send");
+    cases.check("2.2e9 bytes exchanged, with a short message on either side", |comm| {
+        let (sent, mut got) = ([rank as u8; 5], [0x77; 5]);
+        if rank == 0 {
+            fill(&mut data, &second);
+            let long = Slice::from(&data).as_bytes();
+            comm.exchange(&[(1, &sent), (1, long)], &mut [(1, &mut got)]).unwrap();
+        } else {
+            let long = SliceMut::from(&mut data).as_bytes_mut();
+            comm.exchange(&[(0, &sent)], &mut [(0, &mut got), (0, long)]).unwrap();
+            assert_periodic(&data, &second);
+        }
+        assert_eq!(got, [1 - rank as u8; 5]);
+    });
+    cases.done("large exchange");
     cases.check("1.1e9 f16 broadcast", |comm| {
         if rank == 1 {
             fill(&mut data, &second);

@@ -6,9 +6,11 @@
 mod adasum;
 mod cases;
 mod collectives;
+mod exchange;
 mod failures;
 mod groups;
 mod large;
+mod member;
 mod mismatches;
 mod point_to_point;
 
@@ -26,9 +28,11 @@ fn main() -> ExitCode {
     };
     collectives::run(&mut cases);
     point_to_point::run(&mut cases);
+    exchange::run(&mut cases);
     mismatches::run(&mut cases);
     failures::run(&mut cases);
     groups::run(&mut cases);
+    member::run(&mut cases);
     adasum::run(&mut cases);
     large::run(&mut cases);
     cases.finish()

@@ -1,10 +1,15 @@
 //! What a rank of a suite is given: its number, its GPU, and communicators with the others.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use gradsync::Result;
-use gradsync::bootstrap::{Launch, Member, Rendezvous};
+use gradsync::bootstrap::{Launch, Member, Rendezvous, Secret};
+use gradsync::comm::Communicator;
+use gradsync::comm::mpi::MpiCommunicator;
+use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::driver::Queue;
 
@@ -18,6 +23,7 @@ pub(crate) struct Context {
     /// A queue on this rank's GPU.
     pub(crate) queue: Queue,
     rendezvous: Rendezvous,
+    job: Option<MpiCommunicator>,
 }
 
 /// Long enough for the slowest case, short enough to end a suite that hangs.
@@ -48,6 +54,24 @@ impl Context {
         NcclCommunicator::new(member, &self.queue, options).unwrap_or_else(|error| panic!("communicator: {error}"))
     }
 
+    /// All ranks of the MPI job, on host memory; for suites that run in one.
+    pub(crate) fn job(&self) -> &MpiCommunicator {
+        self.job.as_ref().expect("a suite whose ranks are an MPI job")
+    }
+
+    /// Another communicator of all ranks of the MPI job, on host memory. All ranks have to call it.
+    pub(crate) fn world(&self) -> MpiCommunicator {
+        let mut world = MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}"));
+        world.set_deadline(DEADLINE);
+        world
+    }
+
+    /// A communicator of all ranks of the MPI job, on device memory. All ranks have to call it.
+    pub(crate) fn mpi_communicator(&self, options: MpiDeviceOptions) -> MpiDeviceCommunicator {
+        let comm = MpiDeviceCommunicator::new(self.world(), &self.queue, options);
+        comm.unwrap_or_else(|error| panic!("communicator over MPI: {error}"))
+    }
+
     /// The control channel of some ranks, without a communicator.
     pub(crate) fn join(&self, rank: usize, world_size: usize, generation: u64, deadline: Duration) -> Result<Member> {
         self.rendezvous.clone().with_generation(generation).with_deadline(deadline).join(rank, world_size)
@@ -56,7 +80,11 @@ impl Context {
 
 /// Runs this process's rank, or all ranks as threads.
 pub(crate) fn run(suite: &Suite) -> ExitCode {
-    let has_failed = if suite.in_threads { run_threads(suite) } else { run_process(suite) };
+    let has_failed = match suite {
+        Suite { in_threads: true, .. } => run_threads(suite),
+        Suite { in_job: true, .. } => run_job(suite),
+        _ => run_process(suite),
+    };
     if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
@@ -64,7 +92,36 @@ fn run_process(suite: &Suite) -> bool {
     let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
     let rendezvous = Rendezvous::from_env(&launch).unwrap_or_else(|error| panic!("{error}"));
     let device = launch.local_rank.unwrap_or(launch.rank);
-    run_rank(suite, launch.rank, launch.world_size, device, rendezvous, true)
+    let queue = queue(device);
+    let context = Context { rank: launch.rank, world_size: launch.world_size, queue, rendezvous, job: None };
+    run_rank(suite, &context, true)
+}
+
+/// As a rank of the MPI job that `mpirun` has started. Rank 0 speaks for all.
+fn run_job(suite: &Suite) -> bool {
+    let mut job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}"));
+    job.set_deadline(DEADLINE);
+    let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
+    let (rank, world_size) = (job.rank(), job.world_size());
+    assert_eq!((launch.rank, launch.world_size), (rank, world_size), "what the launcher says, and what MPI says");
+    let rendezvous = rendezvous(&job);
+    let queue = queue(launch.local_rank.unwrap_or(rank));
+    run_rank(suite, &Context { rank, world_size, queue, rendezvous, job: Some(job) }, rank == 0)
+}
+
+/// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
+fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
+    let mut words = [0.0; 3];
+    if job.rank() == 0 {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let port = port.unwrap_or_else(|error| panic!("a free port: {error}")).port();
+        let random = || RandomState::new().build_hasher().finish();
+        words = [u64::from(port), random(), random()].map(f64::from_bits);
+    }
+    job.broadcast((&mut words[..]).into(), 0).unwrap_or_else(|error| panic!("a word of rank 0's: {error}"));
+    let [port, secret @ ..] = words.map(f64::to_bits);
+    let secret = Secret::new(format!("{secret:x?}")).unwrap_or_else(|error| panic!("{error}"));
+    Rendezvous::tcp("127.0.0.1", port as u16, secret)
 }
 
 fn run_threads(suite: &Suite) -> bool {
@@ -74,24 +131,22 @@ fn run_threads(suite: &Suite) -> bool {
         let ranks: Vec<_> = (0..world_size)
             .map(|rank| {
                 let rendezvous = rendezvous.clone();
-                scope.spawn(move || run_rank(suite, rank, world_size, rank, rendezvous, rank == 0))
+                scope.spawn(move || {
+                    let context = Context { rank, world_size, queue: queue(rank), rendezvous, job: None };
+                    run_rank(suite, &context, rank == 0)
+                })
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or(true)).fold(false, |any, failed| any | failed)
     })
 }
 
-fn run_rank(
-    suite: &Suite,
-    rank: usize,
-    world_size: usize,
-    device: usize,
-    rendezvous: Rendezvous,
-    is_speaker: bool,
-) -> bool {
-    let queue = Queue::new(device as u32).unwrap_or_else(|error| panic!("device {device}: {error}"));
-    let context = Context { rank, world_size, queue, rendezvous };
+fn queue(device: usize) -> Queue {
+    Queue::new(device as u32).unwrap_or_else(|error| panic!("device {device}: {error}"))
+}
+
+fn run_rank(suite: &Suite, context: &Context, is_speaker: bool) -> bool {
     let mut report = Report::new(is_speaker);
-    (suite.run)(&context, &mut report);
+    (suite.run)(context, &mut report);
     report.has_failed
 }

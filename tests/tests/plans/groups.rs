@@ -83,6 +83,13 @@ fn check(sizes: Sizes) {
             }
         }
     }
+    for one in GroupKind::ALL {
+        for other in GroupKind::ALL {
+            let same = expected(sizes, one).and_then(|groups| Ok(groups == expected(sizes, other)?));
+            let found = Topology::new(0, sizes).unwrap().same_groups(one, other);
+            assert_eq!(found.ok(), same.ok(), "{one} and {other}, {sizes:?}");
+        }
+    }
 }
 
 #[test]

@@ -16,6 +16,8 @@ pass() { echo "@{\"case\":\"$1\",\"outcome\":\"passed\",\"seconds\":0.1,\"note\"
 {"suite":"shared","ranks":[2],"mode":"threads","victims":[],"seconds":60,"sanitizer":true}
 {"suite":"wrong","ranks":[2],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
 {"suite":"hangs","ranks":[1],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"job","ranks":[2],"mode":"mpirun","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"job-fails","ranks":[2],"mode":"mpirun","victims":[],"seconds":60,"sanitizer":true}
 LIST
 case $2 in
 sums)
@@ -46,19 +48,60 @@ hangs)
     pass first
     sleep 60
     ;;
+job)
+    [ -z "${RANK+set}${WORLD_SIZE+set}${LOCAL_RANK+set}" ] || exit 9
+    if [ "$JOB_RANK" = 0 ]; then
+        echo "$JOB_SIZE ranks for $MPIEXEC_TIMEOUT s"
+        pass f32
+    fi
+    ;;
+job-fails)
+    if [ "$JOB_RANK" = 1 ]; then
+        echo '@{"case":"first","outcome":"failed","seconds":0.1,"note":"off by 3"}'
+        exit 1
+    fi
+    ;;
 esac
 "##;
 
-/// The folder of a bundle, as far as it is needed.
+/// As Open MPI's, with the options that it needs: starts the ranks one after the other.
+const MPIRUN: &str = r##"#!/bin/sh
+if [ "$1" = --version ]; then
+    echo 'mpirun (Open MPI) 4.1.4'
+    exit
+fi
+[ "$1 $2 $3" = '--oversubscribe --allow-run-as-root -n' ] || exit 8
+JOB_SIZE=$4
+shift 4
+export JOB_SIZE JOB_RANK
+JOB_RANK=0
+while [ $JOB_RANK -lt $JOB_SIZE ]; do
+    "$@" || exit
+    JOB_RANK=$((JOB_RANK + 1))
+done
+"##;
+
+/// The folder of a bundle, as far as it is needed, and a launcher in it.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    // Written by another process: if a test on another thread forked while we had it open, it could not be executed.
-    let mut command = Command::new("sh");
-    command.args(["-c", "cat >multi-gpu && chmod +x multi-gpu"]).current_dir(&folder).stdin(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(PROGRAM.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
+    for (name, text) in [("multi-gpu", PROGRAM), ("mpirun", MPIRUN)] {
+        // Written by another process: if a test on another thread forked while we had it open, it could not be executed.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"cat >"$0" && chmod +x "$0""#, name]).current_dir(&folder).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
     folder
+}
+
+fn mpirun(folder: &TempDir) -> Mpirun {
+    Mpirun::named(folder.path().join("mpirun").display().to_string()).unwrap()
+}
+
+/// A machine without `mpirun`.
+fn machine(gpus: Result<usize, String>) -> Machine {
+    Machine { gpus, mpirun: Mpirun::named("./no-such-mpirun".to_owned()) }
 }
 
 fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
@@ -73,7 +116,8 @@ fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
 fn test(gpus: Result<usize, String>, arguments: &[&str]) -> Result<(i32, String)> {
     let folder = folder();
     let mut out = Vec::new();
-    let tested = flags(folder.path(), arguments).test(gpus, Duration::from_secs(2), &mut out)?;
+    let machine = Machine { gpus, mpirun: Ok(mpirun(&folder)) };
+    let tested = flags(folder.path(), arguments).test(machine, Duration::from_secs(2), &mut out)?;
     Ok((tested.exit_code(), String::from_utf8(out).unwrap()))
 }
 
@@ -153,6 +197,36 @@ failed:
 }
 
 #[test]
+fn a_job_is_one_process_of_the_launcher() {
+    let (code, out) = test(Ok(2), &["--suite", "job", "--suite", "job-fails", "--deadline", "7"]).unwrap();
+    let expected = "
+suite      ranks  passed  failed  not run  seconds  result
+job            2       1       0        0      ???  passed
+job-fails      2       0       1        0      ???  FAILED
+
+failed:
+  job-fails, 2 ranks: first
+    the process of all ranks failed: off by 3
+
+1 passed, 1 failed, 0 not run
+";
+    assert_eq!(report(&out), expected);
+    assert_eq!(code, 1);
+    assert!(out.contains("\n[all] FAILED first: off by 3\n"), "{out}");
+    assert!(out.contains("\n[all] 2 ranks for 7 s\n"), "{out}");
+}
+
+#[test]
+fn without_mpirun_a_job_is_not_run() {
+    let (folder, mut out) = (folder(), Vec::new());
+    let tested = flags(folder.path(), &["--suite", "job"]).test(machine(Ok(2)), GRACE, &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert_eq!(tested.exit_code(), 0);
+    let reason = "job, 2 ranks: it needs mpirun, and there is none here: `./no-such-mpirun --version` does not work";
+    assert!(out.contains(reason) && out.ends_with("\n0 passed, 0 failed, 1 not run\n"), "{out}");
+}
+
+#[test]
 fn without_a_gpu_nothing_is_run() {
     let (code, out) = test(Err("`nvidia-smi -L` lists none".to_owned()), &[]).unwrap();
     assert_eq!(code, 2);
@@ -166,7 +240,7 @@ fn wishes_that_cannot_be_met_are_refused() {
     assert_eq!(refusal(&["--ranks", "3"]), "--ranks 3 needs as many GPUs, and there are 2 here");
     assert!(refusal(&["--suite", "som"]).contains("there is no suite som"));
     let empty = tempfile::tempdir().unwrap();
-    let error = flags(empty.path(), &[]).test(Ok(1), GRACE, &mut Vec::new()).unwrap_err();
+    let error = flags(empty.path(), &[]).test(machine(Ok(1)), GRACE, &mut Vec::new()).unwrap_err();
     assert!(format!("{error:#}").contains("multi-gpu: No such file"), "{error:#}");
     let bundled = ["cargo xtask", "test-multi-gpu", "--bundle", "x", "--ranks", "1"];
     assert!(Xtask::try_parse_from(bundled).is_err());
@@ -176,13 +250,20 @@ fn wishes_that_cannot_be_met_are_refused() {
 fn prefixes_are_of_one_width() {
     let suites =
         suites::parse(r#"{"suite":"a","ranks":[12],"mode":"processes","seconds":1,"sanitizer":true}"#).unwrap();
-    let start = Start { program: Path::new("x"), wrapper: None, suite: &suites[0], world: 12 };
+    let start = Start { program: Path::new("x"), wrapper: None, mpirun: None, suite: &suites[0], world: 12 };
     assert_eq!([Who::Rank(3), Who::Rank(11)].map(|who| start.prefix(who)), ["[ 3]", "[11]"]);
     let wrapper = ["compute-sanitizer", "--tool", "memcheck"].map(str::to_owned);
     let start = Start { wrapper: Some(&wrapper), ..start };
-    let commands = start.commands(&[(Who::Rank(0), false)]).unwrap();
+    let commands = start.commands(&[(Who::Rank(0), false)], GRACE).unwrap();
     let shown = format!("{:?}", commands[0].command);
     assert!(shown.ends_with(r#""compute-sanitizer" "--tool" "memcheck" "x" "run" "a""#), "{shown}");
+
+    let (folder, suites) =
+        (folder(), suites::parse(r#"{"suite":"j","ranks":[2],"mode":"mpirun","seconds":1,"sanitizer":true}"#).unwrap());
+    let start = Start { mpirun: Some(&mpirun(&folder)), suite: &suites[0], world: 2, ..start };
+    let shown = format!("{:?}", start.commands(&[(Who::AllRanks, false)], GRACE).unwrap()[0].command);
+    let expected = r#"mpirun" "--oversubscribe" "--allow-run-as-root" "-n" "2" "compute-sanitizer" "--tool" "memcheck" "x" "run" "j""#;
+    assert!(shown.ends_with(expected) && shown.contains("MPIEXEC_TIMEOUT=\"5\""), "{shown}");
 }
 
 #[test]

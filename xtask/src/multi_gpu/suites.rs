@@ -32,6 +32,8 @@ pub(crate) enum Mode {
     Processes,
     /// All ranks, as threads that it starts itself.
     Threads,
+    /// `mpirun`, which starts a process for each rank; rank 0 speaks for all, and the others only of what has failed.
+    Mpirun,
 }
 
 /// A process of a launch, by the ranks that it holds.
@@ -66,7 +68,7 @@ impl Suite {
     pub(crate) fn processes(&self, world: usize) -> Vec<(Who, bool)> {
         match self.mode {
             Mode::Processes => (0..world).map(|rank| (Who::Rank(rank), self.victims.contains(&rank))).collect(),
-            Mode::Threads => vec![(Who::AllRanks, false)],
+            Mode::Threads | Mode::Mpirun => vec![(Who::AllRanks, false)],
         }
     }
 }
@@ -82,7 +84,7 @@ pub(crate) fn parse(list: &str) -> Result<Vec<Suite>> {
         ensure!(!suite.ranks.contains(&0), "suite {name} asks for 0 ranks: {line}");
         let repeated = suite.victims.iter().enumerate().any(|(index, victim)| suite.victims[..index].contains(victim));
         ensure!(!repeated, "suite {name} has a victim twice: {line}");
-        if suite.mode == Mode::Threads && !suite.victims.is_empty() {
+        if suite.mode != Mode::Processes && !suite.victims.is_empty() {
             bail!("suite {name} is one process, and cannot have victims: {line}");
         }
         suites.push(suite);
@@ -101,6 +103,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) sanitizer: bool,
 }
 
+/// What this machine has to run them with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Here<'a> {
+    pub(crate) gpus: usize,
+    /// Why there is no `mpirun`, if there is none.
+    pub(crate) no_mpirun: Option<&'a str>,
+}
+
 /// One suite with one number of ranks.
 #[derive(Debug)]
 pub(crate) struct Planned<'a> {
@@ -111,7 +121,8 @@ pub(crate) struct Planned<'a> {
 }
 
 /// What is run, in order, and what is not. Numbers of ranks that the caller excludes are not mentioned; all else is.
-pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, gpus: usize) -> Result<Vec<Planned<'a>>> {
+pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, here: Here<'_>) -> Result<Vec<Planned<'a>>> {
+    let gpus = here.gpus;
     for name in wanted.suites {
         if suites.iter().all(|suite| suite.name != *name) {
             let known: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
@@ -129,7 +140,8 @@ pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, gpus: usize) -> 
             } else if wanted.sanitizer && !suite.sanitizer {
                 Some("it makes no sense under compute-sanitizer".to_owned())
             } else {
-                None
+                let why = here.no_mpirun.filter(|_| suite.mode == Mode::Mpirun);
+                why.map(|why| format!("it needs mpirun, and there is none here: {why}"))
             };
             planned.push(Planned { suite, world, not_run });
         }
@@ -144,16 +156,19 @@ mod tests {
     const LIST: &str = r#"
         {"suite":"sums","ranks":[1,2,4],"mode":"processes","victims":[],"seconds":5,"sanitizer":true}
         {"suite":"faults","ranks":[1,2,3],"mode":"processes","victims":[1],"seconds":5,"sanitizer":false}
-        {"suite":"threads","ranks":[2],"mode":"threads","victims":[],"seconds":5,"sanitizer":true}"#;
+        {"suite":"threads","ranks":[2],"mode":"threads","victims":[],"seconds":5,"sanitizer":true}
+        {"suite":"job","ranks":[2,4],"mode":"mpirun","victims":[],"seconds":5,"sanitizer":true}"#;
+
+    const ALL: Here<'static> = Here { gpus: 4, no_mpirun: None };
 
     /// Each launch as "suite ranks", followed by "- reason" if it is not run.
-    fn planned(wanted: Wanted<'_>, gpus: usize) -> Vec<String> {
+    fn planned(wanted: Wanted<'_>, here: Here<'_>) -> Vec<String> {
         let suites = parse(LIST).unwrap();
         let show = |Planned { suite, world, not_run }: Planned<'_>| {
             let reason = not_run.map(|why| format!(" - {why}")).unwrap_or_default();
             format!("{} {world}{reason}", suite.name)
         };
-        plan(&suites, wanted, gpus).unwrap().into_iter().map(show).collect()
+        plan(&suites, wanted, here).unwrap().into_iter().map(show).collect()
     }
 
     #[test]
@@ -165,25 +180,27 @@ mod tests {
             "faults 2",
             "faults 3 - it needs 3 GPUs, and here are 2",
             "threads 2",
+            "job 2",
+            "job 4 - it needs 4 GPUs, and here are 2",
         ];
-        assert_eq!(planned(Wanted::default(), 2), expected);
+        assert_eq!(planned(Wanted::default(), Here { gpus: 2, ..ALL }), expected);
     }
 
     #[test]
     fn wishes_leave_out_and_the_sanitizer_gives_reasons() {
         let suites = ["faults".to_owned(), "sums".to_owned()];
         let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: true };
-        assert_eq!(planned(wanted, 4), ["sums 2", "faults 2 - it makes no sense under compute-sanitizer"]);
+        assert_eq!(planned(wanted, ALL), ["sums 2", "faults 2 - it makes no sense under compute-sanitizer"]);
         let one = Wanted { ranks: Some(1), suites: &suites[..1], sanitizer: false };
-        assert_eq!(planned(one, 4), ["faults 1 - it runs with 2, 3 ranks only"]);
+        assert_eq!(planned(one, ALL), ["faults 1 - it runs with 2, 3 ranks only"]);
     }
 
     #[test]
     fn an_unknown_suite_is_refused() {
         let suites = parse(LIST).unwrap();
         let wanted = Wanted { suites: &["som".to_owned()], ..Wanted::default() };
-        let error = plan(&suites, wanted, 2).unwrap_err().to_string();
-        assert_eq!(error, "there is no suite som; there are sums, faults, threads");
+        let error = plan(&suites, wanted, ALL).unwrap_err().to_string();
+        assert_eq!(error, "there is no suite som; there are sums, faults, threads, job");
     }
 
     #[test]
@@ -191,6 +208,16 @@ mod tests {
         let suites = parse(LIST).unwrap();
         assert_eq!(suites[1].processes(2), [(Who::Rank(0), false), (Who::Rank(1), true)]);
         assert_eq!(suites[2].processes(2), [(Who::AllRanks, false)]);
+        assert_eq!(suites[3].processes(2), [(Who::AllRanks, false)]);
+    }
+
+    #[test]
+    fn only_jobs_need_mpirun() {
+        let suites = ["threads".to_owned(), "job".to_owned()];
+        let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: false };
+        let here = Here { no_mpirun: Some("not found"), ..ALL };
+        let expected = ["threads 2", "job 2 - it needs mpirun, and there is none here: not found"];
+        assert_eq!(planned(wanted, here), expected);
     }
 
     #[test]
@@ -208,6 +235,7 @@ mod tests {
         assert!(refusal(&suite("[0,1]", "processes", "[]")).contains("0 ranks"));
         assert!(refusal(&suite("[3]", "processes", "[1,1]")).contains("a victim twice"));
         assert!(refusal(&suite("[2]", "threads", "[1]")).contains("cannot have victims"));
+        assert!(refusal(&suite("[2]", "mpirun", "[1]")).contains("cannot have victims"));
         assert!(refusal(&suite("[2]", "fibres", "[]")).contains("fibres"));
         let twice = [suite("[2]", "threads", "[]"), suite("[1]", "threads", "[]")].join("\n");
         assert!(refusal(&twice).contains("has a twice"));

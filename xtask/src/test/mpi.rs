@@ -4,15 +4,17 @@
 
 use std::{
     path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::{
     bundle,
-    multi_gpu::launch::{self, End, Limits, Process},
+    multi_gpu::{
+        launch::{self, End, Limits, Process},
+        mpirun::Mpirun,
+    },
     process::Cmd,
 };
 
@@ -27,10 +29,11 @@ pub(super) fn run() -> Result<String> {
     let build = ["--no-run", "--package", "gradsync-tests", "--features", "mpi", "--test", "mpi"];
     let program = bundle::executable(Cmd::cargo("test").args(build), "mpi")?;
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
+    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     let mut failed = Vec::new();
     for ranks in RANKS {
         let start = Instant::now();
-        let end = start_ranks(&program, ranks, ranks == 2 && has_room)?;
+        let end = start_ranks(&mpirun, &program, ranks, ranks == 2 && has_room)?;
         println!("{ranks} ranks: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
         if end != End::Exited(0) {
             failed.push(format!("with {ranks} ranks it {end}"));
@@ -47,20 +50,14 @@ pub(super) fn run() -> Result<String> {
     Ok(format!("on {RANKS:?} ranks, {large}"))
 }
 
-fn start_ranks(program: &Path, ranks: usize, is_large: bool) -> Result<End> {
-    let mut command = Command::new("mpirun");
-    // Other MPIs start more ranks than cores, and by root, without being asked twice.
-    if Cmd::new("mpirun").arg("--version").probe().1.contains("Open MPI") {
-        command.args(["--oversubscribe", "--allow-run-as-root"]);
-    }
-    command.args(["-n", &ranks.to_string()]).arg(program);
-    // Both Open MPI and MPICH end a job by this on their own, ranks first.
-    command.env("MPIEXEC_TIMEOUT", DEADLINE.as_secs().to_string());
+fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, is_large: bool) -> Result<End> {
+    let mut command = mpirun.command(ranks, DEADLINE);
+    command.arg(program);
     if is_large {
         command.env("GRADSYNC_MPI_LARGE", "1");
     }
     println!("$ {command:?}");
-    let limits = Limits { deadline: DEADLINE + Duration::from_secs(20), grace: Duration::from_secs(5) };
+    let limits = Limits { deadline: DEADLINE + Mpirun::GRACE, grace: Duration::from_secs(5) };
     let ends = launch::run(vec![Process { command, victim: false }], limits, |_, _, line| {
         println!("{line}");
         Ok(())

@@ -1,10 +1,13 @@
 //! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
 //!
-//! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for, and only then move data
-//! (`transfer`): each rank computes its share of the result straight from the others' buffers. A rank that panics, leaves or is
-//! late turns every other rank's call into an error within the deadline; nothing hangs. Never spans processes.
+//! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for (`posts`), and only then move
+//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. A rank that panics,
+//! leaves or is late turns every other rank's call into an error within the deadline; nothing hangs. Never spans
+//! processes.
 
+mod posts;
 mod rendezvous;
+mod split;
 mod transfer;
 
 use std::cell::Cell;
@@ -12,9 +15,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::rendezvous::{Memory, Post, Rendezvous};
+use self::posts::{Memory, Post, Transfer};
+use self::rendezvous::Rendezvous;
 use super::operands::{self, Operand};
 use super::{Communicator, ReduceOp};
+use crate::dtype::DataType;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::slice::{Slice, SliceMut};
 
@@ -38,9 +43,7 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
         return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
     }
     let shared = Arc::new(Rendezvous::new(world_size, deadline));
-    Ok((0..world_size)
-        .map(|rank| LocalCommunicator { rank, shared: shared.clone(), one_thread: PhantomData })
-        .collect())
+    Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
 }
 
 /// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank
@@ -82,6 +85,10 @@ pub struct LocalCommunicator {
 }
 
 impl LocalCommunicator {
+    fn new(rank: usize, shared: Arc<Rendezvous>) -> Self {
+        LocalCommunicator { rank, shared, one_thread: PhantomData }
+    }
+
     /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
     fn refuse(&self, operation: Operation, error: Error) -> Error {
         self.shared.fail(CommError::InvalidCall { operation, rank: self.rank, reason: error.to_string() });
@@ -167,14 +174,14 @@ impl Communicator for LocalCommunicator {
         let operation = Operation::Send { peer };
         self.check_peer(operation, peer)?;
         let call = Call::new(operation, data.len(), data.dtype());
-        self.shared.exchange(self.rank, operation, Some((peer, call, Memory::of(data))), None)
+        self.shared.exchange(self.rank, operation, [Transfer { peer, call, memory: Memory::of(data) }], [])
     }
 
     fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
         let operation = Operation::Recv { peer };
         self.check_peer(operation, peer)?;
         let call = Call::new(operation, data.len(), data.dtype());
-        self.shared.exchange(self.rank, operation, None, Some((peer, call, Memory::of_mut(data))))
+        self.shared.exchange(self.rank, operation, [], [Transfer { peer, call, memory: Memory::of_mut(data) }])
     }
 
     fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
@@ -183,8 +190,26 @@ impl Communicator for LocalCommunicator {
         self.check_peer(operation, from)?;
         let send_call = Call::new(operation, send.len(), send.dtype());
         let recv_call = Call::new(operation, recv.len(), recv.dtype());
-        let outgoing = Some((to, send_call, Memory::of(send)));
-        self.shared.exchange(self.rank, operation, outgoing, Some((from, recv_call, Memory::of_mut(recv))))
+        let outgoing = Transfer { peer: to, call: send_call, memory: Memory::of(send) };
+        let incoming = Transfer { peer: from, call: recv_call, memory: Memory::of_mut(recv) };
+        self.shared.exchange(self.rank, operation, [outgoing], [incoming])
+    }
+
+    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
+        let transfer = |operation, peer, memory: Memory| {
+            self.check_peer(operation, peer)?;
+            Ok(Transfer { peer, call: Call::new(operation, memory.bytes, DataType::U8), memory })
+        };
+        let send = |&(peer, data): &(usize, &[u8])| transfer(Operation::Send { peer }, peer, Memory::of_bytes(data));
+        let recv = |(peer, data): &mut (usize, &mut [u8])| {
+            transfer(Operation::Recv { peer: *peer }, *peer, Memory::of_bytes_mut(data))
+        };
+        let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
+        let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;
+        // What errors call it.
+        let Some(first) = outgoing.first().or(incoming.first()) else { return Ok(()) };
+        let operation = first.call.operation;
+        self.shared.exchange(self.rank, operation, outgoing, incoming)
     }
 
     fn barrier(&self) -> Result<()> {

@@ -1,88 +1,34 @@
 //! Where the ranks of a local group meet: who waits in which call, what has failed, and when buffers may be touched.
 //!
-//! A collective has two phases. First every rank posts its call and its buffers and waits; the last to arrive starts the second
-//! phase if all calls agree. Then every rank works on the posted buffers, and none returns before all have finished: that is
-//! what makes it sound to read another rank's memory. A failure can only end the first phase, after which nobody touches
-//! anything. A transfer between two ranks follows the same rule: the receiver copies while the sender waits.
+//! A collective has two phases. First every rank posts its call and its buffers and waits; the last to arrive starts
+//! the second phase if all calls agree. Then every rank works on the posted buffers, and none returns before all have
+//! finished: that is what makes it sound to read another rank's memory. A failure can only end the first phase, after
+//! which nobody touches anything. Transfers follow the same rule, each on its own: the receiver copies while the
+//! sender waits, and whatever fails meanwhile, the sender stays until the copy is done.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Call, CommError, Departure, Operation, Result};
-use crate::slice::{Slice, SliceMut};
-
-/// A rank's buffer, as the other ranks see it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
-    pub(super) start: *mut u8,
-    pub(super) bytes: usize,
-}
-
-// SAFETY: a plain address; it is followed only while its owner waits inside the call that posted it.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    pub(super) const NONE: Memory = Memory { start: std::ptr::null_mut(), bytes: 0 };
-
-    /// Memory that is only read.
-    pub(super) fn of(data: Slice<'_>) -> Self {
-        let bytes = data.as_bytes();
-        Memory { start: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
-    }
-
-    /// Memory that is read and written.
-    pub(super) fn of_mut(data: SliceMut<'_>) -> Self {
-        let bytes = data.as_bytes_mut();
-        Memory { start: bytes.as_mut_ptr(), bytes: bytes.len() }
-    }
-
-    /// Shard `index` of `bytes` bytes.
-    pub(super) fn shard(self, index: usize, bytes: usize) -> Self {
-        assert!((index + 1) * bytes <= self.bytes, "shard {index} of {bytes} bytes lies beyond {} bytes", self.bytes);
-        Memory { start: self.start.wrapping_add(index * bytes), bytes }
-    }
-}
-
-/// What a rank brings to a collective.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Post {
-    pub(super) call: Call,
-    pub(super) input: Memory,
-    pub(super) output: Memory,
-}
-
-/// What a rank waits for, outside collectives.
-#[derive(Clone, Copy, Debug)]
-struct Exchange {
-    /// The transfer that it offers, until the receiver has taken it.
-    outgoing: Option<(usize, Call, Memory)>,
-    /// Whether the receiver is copying it.
-    is_taken: bool,
-    /// The rank that it waits for data from, with its own call.
-    incoming: Option<(usize, Call)>,
-}
-
-#[derive(Debug)]
-enum Waiting {
-    Collective(Post),
-    Exchange(Exchange),
-}
+use super::posts::{Post, Posts, Transfer};
+use crate::error::{CommError, Departure, Error, Operation, Result};
 
 #[derive(Debug)]
 struct State {
-    /// What each rank is waiting in, if it is in a call.
-    waiting: Vec<Option<Waiting>>,
+    posts: Posts,
     departed: Vec<Option<Departure>>,
     /// The first failure; it ends every wait and refuses every later call.
     failure: Option<CommError>,
-    /// Set while all ranks work on the posted buffers.
-    is_working: bool,
+    /// What all ranks have brought, while they work on it.
+    work: Option<Vec<Post>>,
     /// Ranks that have finished that work.
     finished: usize,
     /// Number of collectives completed.
     completed: u64,
     /// The collective in which a rank's work panicked, so that its results are not to be used.
     spoiled: Option<u64>,
+    /// Groups within this one, by colour, and how many of their ranks have still to enter.
+    nursery: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
 }
 
 #[derive(Debug)]
@@ -92,16 +38,26 @@ pub(super) struct Rendezvous {
     changed: Condvar,
 }
 
+/// How far a wait has come.
+enum Progress<T> {
+    Done(T),
+    /// Another rank is using this rank's memory: whatever has failed, it must stay until that is over.
+    InUse,
+    /// Not far enough.
+    Waiting,
+}
+
 impl Rendezvous {
     pub(super) fn new(world_size: usize, deadline: Duration) -> Self {
         let state = State {
-            waiting: (0..world_size).map(|_| None).collect(),
+            posts: Posts::new(world_size),
             departed: vec![None; world_size],
             failure: None,
-            is_working: false,
+            work: None,
             finished: 0,
             completed: 0,
             spoiled: None,
+            nursery: BTreeMap::new(),
         };
         Rendezvous { deadline, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -128,30 +84,39 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
+    /// Where the ranks of one colour meet, `world_size` of them, after a collective in which all have said theirs. Each
+    /// comes here once before its next collective, so that colours of two splits never mix.
+    pub(super) fn enter(&self, color: u64, world_size: usize) -> Arc<Rendezvous> {
+        let mut state = self.lock();
+        let new = || (Arc::new(Rendezvous::new(world_size, self.deadline)), world_size);
+        let (child, outside) = state.nursery.entry(color).or_insert_with(new);
+        *outside -= 1;
+        let (child, is_complete) = (child.clone(), *outside == 0);
+        if is_complete {
+            state.nursery.remove(&color);
+        }
+        child
+    }
+
     /// A collective: waits for all ranks, runs `work` on everybody's posts, and waits until all have.
     pub(super) fn meet(&self, rank: usize, post: Post, work: impl FnOnce(&[Post])) -> Result<()> {
         let operation = post.call.operation;
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        state.waiting[rank] = Some(Waiting::Collective(post));
-        state.find_mismatch(rank);
+        let posted = state.posts.collective(rank, post);
+        state.note(posted);
         let generation = state.completed;
-        // A rank whose transfer is over may not have noticed yet; it is not here before it has.
-        if state.failure.is_none() && state.waiting.iter().all(is_in_collective) {
-            state.is_working = true;
+        // A rank whose transfers are over may not have noticed yet; it is not here before it has.
+        if state.failure.is_none() {
+            state.work = state.posts.all_collective();
         }
         self.changed.notify_all();
 
-        let state = self.wait(state, rank, operation, end, |state| {
-            if state.is_working {
-                return Progress::Done;
-            }
-            let absent = |peer: &usize| !is_in_collective(&state.waiting[*peer]);
-            Progress::Missing((0..state.waiting.len()).filter(absent).collect())
+        let (state, posts) = self.wait(state, rank, operation, end, |state| match &state.work {
+            Some(posts) => Progress::Done(posts.clone()),
+            None => Progress::Waiting,
         })?;
-
-        let posts: Vec<Post> = state.posts();
         drop(state);
         let finish = Finish { rendezvous: self, operation, rank, generation };
         work(&posts);
@@ -162,53 +127,46 @@ impl Rendezvous {
         if state.spoiled == Some(generation) { state.check(operation) } else { Ok(()) }
     }
 
-    /// A transfer to one rank, from one rank, or both at once.
+    /// Transfers to and from other ranks, each of which goes on as soon as both sides are there.
     pub(super) fn exchange(
         &self,
         rank: usize,
         operation: Operation,
-        outgoing: Option<(usize, Call, Memory)>,
-        incoming: Option<(usize, Call, Memory)>,
+        outgoing: impl IntoIterator<Item = Transfer>,
+        incoming: impl IntoIterator<Item = Transfer>,
     ) -> Result<()> {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        let awaited = incoming.map(|(peer, call, _)| (peer, call));
-        state.waiting[rank] = Some(Waiting::Exchange(Exchange { outgoing, is_taken: false, incoming: awaited }));
-        state.find_mismatch(rank);
+        let posted = state.posts.exchange(rank, outgoing, incoming);
+        state.note(posted);
         self.changed.notify_all();
-
-        if let Some((from, call, destination)) = incoming {
-            state = self.wait(state, rank, operation, end, |state| match state.exchange(from) {
-                Some(Exchange { outgoing: Some((to, ..)), is_taken: false, .. }) if *to == rank => Progress::Done,
-                _ => Progress::Missing(vec![from]),
+        loop {
+            let (guard, offer) = self.wait(state, rank, operation, end, |state| match state.posts.offer_for(rank) {
+                Some(peer) => Progress::Done(Some(peer)),
+                None if state.posts.is_over(rank) => Progress::Done(None),
+                None if state.posts.is_taken(rank) => Progress::InUse,
+                None => Progress::Waiting,
             })?;
-            let offer = state.exchange_mut(from);
-            let (_, offered, source) = offer.outgoing.expect("just seen");
-            if (offered.len, offered.dtype) != (call.len, call.dtype) {
-                state.failure.get_or_insert(mismatch((from, offered), (rank, call)));
-                self.changed.notify_all();
-                return self.leave(state, rank, operation);
-            }
-            offer.is_taken = true;
+            state = guard;
+            let Some(peer) = offer else { break };
+            let (source, destination) = match state.posts.take(rank, peer) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    state.failure.get_or_insert(error);
+                    self.changed.notify_all();
+                    return Err(self.leave(state, rank, operation));
+                }
+            };
             drop(state);
-            // SAFETY: the sender waits until `outgoing` is taken away below, so its memory stays borrowed; ours is borrowed
-            // by this call; two live borrows, one of them mutable, never overlap; the lengths were just compared.
+            // SAFETY: the sender stays in its call until `finish` below, so its memory stays borrowed; ours is borrowed
+            // by this call; two live borrows, one of them mutable, never overlap; `take` has compared their sizes.
             unsafe { std::ptr::copy_nonoverlapping(source.start, destination.start, destination.bytes) };
             state = self.lock();
-            let offer = state.exchange_mut(from);
-            (offer.outgoing, offer.is_taken) = (None, false);
-            state.exchange_mut(rank).incoming = None;
+            state.posts.finish(rank, peer);
             self.changed.notify_all();
         }
-        if let Some((to, ..)) = outgoing {
-            state = self.wait(state, rank, operation, end, |state| match state.exchange(rank) {
-                Some(Exchange { outgoing: None, .. }) => Progress::Done,
-                Some(Exchange { is_taken: true, .. }) => Progress::Underway,
-                _ => Progress::Missing(vec![to]),
-            })?;
-        }
-        state.waiting[rank] = None;
+        state.posts.withdraw(rank);
         Ok(())
     }
 
@@ -217,68 +175,61 @@ impl Rendezvous {
         Instant::now().checked_add(self.deadline)
     }
 
-    /// Waits until `progress` says that it is done, or until something fails; then this rank no longer waits in anything.
-    fn wait<'a>(
+    /// Waits until `progress` says that it is done, or until something fails; then this rank is in no call any more.
+    fn wait<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         rank: usize,
         operation: Operation,
         end: Option<Instant>,
-        progress: impl Fn(&State) -> Progress,
-    ) -> Result<MutexGuard<'a, State>> {
+        progress: impl Fn(&State) -> Progress<T>,
+    ) -> Result<(MutexGuard<'a, State>, T)> {
         loop {
-            let missing = match progress(&state) {
-                Progress::Done => return Ok(state),
-                // The peer is copying from our memory: whatever has failed, we must stay until it is through.
-                Progress::Underway => {
+            match progress(&state) {
+                Progress::Done(outcome) => return Ok((state, outcome)),
+                Progress::InUse => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
-                Progress::Missing(missing) => missing,
-            };
+                Progress::Waiting => {}
+            }
             if state.failure.is_none() {
-                let gone = missing.iter().find_map(|&peer| Some((peer, state.departed[peer]?)));
                 let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+                let is_late = left == Some(Duration::ZERO);
+                let missing = state.missing(rank, is_late);
+                let gone = missing.iter().find_map(|&peer| Some((peer, state.departed[peer]?)));
                 if let Some((rank, departure)) = gone {
                     state.failure = Some(CommError::PeerGone { operation, rank, departure });
-                } else if left == Some(Duration::ZERO) {
+                } else if is_late && !missing.is_empty() {
                     state.failure = Some(CommError::Timeout { operation, missing, deadline: self.deadline });
                 } else {
                     state = match left {
-                        Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-                        None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                        Some(left) if !is_late => {
+                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                        }
+                        // Late with nobody missing: what is left has met, and ends without a deadline.
+                        _ => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     };
                     continue;
                 }
                 self.changed.notify_all();
             }
-            self.leave(state, rank, operation)?;
-            unreachable!("leaving a call returns the failure");
+            return Err(self.leave(state, rank, operation));
         }
     }
 
-    /// Ends this rank's part in a call that has failed.
-    fn leave(&self, mut state: MutexGuard<'_, State>, rank: usize, operation: Operation) -> Result<()> {
+    /// Ends this rank's part in a call that has failed, and returns why.
+    fn leave(&self, mut state: MutexGuard<'_, State>, rank: usize, operation: Operation) -> Error {
         // A receiver that is copying out of our memory got it before the failure; let it finish.
-        while matches!(state.exchange(rank), Some(Exchange { is_taken: true, .. })) {
+        while state.posts.is_taken(rank) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.waiting[rank] = None;
-        state.check(operation)
+        state.posts.withdraw(rank);
+        match state.check(operation) {
+            Err(error) => error,
+            Ok(()) => unreachable!("rank {rank} leaves a call that has not failed"),
+        }
     }
-}
-
-fn is_in_collective(waiting: &Option<Waiting>) -> bool {
-    matches!(waiting, Some(Waiting::Collective(_)))
-}
-
-/// How far a wait has come.
-enum Progress {
-    Done,
-    /// Another rank is using this rank's memory.
-    Underway,
-    /// These ranks have not come.
-    Missing(Vec<usize>),
 }
 
 impl State {
@@ -287,77 +238,23 @@ impl State {
         self.failure.clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
     }
 
-    fn posts(&self) -> Vec<Post> {
-        let post = |waiting: &Option<Waiting>| match waiting {
-            Some(Waiting::Collective(post)) => *post,
-            other => unreachable!("work began while a rank was in {other:?}"),
-        };
-        self.waiting.iter().map(post).collect()
-    }
-
-    fn exchange(&self, rank: usize) -> Option<&Exchange> {
-        match &self.waiting[rank] {
-            Some(Waiting::Exchange(exchange)) => Some(exchange),
-            _ => None,
+    /// Keeps the first failure.
+    fn note(&mut self, outcome: Result<(), CommError>) {
+        if let Err(failure) = outcome {
+            self.failure.get_or_insert(failure);
         }
     }
 
-    fn exchange_mut(&mut self, rank: usize) -> &mut Exchange {
-        match &mut self.waiting[rank] {
-            Some(Waiting::Exchange(exchange)) => exchange,
-            other => unreachable!("rank {rank} is in {other:?}, not in a transfer"),
-        }
-    }
-
-    /// Compares the call that `rank` has just posted with those that others wait in, and records the first that cannot go
-    /// together with it: a different collective, a transfer that needs a rank which is in a collective, or two ranks that both
-    /// send to, or both receive from, each other.
-    fn find_mismatch(&mut self, rank: usize) {
-        let own = self.waiting[rank].as_ref().expect("just posted");
-        let clash = (0..self.waiting.len()).find_map(|peer| {
-            let other = self.waiting[peer].as_ref().filter(|_| peer != rank)?;
-            let (own_call, other_call) = clash((rank, own), (peer, other))?;
-            Some(mismatch((rank, own_call), (peer, other_call)))
-        });
-        if let Some(clash) = clash {
-            self.failure.get_or_insert(clash);
-        }
+    /// The ranks that have not come on which the call of `rank` depends, as far as anybody has to know: on time it
+    /// matters only whether one of them is gone.
+    fn missing(&self, rank: usize, is_late: bool) -> Vec<usize> {
+        let is_needed = is_late || self.departed.iter().any(Option::is_some);
+        if is_needed { self.posts.missing(rank) } else { Vec::new() }
     }
 }
 
-/// The calls of two ranks, if they can never both complete.
-fn clash((left_rank, left): (usize, &Waiting), (right_rank, right): (usize, &Waiting)) -> Option<(Call, Call)> {
-    match (left, right) {
-        (Waiting::Collective(left), Waiting::Collective(right)) => {
-            (left.call != right.call).then_some((left.call, right.call))
-        }
-        (Waiting::Collective(left), Waiting::Exchange(right)) => right.needs(left_rank).map(|call| (left.call, call)),
-        (Waiting::Exchange(left), Waiting::Collective(right)) => left.needs(right_rank).map(|call| (call, right.call)),
-        (Waiting::Exchange(left), Waiting::Exchange(right)) => {
-            let left_call = left.needs(right_rank)?;
-            let right_call = right.needs(left_rank)?;
-            let both_send = left.incoming.is_none() && right.incoming.is_none();
-            let both_receive = left.outgoing.is_none() && right.outgoing.is_none();
-            (both_send || both_receive).then_some((left_call, right_call))
-        }
-    }
-}
-
-impl Exchange {
-    /// The call by which this rank waits for `peer`, if it does.
-    fn needs(&self, peer: usize) -> Option<Call> {
-        let outgoing = self.outgoing.filter(|(to, ..)| *to == peer && !self.is_taken).map(|(_, call, _)| call);
-        outgoing.or(self.incoming.filter(|(from, _)| *from == peer).map(|(_, call)| call))
-    }
-}
-
-fn mismatch(one: (usize, Call), other: (usize, Call)) -> CommError {
-    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
-    CommError::Mismatch { left_rank, left, right_rank, right }
-}
-
-/// Takes note that a rank's work on the posted buffers is over, and waits for the others', even if it panicked: they may be
-/// reading its memory.
+/// Takes note that a rank's work on the posted buffers is over, and waits for the others', even if it panicked: they
+/// may be reading its memory.
 struct Finish<'a> {
     rendezvous: &'a Rendezvous,
     operation: Operation,
@@ -374,9 +271,9 @@ impl Drop for Finish<'_> {
             state.spoiled = Some(state.completed);
         }
         state.finished += 1;
-        if state.finished == state.waiting.len() {
-            state.waiting.fill_with(|| None);
-            (state.is_working, state.finished) = (false, 0);
+        if state.finished == state.departed.len() {
+            state.posts.withdraw_all();
+            (state.work, state.finished) = (None, 0);
             state.completed += 1;
             self.rendezvous.changed.notify_all();
         }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use super::rendezvous::{Memory, Post};
+use super::posts::{Memory, Post};
 use crate::comm::{ReduceOp, reduction};
 use crate::dtype::DataType;
 

@@ -31,10 +31,14 @@ pub(super) enum Record {
     Call(Call),
     /// "All ranks are in the same collective as I, and I shall do my part."
     Go,
-    /// "I have data for you."
-    Offer(Call),
+    /// "I have data for you." `is_alone`: in the same call I receive nothing from you.
+    Offer { call: Call, is_alone: bool },
     /// "Send what you offered."
     Accept,
+    /// "What I have sent is what I was to send": behind data that are staged, whose sender can fail half-way.
+    Sent,
+    /// "I have done my part of a collective": behind those that are staged.
+    Closed,
     /// "I have failed, after so many collectives."
     Failed { completed: u64, error: CommError },
 }

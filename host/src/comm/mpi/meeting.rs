@@ -89,8 +89,20 @@ impl Meeting {
 
     /// What MPI refused, as a failure of this rank.
     pub(super) fn broken(&self, operation: Operation, error: &MpiError) -> Failure {
-        let rank = self.channel.rank();
-        Failure { error: CommError::Transport { operation, rank, reason: error.to_string() }, is_news: true }
+        self.own_failure(operation, error.to_string())
+    }
+
+    /// A failure of this rank.
+    pub(super) fn own_failure(&self, operation: Operation, reason: String) -> Failure {
+        Failure { error: CommError::Transport { operation, rank: self.channel.rank(), reason }, is_news: true }
+    }
+
+    /// Hears what other ranks have failed with since the last call, without waiting.
+    #[cfg(feature = "cuda")]
+    pub(super) fn listen(&self, operation: Operation) -> Result<()> {
+        self.check(operation)?;
+        let heard = self.pump(operation).and_then(|()| self.look_for_failure());
+        heard.map_err(|failure| self.fail(operation, failure))
     }
 
     /// Waits until all ranks have made this call: all go on, or none does.
@@ -137,9 +149,9 @@ impl Meeting {
                 None => missing.push(peer),
                 Some(Record::Call(call)) => calls.push((peer, *call)),
                 // This rank alone knows.
-                Some(Record::Offer(call)) => return Err(mismatch((rank, own), (peer, *call))),
+                Some(Record::Offer { call, .. }) => return Err(mismatch((rank, own), (peer, *call))),
                 Some(Record::Failed { error, .. }) => return Err(known(error)),
-                Some(record @ (Record::Go | Record::Accept)) => return Err(out_of_step(own.operation, peer, record)),
+                Some(record) => return Err(out_of_step(own.operation, peer, record)),
             }
         }
         Ok((calls, missing))
@@ -153,15 +165,35 @@ impl Meeting {
 
     fn second_round(&self, call: Call) -> Result<(), Failure> {
         self.tell_others(call.operation, &Record::Go)?;
+        self.hear_from_all(call.operation, &Record::Go)
+    }
+
+    /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
+    /// call it, and each gets a failure if one has failed.
+    #[cfg(feature = "cuda")]
+    pub(super) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
+        let outcome = match own {
+            Ok(()) => {
+                let told = self.tell_others(operation, &Record::Closed);
+                told.and_then(|()| self.hear_from_all(operation, &Record::Closed))
+            }
+            Err(reason) => Err(self.own_failure(operation, reason)),
+        };
+        outcome.map_err(|failure| self.fail(operation, failure))
+    }
+
+    /// Takes one record from every other rank, which is to be the wanted one, unless the rank has failed. It comes for certain, so
+    /// that there is no deadline.
+    fn hear_from_all(&self, operation: Operation, wanted: &Record) -> Result<(), Failure> {
         let mut wait = Wait::new(None);
         for peer in self.channel.others() {
             loop {
-                self.pump(call.operation)?;
+                self.pump(operation)?;
                 let record = self.channel.inbox()[peer].pop_front();
                 match record {
-                    Some(Record::Go) => break,
+                    Some(record) if record == *wanted => break,
                     Some(Record::Failed { error, .. }) => return Err(known(&error)),
-                    Some(record) => return Err(out_of_step(call.operation, peer, &record)),
+                    Some(record) => return Err(out_of_step(operation, peer, &record)),
                     None => wait.pause(),
                 }
             }
@@ -242,11 +274,6 @@ impl Wait {
     /// Whether the deadline has passed.
     pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline)
-    }
-
-    /// Whether it has passed twice over.
-    pub(super) fn is_long_over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline.saturating_mul(2))
     }
 
     pub(super) fn pause(&mut self) {

@@ -28,15 +28,24 @@
 //! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
 //! of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
+//! # Beside the host's memory
+//!
+//! With the feature `cuda` there is `device`: the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the ranks of
+//! a job the control channel by which NCCL starts, and `device::connect` chooses between the two.
+//!
 //! # Unfinished
 //!
-//! Device memory (CUDA-aware MPI); overlap of the windows of a reduction; shared memory between the ranks of a node.
+//! Overlap of the windows of a reduction on the host's memory; shared memory between the ranks of a node.
 
 mod channel;
+#[cfg(feature = "cuda")]
+pub mod device;
 mod library;
 mod meeting;
+mod member;
 mod point_to_point;
 mod transfer;
+mod whole;
 
 use std::time::Duration;
 
@@ -46,9 +55,11 @@ use ::mpi::ffi;
 use self::channel::{Channel, Incoming, Outgoing};
 pub use self::library::MpiError;
 use self::meeting::Meeting;
+use self::point_to_point::Half;
 use self::transfer::Transfer;
 use super::operands::{self, Operand};
-use super::{Communicator, ReduceOp};
+use super::{Communicator, ReduceOp, Split};
+use crate::dtype::DataType;
 use crate::error::{Call, CommError, Operation, Result};
 use crate::slice::{Slice, SliceMut};
 
@@ -88,31 +99,6 @@ impl MpiCommunicator {
         Ok(Self::over(channel, DEFAULT_DEADLINE))
     }
 
-    /// Splits the group: ranks of one `color` become a group, ordered by `key`, and where keys are equal by their rank here. Without a
-    /// colour a rank takes part and gets nothing. All ranks have to call it; keep what it gives, since making it takes several rounds.
-    ///
-    /// # Errors
-    /// Those of a collective, and [`Error::Mpi`](crate::Error::Mpi) if MPI refuses.
-    pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
-        let (rank, world_size) = (self.rank(), self.world_size());
-        self.meeting.meet(Call::without_data(Operation::SetUp))?;
-        let mut wishes = vec![[0u64; 3]; world_size];
-        wishes[rank] = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
-        let (start, bytes) = (wishes.as_mut_ptr().cast::<u8>(), size_of::<[u64; 3]>());
-        // SAFETY: our own place, and room for everybody's.
-        unsafe {
-            let own = start.add(rank * bytes);
-            Transfer { meeting: &self.meeting, operation: Operation::SetUp }.all_gather(own, start, bytes)?;
-        }
-        // MPI's colours and keys are small numbers: the first rank of a colour stands for it, and the place in order for the key.
-        let small = color.map(|color| wishes.iter().position(|wish| wish[..2] == [1, color]).unwrap_or(rank) as i32);
-        let mut order: Vec<usize> = (0..world_size).collect();
-        order.sort_by_key(|&rank| wishes[rank][2] as i64);
-        let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
-        let channel = self.meeting.channel().split(small, place)?;
-        Ok(channel.map(|channel| Self::over(channel, self.meeting.deadline())))
-    }
-
     /// Sets how long calls wait for the other ranks from now on; equal on all ranks, or the shortest wins.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.meeting.set_deadline(deadline);
@@ -133,6 +119,18 @@ impl MpiCommunicator {
         Ok(Transfer { meeting: &self.meeting, operation: call.operation })
     }
 
+    /// Every rank's words, in rank order; all bring equally many.
+    fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
+        let (rank, len) = (self.rank(), own.len());
+        let mut all = vec![0u64; len * self.world_size()];
+        all[rank * len..][..len].copy_from_slice(own);
+        let (start, bytes) = (all.as_mut_ptr().cast::<u8>(), size_of_val(own));
+        let transfer = self.agree(call)?;
+        // SAFETY: our own place, and room for everybody's.
+        unsafe { transfer.all_gather(start.add(rank * bytes), start, bytes)? };
+        Ok(all)
+    }
+
     fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
         let checked = operands::check_shards(operation, self.world_size(), whole, shard);
         checked.map_err(|error| self.meeting.refuse(operation, error))
@@ -143,15 +141,52 @@ impl MpiCommunicator {
     }
 }
 
-fn outgoing(operation: Operation, data: Slice<'_>, peer: usize) -> (Call, Outgoing) {
-    let (call, bytes) = (Call::new(operation, data.len(), data.dtype()), data.as_bytes());
-    (call, Outgoing { peer, start: bytes.as_ptr(), bytes: bytes.len() })
+/// The collectives by which something new is made. Their numbers stand for the length, so that two of them are no match.
+#[derive(Clone, Copy, Debug)]
+enum SetUp {
+    Split,
+    Member,
+    #[cfg(feature = "cuda")]
+    Device,
+    #[cfg(feature = "cuda")]
+    Connect,
 }
 
-fn incoming(operation: Operation, data: SliceMut<'_>, peer: usize) -> (Call, Incoming) {
-    let call = Call::new(operation, data.len(), data.dtype());
-    let bytes = data.as_bytes_mut();
-    (call, Incoming { peer, start: bytes.as_mut_ptr(), bytes: bytes.len() })
+impl SetUp {
+    fn call(self) -> Call {
+        Call { operation: Operation::SetUp, len: self as usize, dtype: None }
+    }
+}
+
+/// # Safety
+/// The transfer is over before the borrow of the data is.
+unsafe fn outgoing(call: Call, data: &[u8], peer: usize) -> Half<'static> {
+    // SAFETY: the caller's promise.
+    unsafe { Half::outgoing(call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }) }
+}
+
+/// # Safety
+/// As [`outgoing`].
+unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
+    // SAFETY: the caller's promise.
+    unsafe { Half::incoming(call, Incoming { peer, start: data.as_mut_ptr(), bytes: data.len() }) }
+}
+
+impl Split for MpiCommunicator {
+    /// Keep what it gives: making it takes several rounds.
+    fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
+        let all = self.gather(SetUp::Split.call(), &own)?;
+        let wishes: Vec<&[u64]> = all.chunks_exact(own.len()).collect();
+        // MPI's colours and keys are small numbers: the first rank of a colour stands for it, and the place in order for the key.
+        let small = color.map(|color| wishes.iter().position(|wish| wish[..2] == [1, color]).unwrap_or(rank) as i32);
+        let mut order: Vec<usize> = (0..world_size).collect();
+        order.sort_by_key(|&rank| wishes[rank][2] as i64);
+        let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
+        let channel = self.meeting.channel().split(small, place)?;
+        Ok(channel.map(|channel| Self::over(channel, self.meeting.deadline())))
+    }
 }
 
 // In all blocks below memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
@@ -227,24 +262,44 @@ impl Communicator for MpiCommunicator {
     fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
         let operation = Operation::Send { peer };
         self.check_peer(operation, peer)?;
-        // SAFETY: the data as they are.
-        unsafe { point_to_point::exchange(&self.meeting, operation, Some(outgoing(operation, data, peer)), None) }
+        let call = Call::new(operation, data.len(), data.dtype());
+        // SAFETY: over when the exchange is.
+        point_to_point::exchange(&self.meeting, vec![unsafe { outgoing(call, data.as_bytes(), peer) }], Vec::new())
     }
 
     fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
         let operation = Operation::Recv { peer };
         self.check_peer(operation, peer)?;
-        // SAFETY: the data as they are.
-        unsafe { point_to_point::exchange(&self.meeting, operation, None, Some(incoming(operation, data, peer))) }
+        let call = Call::new(operation, data.len(), data.dtype());
+        // SAFETY: over when the exchange is.
+        point_to_point::exchange(&self.meeting, Vec::new(), vec![unsafe { incoming(call, data.as_bytes_mut(), peer) }])
     }
 
     fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
         let operation = Operation::SendRecv { to, from };
         self.check_peer(operation, to)?;
         self.check_peer(operation, from)?;
-        let (send, receive) = (outgoing(operation, send, to), incoming(operation, recv, from));
-        // SAFETY: the data as they are.
-        unsafe { point_to_point::exchange(&self.meeting, operation, Some(send), Some(receive)) }
+        let sent = Call::new(operation, send.len(), send.dtype());
+        let received = Call::new(operation, recv.len(), recv.dtype());
+        // SAFETY: over when the exchange is, both of them.
+        let (send, receive) =
+            unsafe { (outgoing(sent, send.as_bytes(), to), incoming(received, recv.as_bytes_mut(), from)) };
+        point_to_point::exchange(&self.meeting, vec![send], vec![receive])
+    }
+
+    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
+        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
+        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
+        let call = |operation, bytes| Call::new(operation, bytes, DataType::U8);
+        let sends = sends.iter().map(|&(peer, data)| {
+            // SAFETY: over when the exchange is.
+            unsafe { outgoing(call(Operation::Send { peer }, data.len()), data, peer) }
+        });
+        let receives = receives.iter_mut().map(|(peer, data)| {
+            // SAFETY: over when the exchange is.
+            unsafe { incoming(call(Operation::Recv { peer: *peer }, data.len()), data, *peer) }
+        });
+        point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
     }
 
     fn barrier(&self) -> Result<()> {

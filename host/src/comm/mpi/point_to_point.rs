@@ -1,210 +1,369 @@
 //! Transfers between two ranks: the sender offers, the receiver compares and accepts, and only then do data move.
 //!
+//! A call has any number of them, and each goes on by itself; those between the same two ranks in the same direction keep their order.
 //! Once accepted, the receiver is bound to take the data, unless the sender tells it that it has failed instead; so a transfer never
-//! ends on one side alone, whatever becomes of the other half of a `send_recv`. Never involves a third rank, except to tell of failures.
+//! ends on one side alone, whatever becomes of the others. Never involves a third rank, except to tell of failures.
 
-use super::channel::{Incoming, Outgoing, Record, Requests};
+use std::time::Instant;
+
+use super::channel::{Channel, Record};
 use super::meeting::{Failure, Meeting, Wait, known, mismatch};
 use crate::error::{Call, CommError, Operation, Result};
 
-/// How far one direction has come.
-#[derive(Debug)]
-enum Half {
-    /// For the other side's word.
-    Waiting,
-    /// For the data of an accepted offer.
-    Accepted,
-    Moving(Requests),
+/// How far the messages of an agreed transfer have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// None has been started.
+    Idle,
+    /// Some are still to be started.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only memory of devices travels in several steps"))]
+    Starting,
+    /// All have been started: the next transfer between the two may start its own.
+    Started,
+    /// All are over.
     Done,
 }
 
+/// This rank's end of a transfer: memory, and how its bytes get into messages or out of them.
+pub(super) trait End {
+    /// Goes on as far as is possible without waiting; called from when the transfer is agreed on until it is done. A failure does not
+    /// keep messages from being sent or received: the other side counts on them.
+    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage;
+
+    /// Why the data are not what they should be, if they are not. Asked once, when all is done.
+    fn failure(&mut self) -> Option<String>;
+
+    /// Whether the sender confirms what it has sent, because it can fail between two messages. Equal on both sides.
+    fn is_confirmed(&self) -> bool;
+}
+
+/// One direction of a call.
+pub(super) struct Half<'a> {
+    peer: usize,
+    call: Call,
+    bytes: usize,
+    end: Box<dyn End + 'a>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// For the other side's word.
+    Waiting,
+    /// Since when.
+    Agreed(Instant),
+    /// All messages have been started.
+    Started,
+    /// For the sender's word that the data were right.
+    Unconfirmed,
+    Done,
+}
+
+impl<'a> Half<'a> {
+    /// A transfer with `peer`, which has `bytes` bytes.
+    pub(super) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
+        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
+    }
+
+    /// Both sides have agreed: without data, that is all.
+    fn agree(&mut self) {
+        self.state = if self.bytes == 0 { State::Done } else { State::Agreed(Instant::now()) };
+    }
+}
+
+/// A failure with the operation of the transfer that it was found in.
+type Found = (Operation, Failure);
+
 /// One call's transfers.
-struct Exchange<'a> {
-    meeting: &'a Meeting,
-    operation: Operation,
-    send: Option<(Call, Outgoing)>,
-    receive: Option<(Call, Incoming)>,
-    out: Half,
-    into: Half,
-    failure: Option<Failure>,
+struct Exchange<'m, 'a> {
+    meeting: &'m Meeting,
+    sends: Vec<Half<'a>>,
+    receives: Vec<Half<'a>>,
+    failure: Option<Found>,
 }
 
-/// Sends to one rank, receives from one rank, or both at once.
-///
-/// # Safety
-/// The memory is valid for what it is described to be, and nobody else uses what is received into until this returns.
-pub(super) unsafe fn exchange(
-    meeting: &Meeting,
-    operation: Operation,
-    send: Option<(Call, Outgoing)>,
-    receive: Option<(Call, Incoming)>,
-) -> Result<()> {
-    meeting.check(operation)?;
-    let half = |is_there: bool| if is_there { Half::Waiting } else { Half::Done };
-    let (out, into) = (half(send.is_some()), half(receive.is_some()));
-    let mut exchange = Exchange { meeting, operation, send, receive, out, into, failure: None };
+/// Sends and receives everything at once.
+pub(super) fn exchange(meeting: &Meeting, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
+    let mut exchange = Exchange { meeting, sends, receives, failure: None };
+    meeting.check(exchange.operation())?;
     exchange.run();
-    exchange.failure.map_or(Ok(()), |failure| Err(meeting.fail(operation, failure)))
+    exchange.failure.map_or(Ok(()), |(operation, failure)| Err(meeting.fail(operation, failure)))
 }
 
-impl Exchange<'_> {
+impl<'a> Exchange<'_, 'a> {
     fn run(&mut self) {
-        if let Some((call, Outgoing { peer, .. })) = self.send {
-            if let Err(error) = self.meeting.channel().post(peer, Record::Offer(call)) {
-                self.failure = Some(self.meeting.broken(self.operation, &error));
-                return;
-            }
-        }
+        self.offer();
         let mut wait = Wait::new(Some(self.meeting.deadline()));
-        loop {
-            let pumped = self.meeting.pump(self.operation);
-            self.note(pumped);
-            let sent = self.step_out();
-            self.note(sent);
-            let received = self.step_into(&wait);
-            self.note(received);
-            if matches!((&self.out, &self.into), (Half::Done, Half::Done)) {
+        for round in 0.. {
+            let operation = self.operation();
+            let pumped = self.meeting.pump(operation);
+            self.note(operation, pumped);
+            let is_moving = self.step_out(round) | self.step_into(round);
+            if self.halves().all(|half| half.state == State::Done) {
                 return;
             }
             let heard = self.meeting.look_for_failure();
-            self.note(heard);
+            self.note(operation, heard);
             if wait.is_over() {
-                let missing = self.missing();
-                if !missing.is_empty() {
-                    let (operation, deadline) = (self.operation, self.meeting.deadline());
-                    let error = CommError::Timeout { operation, missing, deadline };
-                    self.note(Err(Failure { error, is_news: true }));
-                }
+                self.note_missing();
             }
             if self.failure.is_some() {
                 self.withdraw();
             }
-            wait.pause();
+            if is_moving {
+                std::thread::yield_now();
+            } else {
+                wait.pause();
+            }
+        }
+    }
+
+    /// What this rank is doing: the first transfer that is not over.
+    fn operation(&self) -> Operation {
+        let first = self.halves().find(|half| half.state != State::Done).or(self.halves().next());
+        first.map_or(Operation::Exchange, |half| half.call.operation)
+    }
+
+    fn halves(&self) -> impl Iterator<Item = &Half<'a>> {
+        self.sends.iter().chain(&self.receives)
+    }
+
+    fn offer(&mut self) {
+        for index in 0..self.sends.len() {
+            let Half { peer, call, .. } = self.sends[index];
+            let is_alone = !self.receives.iter().any(|half| half.peer == peer);
+            if let Err(error) = self.meeting.channel().post(peer, Record::Offer { call, is_alone }) {
+                // Nobody accepts an offer that was not made.
+                self.sends[index..].iter_mut().for_each(|half| half.state = State::Done);
+                return self.note(call.operation, Err(self.meeting.broken(call.operation, &error)));
+            }
         }
     }
 
     /// Keeps the first failure.
-    fn note(&mut self, outcome: Result<(), Failure>) {
+    fn note(&mut self, operation: Operation, outcome: Result<(), Failure>) {
         if let Err(failure) = outcome {
-            self.failure.get_or_insert(failure);
+            self.failure.get_or_insert((operation, failure));
         }
     }
 
-    /// The ranks that have not come.
-    fn missing(&self) -> Vec<usize> {
-        let out = self.send.filter(|_| matches!(self.out, Half::Waiting)).map(|(_, outgoing)| outgoing.peer);
-        let into = self.receive.filter(|_| matches!(self.into, Half::Waiting | Half::Accepted));
-        let mut missing: Vec<usize> = out.into_iter().chain(into.map(|(_, incoming)| incoming.peer)).collect();
+    /// Those that have not come by the deadline.
+    fn note_missing(&mut self) {
+        let late: Vec<&Half<'_>> = self.halves().filter(|half| half.is_waiting()).collect();
+        let Some(first) = late.first() else { return };
+        let (operation, deadline) = (first.call.operation, self.meeting.deadline());
+        let mut missing: Vec<usize> = late.iter().map(|half| half.peer).collect();
         missing.sort_unstable();
         missing.dedup();
-        missing
+        let error = CommError::Timeout { operation, missing, deadline };
+        self.note(operation, Err(Failure { error, is_news: true }));
     }
 
     /// Gives up what has not been agreed. The receiver may just have accepted: it hears that nothing comes.
     fn withdraw(&mut self) {
-        if let (Half::Waiting, Some((_, outgoing)), Some(failure)) = (&self.out, self.send, &self.failure) {
+        let Some((_, failure)) = &self.failure else { return };
+        for half in self.sends.iter_mut().filter(|half| half.is_waiting()) {
             if !failure.is_news {
-                self.meeting.tell_failure(outgoing.peer, failure.error.clone());
+                self.meeting.tell_failure(half.peer, failure.error.clone());
             }
-            self.out = Half::Done;
+            half.state = State::Done;
         }
-        if matches!(self.into, Half::Waiting) {
-            self.into = Half::Done;
-        }
-    }
-
-    fn step_out(&mut self) -> Result<(), Failure> {
-        let Some((call, outgoing)) = self.send else { return Ok(()) };
-        let channel = self.meeting.channel();
-        match &mut self.out {
-            Half::Waiting => {
-                let wanted = |record: &Record| matches!(record, Record::Accept);
-                if self.take(outgoing.peer, call, wanted)?.is_some() {
-                    let mut requests = Requests::default();
-                    // SAFETY: by the contract of `exchange`, which returns after the messages are out.
-                    unsafe { channel.start(&[], &[outgoing], &mut requests) };
-                    self.out = Half::Moving(requests);
-                }
-                Ok(())
-            }
-            Half::Moving(_) => {
-                let mut out = std::mem::replace(&mut self.out, Half::Done);
-                let outcome = self.progress(&mut out);
-                self.out = out;
-                outcome
-            }
-            Half::Accepted | Half::Done => Ok(()),
+        for half in self.receives.iter_mut().filter(|half| half.is_waiting()) {
+            half.state = State::Done;
         }
     }
 
-    fn step_into(&mut self, wait: &Wait) -> Result<(), Failure> {
-        let Some((call, incoming)) = self.receive else { return Ok(()) };
-        let (channel, peer) = (self.meeting.channel(), incoming.peer);
-        match &mut self.into {
-            Half::Waiting => {
-                let wanted = |record: &Record| matches!(record, Record::Offer(_));
-                let Some(Record::Offer(offered)) = self.take(peer, call, wanted)? else { return Ok(()) };
-                if (offered.len, offered.dtype) != (call.len, call.dtype) {
-                    return Err(mismatch((channel.rank(), call), (peer, offered)));
-                }
-                let accepted = channel.post(peer, Record::Accept);
-                accepted.map_err(|error| self.meeting.broken(self.operation, &error))?;
-                self.into = if incoming.bytes == 0 { Half::Done } else { Half::Accepted };
-                Ok(())
+    /// Goes on with what is sent; whether anything is under way.
+    fn step_out(&mut self, round: usize) -> bool {
+        for index in 0..self.sends.len() {
+            let half = &self.sends[index];
+            if !half.is_waiting() {
+                continue;
             }
-            Half::Accepted => {
-                let told = channel.inbox()[peer].iter().find_map(|record| match record {
-                    Record::Failed { error, .. } => Some(known(error)),
-                    _ => None,
-                });
-                // Data that were sent before the sender failed are there before its word of it.
-                if channel.has_data(peer).map_err(|error| self.meeting.broken(self.operation, &error))? {
-                    let mut requests = Requests::default();
-                    // SAFETY: by the contract of `exchange`, which returns after the messages are in.
-                    unsafe { channel.start(&[incoming], &[], &mut requests) };
-                    self.into = Half::Moving(requests);
-                } else if told.is_some() || wait.is_long_over() {
-                    self.into = Half::Done;
-                    return told.map_or(Ok(()), Err);
-                }
-                Ok(())
+            let from_peer = self.receives.iter().any(|other| other.is_waiting() && other.peer == half.peer);
+            match accepted(self.meeting, half, from_peer) {
+                Ok(false) => {}
+                Ok(true) => self.sends[index].agree(),
+                Err(failure) => self.note(half.call.operation, Err(failure)),
             }
-            Half::Moving(_) => {
-                let mut into = std::mem::replace(&mut self.into, Half::Done);
-                let outcome = self.progress(&mut into);
-                self.into = into;
-                outcome
-            }
-            Half::Done => Ok(()),
         }
+        let turns = turns(&self.sends, round);
+        for &index in &turns {
+            let (half, channel) = (&mut self.sends[index], self.meeting.channel());
+            match half.end.advance(channel, half.peer) {
+                Stage::Idle | Stage::Starting => {}
+                Stage::Started => half.state = State::Started,
+                Stage::Done => {
+                    half.state = State::Done;
+                    let (operation, sent) = (half.call.operation, sent(self.meeting, half));
+                    self.note(operation, sent);
+                }
+            }
+        }
+        !turns.is_empty()
     }
 
-    /// Takes the wanted record out of what `peer` has sent, unless something before it shows that it will never come.
-    fn take(&self, peer: usize, own: Call, wanted: impl Fn(&Record) -> bool) -> Result<Option<Record>, Failure> {
-        let (rank, mut inbox) = (self.meeting.channel().rank(), self.meeting.channel().inbox());
-        let is_send = |call: &Call| matches!(call.operation, Operation::Send { .. });
-        for (index, record) in inbox[peer].iter().enumerate() {
-            match record {
-                record if wanted(record) => return Ok(inbox[peer].remove(index)),
-                Record::Call(call) => return Err(mismatch((rank, own), (peer, *call))),
-                Record::Offer(call) if is_send(call) && is_send(&own) => {
-                    return Err(mismatch((rank, own), (peer, *call)));
+    /// Goes on with what is received; whether anything is under way.
+    fn step_into(&mut self, round: usize) -> bool {
+        let mut is_moving = false;
+        for index in 0..self.receives.len() {
+            let half = &self.receives[index];
+            let (operation, peer) = (half.call.operation, half.peer);
+            match half.state {
+                State::Waiting => match accept(self.meeting, half) {
+                    Ok(false) => {}
+                    Ok(true) => self.receives[index].agree(),
+                    Err(failure) => self.note(operation, Err(failure)),
+                },
+                State::Unconfirmed => {
+                    is_moving = true;
+                    if let Some(word) = confirmed(self.meeting, peer) {
+                        self.receives[index].state = State::Done;
+                        self.note(operation, word);
+                    }
                 }
-                Record::Failed { error, .. } => return Err(known(error)),
-                Record::Offer(_) | Record::Accept | Record::Go => {}
+                State::Agreed(_) | State::Started | State::Done => {}
             }
         }
-        Ok(None)
-    }
-
-    /// Looks whether the messages of a half are over, even if something has failed: their memory is in use until then.
-    fn progress(&self, half: &mut Half) -> Result<(), Failure> {
-        let Half::Moving(requests) = half else { return Ok(()) };
-        if !self.meeting.channel().progress(requests) {
-            return Ok(());
+        for index in turns(&self.receives, round) {
+            let (half, channel) = (&mut self.receives[index], self.meeting.channel());
+            let operation = half.call.operation;
+            // Data that were sent before the sender failed are there before its word of it, so this is read first.
+            let told = failure_of(channel, half.peer);
+            match half.end.advance(channel, half.peer) {
+                Stage::Idle => {
+                    let deadline = self.meeting.deadline();
+                    let State::Agreed(since) = half.state else { continue };
+                    let late = || {
+                        let error = CommError::Timeout { operation, missing: vec![half.peer], deadline };
+                        // The sender said that it was there; it may have much to send elsewhere.
+                        let is_late = since.elapsed() >= deadline.saturating_mul(2);
+                        is_late.then_some(Failure { error, is_news: true })
+                    };
+                    if let Some(failure) = told.or_else(late) {
+                        half.state = State::Done;
+                        self.note(operation, Err(failure));
+                    }
+                }
+                Stage::Starting => is_moving = true,
+                Stage::Started => {
+                    is_moving = true;
+                    half.state = State::Started;
+                }
+                Stage::Done => {
+                    is_moving = true;
+                    half.state = if half.end.is_confirmed() { State::Unconfirmed } else { State::Done };
+                    if let Some(reason) = half.end.failure() {
+                        self.note(operation, Err(self.meeting.own_failure(operation, reason)));
+                    }
+                }
+            }
         }
-        let outcome = std::mem::take(requests).into_result();
-        *half = Half::Done;
-        outcome.map_err(|error| self.meeting.broken(self.operation, &error))
+        is_moving
     }
+}
+
+/// The transfers that may go on, each in its turn: of those with one peer the first that still has messages to start, for the next
+/// one's have to come behind them. Peers take turns in who is first, so that none has to wait for the memory that others are using.
+fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
+    let mut starting = Vec::new();
+    let mut turns: Vec<usize> = (0..halves.len())
+        .filter(|&index| match halves[index].state {
+            State::Started => true,
+            State::Agreed(_) if starting.contains(&halves[index].peer) => false,
+            State::Agreed(_) => {
+                starting.push(halves[index].peer);
+                true
+            }
+            State::Waiting | State::Unconfirmed | State::Done => false,
+        })
+        .collect();
+    let shift = round % turns.len().max(1);
+    turns.rotate_left(shift);
+    turns
+}
+
+/// Whether the receiver has accepted an offer. It never will if it waits for this rank to take what this call does not receive.
+fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
+    let (rank, mut inbox) = (meeting.channel().rank(), meeting.channel().inbox());
+    for (index, record) in inbox[half.peer].iter().enumerate() {
+        match record {
+            Record::Accept => {
+                inbox[half.peer].remove(index);
+                return Ok(true);
+            }
+            Record::Offer { call, is_alone: true } if !receives_from_peer => {
+                return Err(mismatch((rank, half.call), (half.peer, *call)));
+            }
+            Record::Call(call) => return Err(mismatch((rank, half.call), (half.peer, *call))),
+            Record::Failed { error, .. } => return Err(known(error)),
+            Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
+        }
+    }
+    Ok(false)
+}
+
+/// Accepts the sender's offer, if it has made it and it fits.
+fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
+    let (channel, peer, call) = (meeting.channel(), half.peer, half.call);
+    let mut found = None;
+    for (index, record) in channel.inbox()[peer].iter().enumerate() {
+        match record {
+            Record::Offer { call, .. } => {
+                found = Some((index, *call));
+                break;
+            }
+            Record::Call(other) => return Err(mismatch((channel.rank(), call), (peer, *other))),
+            Record::Failed { error, .. } => return Err(known(error)),
+            Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
+        }
+    }
+    let Some((index, offered)) = found else { return Ok(false) };
+    channel.inbox()[peer].remove(index);
+    if (offered.len, offered.dtype) != (call.len, call.dtype) {
+        return Err(mismatch((channel.rank(), call), (peer, offered)));
+    }
+    channel.post(peer, Record::Accept).map_err(|error| meeting.broken(call.operation, &error))?;
+    Ok(true)
+}
+
+/// Confirms what has been sent, or says that it is not what it should be.
+fn sent(meeting: &Meeting, half: &mut Half<'_>) -> Result<(), Failure> {
+    let operation = half.call.operation;
+    let failed = half.end.failure().map(|reason| meeting.own_failure(operation, reason));
+    match failed {
+        Some(failure) => {
+            if half.end.is_confirmed() {
+                meeting.tell_failure(half.peer, failure.error.clone());
+            }
+            Err(failure)
+        }
+        None if half.end.is_confirmed() => {
+            meeting.channel().post(half.peer, Record::Sent).map_err(|error| meeting.broken(operation, &error))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The sender's word on what it has sent, once it has come.
+fn confirmed(meeting: &Meeting, peer: usize) -> Option<Result<(), Failure>> {
+    let mut inbox = meeting.channel().inbox();
+    let word = |record: &Record| matches!(record, Record::Sent | Record::Failed { .. });
+    let index = inbox[peer].iter().position(word)?;
+    if let Record::Failed { error, .. } = &inbox[peer][index] {
+        return Some(Err(known(error)));
+    }
+    inbox[peer].remove(index);
+    Some(Ok(()))
+}
+
+fn failure_of(channel: &Channel, peer: usize) -> Option<Failure> {
+    channel.inbox()[peer].iter().find_map(|record| match record {
+        Record::Failed { error, .. } => Some(known(error)),
+        _ => None,
+    })
 }

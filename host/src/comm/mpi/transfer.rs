@@ -7,7 +7,8 @@ use std::ptr;
 
 use super::channel::{Channel, Incoming, Outgoing, Requests};
 use super::meeting::Meeting;
-use crate::comm::{ReduceOp, reduction};
+use crate::comm::ReduceOp;
+use crate::comm::reduction::Reduction;
 use crate::dtype::DType;
 use crate::error::{Operation, Result};
 
@@ -31,27 +32,43 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
-        let (channel, size) = (self.meeting.channel(), dtype.size_bytes());
-        let (rank, world_size) = (channel.rank(), channel.world_size());
-        let longest = (WINDOW_BYTES / size / world_size).max(1);
-        let part = len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, longest);
-        let mut scratch = Scratch::new(world_size * part * size);
+        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
+        let part = part_len(len, WINDOW_BYTES / size, world_size);
+        let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
-            let range = |peer: usize| (len.min(begin + peer * part), len.min(begin + (peer + 1) * part));
-            let place = |peer: usize| (data.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
-            let (own, own_bytes) = place(rank);
-            let room = scratch.start();
-            let room = |peer: usize| room.wrapping_add(peer * part * size);
-            // SAFETY: parts lie within the data, rooms within the scratch memory, and none overlap.
-            unsafe {
-                self.pairwise(place, |peer| (room(peer), own_bytes))?;
-                let input = |peer: usize| if peer == rank { own } else { room(peer) };
-                let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
-                reduction::reduce(dtype, &inputs, &[own], own_bytes / size, op);
-                self.pairwise(|_| (own, own_bytes), place)?;
-            }
+            let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
+            // SAFETY: the window lies within the data.
+            unsafe { self.all_reduce_window(Reduction::new(dtype, op), window, len, part, room.start())? };
         }
         Ok(())
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    ///
+    /// # Safety
+    /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
+    pub(super) unsafe fn all_reduce_window(
+        self,
+        reduction: Reduction,
+        window: *mut u8,
+        len: usize,
+        part: usize,
+        room: *mut u8,
+    ) -> Result<()> {
+        let (channel, size) = (self.meeting.channel(), reduction.dtype.size_bytes());
+        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
+        let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
+        let (own, own_bytes) = place(rank);
+        let room = |peer: usize| room.wrapping_add(peer * part * size);
+        // SAFETY: parts lie within the window, rooms within the scratch memory, and none overlap.
+        unsafe {
+            self.pairwise(place, |peer| (room(peer), own_bytes))?;
+            let input = |peer: usize| if peer == rank { own } else { room(peer) };
+            let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+            reduction.run(&inputs, &[own], own_bytes / size);
+            self.pairwise(|_| (own, own_bytes), place)
+        }
     }
 
     /// # Safety
@@ -64,22 +81,39 @@ impl Transfer<'_> {
         len: usize,
         op: ReduceOp,
     ) -> Result<()> {
-        let (channel, size) = (self.meeting.channel(), dtype.size_bytes());
-        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
-        let mut scratch = Scratch::new(world_size * part * size);
+        let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part) {
-            let bytes = part.min(len - begin) * size;
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
-            let room = scratch.start();
-            let room = |peer: usize| room.wrapping_add(peer * part * size);
+            let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
             // SAFETY: as above.
-            unsafe {
-                self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))?;
-                let input = |peer: usize| if peer == rank { shard(rank) } else { room(peer) };
-                let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
-                reduction::reduce(dtype, &inputs, &[output.wrapping_add(begin * size)], bytes / size, op);
-            }
+            unsafe { self.reduce_scatter_window(Reduction::new(dtype, op), shard, output, len, room.start())? };
+        }
+        Ok(())
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    ///
+    /// # Safety
+    /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
+    pub(super) unsafe fn reduce_scatter_window(
+        self,
+        reduction: Reduction,
+        shard: impl Fn(usize) -> *mut u8,
+        output: *mut u8,
+        len: usize,
+        room: *mut u8,
+    ) -> Result<()> {
+        let (channel, bytes) = (self.meeting.channel(), len * reduction.dtype.size_bytes());
+        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let room = |peer: usize| room.wrapping_add(peer * bytes);
+        // SAFETY: as the caller promises; rooms do not overlap.
+        unsafe {
+            self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))?;
+            let input = |peer: usize| if peer == rank { shard(rank) } else { room(peer) };
+            let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+            reduction.run(&inputs, &[output], len);
         }
         Ok(())
     }
@@ -122,11 +156,39 @@ impl Transfer<'_> {
         Ok(())
     }
 
+    /// As [`broadcast`](Self::broadcast), by messages between two ranks, down a binomial tree: what every CUDA-aware MPI takes device
+    /// memory in.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg(feature = "cuda")]
+    pub(super) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let channel = self.meeting.channel();
+        let world_size = channel.world_size();
+        // Places in the tree, where the root is 0: place p receives from p without its highest bit.
+        let place = (channel.rank() + world_size - root) % world_size;
+        let rank_of = |place: usize| (place + root) % world_size;
+        let finish = |receive: &[Incoming], send: &[Outgoing]| {
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the messages are over when `finish` returns.
+            unsafe { channel.start(receive, send, &mut requests) };
+            self.meeting.finish(self.operation, requests)
+        };
+        let height = usize::BITS - place.leading_zeros();
+        if height > 0 {
+            let peer = rank_of(place - (1 << (height - 1)));
+            finish(&[Incoming { peer, start: data, bytes }], &[])?;
+        }
+        let below = (height..usize::BITS - 1).map(|bit| place + (1 << bit)).take_while(|&place| place < world_size);
+        let send = below.map(|place| Outgoing { peer: rank_of(place), start: data.cast_const(), bytes });
+        finish(&[], &send.collect::<Vec<_>>())
+    }
+
     /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order.
     ///
     /// # Safety
     /// Both give valid memory and its bytes; what is received into overlaps nothing.
-    unsafe fn pairwise(
+    pub(super) unsafe fn pairwise(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
         to: impl Fn(usize) -> (*mut u8, usize),
@@ -156,15 +218,21 @@ impl Transfer<'_> {
     }
 }
 
+/// How many elements of a window one rank reduces: its part of all `len`, unless `longest`, which a window has, are fewer.
+pub(super) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
+    len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
+}
+
 /// Memory on the side, aligned for every dtype.
-struct Scratch(Vec<u64>);
+#[derive(Debug)]
+pub(super) struct Scratch(Vec<u64>);
 
 impl Scratch {
-    fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize) -> Self {
         Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
     }
 
-    fn start(&mut self) -> *mut u8 {
+    pub(super) fn start(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 }

@@ -5,8 +5,8 @@
 use std::marker::PhantomData;
 
 use super::NcclCommunicator;
-use super::primitive::{Primitive, RawSlice, Reduction};
-use crate::comm::ReduceOp;
+use super::primitive::{Primitive, Reduction};
+use crate::comm::{RawSlice, ReduceOp};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::same_len;
@@ -161,12 +161,6 @@ pub(super) fn all_to_all(input: RawSlice, output: RawSlice, world_size: usize) -
         [Primitive::Send { data, peer }, Primitive::Recv { data: place, peer }]
     };
     (0..world_size).flat_map(transfers).collect()
-}
-
-impl From<DeviceSlice<'_>> for RawSlice {
-    fn from(data: DeviceSlice<'_>) -> Self {
-        Self { address: data.address(), len: data.len(), dtype: data.dtype().into() }
-    }
 }
 
 impl NcclCommunicator {

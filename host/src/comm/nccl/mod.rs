@@ -49,11 +49,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::group::Group;
-pub use self::primitive::RawSlice;
 use self::primitive::{Primitive, Reduction};
 use self::session::{Failure, Session};
-use super::device::{DeviceCommunicator, Scaling, SharedMemory};
-use super::{ReduceOp, local};
+use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
+use super::{ReduceOp, Split, local};
 use crate::bootstrap::Member;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
 use crate::dtype::{DType, DataType};
@@ -69,7 +68,8 @@ pub struct NcclOptions {
     pub deadline: Duration,
     /// Whether ranks compare every call with each other before NCCL gets it, so that a mismatch is an error that names two ranks'
     /// calls, and not a hang or a wrong result. It makes the host wait for the other ranks. On by default in builds with debug
-    /// assertions; must be equal on all ranks.
+    /// assertions; must be equal on all ranks. Tensor-parallel operations compare shapes too: every time with it, and without it the
+    /// first time that a call is made.
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
     pub blocking: bool,
@@ -94,6 +94,7 @@ impl Default for NcclOptions {
 pub struct NcclCommunicator {
     session: Arc<Session>,
     watcher: Option<JoinHandle<()>>,
+    agreements: Agreements,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -121,7 +122,23 @@ impl NcclCommunicator {
                 let reason = format!("the thread that watches over it did not start: {error}");
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
-        Ok(Self { session, watcher: Some(watcher), one_thread: PhantomData })
+        Ok(Self { session, watcher: Some(watcher), agreements: Agreements::default(), one_thread: PhantomData })
+    }
+
+    /// As [`Split::split`], on a queue of the same device, with these options.
+    ///
+    /// # Errors
+    /// As [`Member::split`] and [`new`](Self::new).
+    pub fn split_onto(
+        &self,
+        queue: &Queue,
+        options: &NcclOptions,
+        color: Option<u64>,
+        key: i64,
+    ) -> Result<Option<Self>> {
+        self.session.check(Operation::SetUp)?;
+        let member = self.session.member.split(color, key, options.deadline)?;
+        member.map(|member| Self::new(member, queue, options)).transpose()
     }
 
     /// The version of the NCCL library.
@@ -226,35 +243,6 @@ impl NcclCommunicator {
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
         unsafe { self.run(queue, call, [Primitive::Broadcast { data, root }]) }
-    }
-
-    /// [`exchange`](DeviceCommunicator::exchange) on raw memory.
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), for every operand; none that is received into overlaps another.
-    pub unsafe fn exchange_raw(
-        &self,
-        queue: &Queue,
-        sends: &[(usize, RawSlice)],
-        receives: &[(usize, RawSlice)],
-    ) -> Result<()> {
-        let (mut calls, mut primitives) = (Vec::new(), Vec::new());
-        for &(peer, data) in sends {
-            self.check_peer(Operation::Send { peer }, peer)?;
-            calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
-            primitives.push(Primitive::Send { data, peer });
-        }
-        for &(peer, data) in receives {
-            self.check_peer(Operation::Recv { peer }, peer)?;
-            calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
-            primitives.push(Primitive::Recv { data, peer });
-        }
-        primitives.retain(|primitive| !primitive.is_empty());
-        // SAFETY: the caller's promise.
-        unsafe { self.submit(queue, &calls, &primitives) }
     }
 
     /// # Safety
@@ -377,6 +365,24 @@ unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) -> Result<(
     cuda::scale(to, from, factor)
 }
 
+impl Split for NcclCommunicator {
+    /// With the queue and the options that this communicator was made with. Operations of two communicators with a rank in common must
+    /// be put into queues in an order that is the same on all ranks, as NCCL demands.
+    fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        self.split_onto(&self.session.device, &self.session.options(), color, key)
+    }
+}
+
+impl super::groups::World for NcclCommunicator {
+    fn place(&self) -> (usize, usize) {
+        (self.rank(), self.world_size())
+    }
+
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+        DeviceCommunicator::agree_on(self, operation, what, value)
+    }
+}
+
 impl DeviceCommunicator for NcclCommunicator {
     fn rank(&self) -> usize {
         self.session.member.rank()
@@ -386,13 +392,22 @@ impl DeviceCommunicator for NcclCommunicator {
         self.world()
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         self.session.check(Operation::Exchange)?;
-        let all = self.session.member.all_gather(&value.to_le_bytes(), self.session.deadline).inspect_err(|error| {
-            self.session.fail(Failure::Comm(error.clone()));
-        })?;
-        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+        let fail = |error: &CommError| self.session.fail(Failure::Comm(error.clone()));
+        let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.deadline);
+        let all = all.inspect_err(fail)?;
+        if let Some(rank) = all.iter().position(|bytes| bytes.len() != size_of_val(words)) {
+            let reason = format!("it brought {} bytes, where rank {} brought {}", all[rank].len(), self.rank(), size_of_val(words));
+            let error = CommError::InvalidCall { operation: Operation::Exchange, rank, reason };
+            fail(&error);
+            return Err(error.into());
+        }
+        Ok(all.iter().flat_map(|bytes| bytemuck::pod_collect_to_vec::<u8, u64>(bytes)).collect())
+    }
+
+    fn agreements(&self) -> Option<&Agreements> {
+        (!self.session.has_checks).then_some(&self.agreements)
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
@@ -475,11 +490,26 @@ impl DeviceCommunicator for NcclCommunicator {
         unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
     }
 
-    fn exchange(&self, sends: Vec<(usize, DeviceSlice<'_>)>, receives: Vec<(usize, DeviceSliceMut<'_>)>) -> Result<()> {
-        let mut group = self.group();
-        sends.into_iter().try_for_each(|(peer, data)| group.send(data, peer))?;
-        receives.into_iter().try_for_each(|(peer, data)| group.recv(data, peer))?;
-        group.submit()
+    unsafe fn exchange_raw(
+        &self,
+        queue: &Queue,
+        sends: &[(usize, RawSlice)],
+        receives: &[(usize, RawSlice)],
+    ) -> Result<()> {
+        let (mut calls, mut primitives) = (Vec::new(), Vec::new());
+        for &(peer, data) in sends {
+            self.check_peer(Operation::Send { peer }, peer)?;
+            calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
+            primitives.push(Primitive::Send { data, peer });
+        }
+        for &(peer, data) in receives {
+            self.check_peer(Operation::Recv { peer }, peer)?;
+            calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
+            primitives.push(Primitive::Recv { data, peer });
+        }
+        primitives.retain(|primitive| !primitive.is_empty());
+        // SAFETY: the caller's promise.
+        unsafe { self.submit(queue, &calls, &primitives) }
     }
 
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
@@ -488,6 +518,10 @@ impl DeviceCommunicator for NcclCommunicator {
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.session.admit_kernels(queue, call, launch)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        NcclCommunicator::failure(self)
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {

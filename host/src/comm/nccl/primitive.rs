@@ -4,27 +4,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::comm::RawSlice;
 use crate::dtype::DataType;
 use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
-
-/// Elements at an address of device memory, of a type that transports carry: what an operation gets where no
-/// [`DeviceSlice`](crate::driver::DeviceSlice) is at hand, as with tensors of other crates and with integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawSlice {
-    /// Device address of the first element.
-    pub address: u64,
-    /// Elements.
-    pub len: usize,
-    /// Their type.
-    pub dtype: DataType,
-}
-
-impl RawSlice {
-    /// The elements from `begin` on.
-    pub(super) fn range(self, begin: usize, len: usize) -> Self {
-        Self { address: self.address + (begin * self.dtype.size_bytes()) as u64, len, ..self }
-    }
-}
 
 /// How NCCL reduces.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -50,6 +50,8 @@ pub(super) struct Outstanding {
 /// Whether anything was put into a queue.
 pub(super) enum Put {
     Nothing,
+    /// Not to run now, but whenever the recording runs.
+    Recorded,
     Work,
 }
 
@@ -75,6 +77,7 @@ pub(super) struct Session {
     pub(super) device: Queue,
     pub(super) deadline: Duration,
     pub(super) has_checks: bool,
+    blocking: bool,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Tells kernels that meet those of other ranks to give up.
@@ -104,6 +107,7 @@ impl Session {
             device,
             deadline: options.deadline,
             has_checks: options.checks,
+            blocking: options.blocking,
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
             last_kernels: Mutex::default(),
@@ -111,6 +115,11 @@ impl Session {
             state: Mutex::default(),
             changed: Condvar::new(),
         }
+    }
+
+    /// What it was made with.
+    pub(super) fn options(&self) -> super::NcclOptions {
+        super::NcclOptions { deadline: self.deadline, checks: self.has_checks, blocking: self.blocking }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -173,7 +182,7 @@ impl Session {
             // the caller's promise.
             let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
             self.settle(issued, started).map_err(|refused| self.broken(refused, last.operation))?;
-            Ok(Put::Work)
+            Ok(if queue.is_capturing()? { Put::Recorded } else { Put::Work })
         })
     }
 
@@ -186,6 +195,10 @@ impl Session {
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         self.admit(queue, &[call], || {
+            // Launches of recorded work are ordered when it runs.
+            if queue.is_capturing()? {
+                return launch().map(|()| Put::Recorded);
+            }
             let mut last = self.last_kernels.lock().unwrap_or_else(PoisonError::into_inner);
             let event = match last.take() {
                 Some(event) if event.is_of(queue) => event,
@@ -236,7 +249,7 @@ impl Session {
             }
         });
         match put? {
-            Put::Nothing => return Ok(()),
+            Put::Nothing | Put::Recorded => return Ok(()),
             Put::Work => {}
         }
         let done = match spare {

@@ -1,0 +1,71 @@
+//! Groups whose ranks are connected already, by a transport that carries a few bytes of rank 0's to the others: where it listens, and a
+//! fresh secret.
+//!
+//! Knows no transport. What it gives to be carried lets whoever has it join.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use super::client;
+use super::error::BootstrapError;
+use super::file;
+use super::gathering::Applicant;
+use super::member::Member;
+use super::secret::Secret;
+use super::server;
+
+/// Rank 0, which listens.
+#[derive(Debug)]
+pub(crate) struct Host {
+    listener: TcpListener,
+    port: u16,
+    secret: Secret,
+}
+
+impl Host {
+    /// Listens on a free port of all interfaces.
+    pub(crate) fn open() -> Result<Self, BootstrapError> {
+        let listener = server::listen(None, 0)?;
+        Ok(Host { port: server::port(&listener)?, listener, secret: Secret::random()? })
+    }
+
+    /// What the other ranks need for [`accept`].
+    pub(crate) fn invitation(&self) -> Vec<u8> {
+        file::describe(self.port, &self.secret)
+    }
+
+    /// Waits until all have joined.
+    pub(crate) fn join(self, world_size: usize, deadline: Duration) -> Result<Member, BootstrapError> {
+        server::join(self.listener, None, self.secret, &applicant(0, world_size, deadline))
+    }
+}
+
+/// Joins the group that rank 0 has invited to.
+pub(crate) fn accept(
+    invitation: &[u8],
+    rank: usize,
+    world_size: usize,
+    deadline: Duration,
+) -> Result<Member, BootstrapError> {
+    let invite = || {
+        file::understand(invitation).map_err(|error| BootstrapError::Unreachable {
+            address: "the place that rank 0 named".into(),
+            deadline,
+            reason: error.to_string(),
+        })
+    };
+    // One of rank 0's addresses may be somebody else's from here, loopback for one.
+    let is_final = |error: &BootstrapError| {
+        !matches!(
+            error,
+            BootstrapError::Unreachable { .. }
+                | BootstrapError::WrongSecret { .. }
+                | BootstrapError::VersionMismatch { .. }
+        )
+    };
+    client::join(&applicant(rank, world_size, deadline), invite, is_final)
+}
+
+fn applicant(rank: usize, world_size: usize, deadline: Duration) -> Applicant {
+    Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline) }
+}

@@ -1,0 +1,128 @@
+//! A rank's communicators of every kind of parallel group: data, horizontal, pipeline, and the two halves of the data
+//! group on and across nodes.
+//!
+//! Which ranks form a group is [`plan::groups`](crate::plan::groups)' to say; here they come together, and stay.
+//! Nothing is reduced here.
+//!
+//! ```
+//! use gradsync::comm::groups::Groups;
+//! use gradsync::comm::{Communicator, ReduceOp, local};
+//! use gradsync::plan::groups::{GroupKind, Sizes};
+//!
+//! // Two stages, each of which sees different data on two ranks.
+//! let sizes = Sizes { world: 4, local: 4, data: 2, horizontal: 1, pipeline: 2 };
+//! let sums = local::run(4, |world| {
+//! })?;
+//! for (sum, expected) in sums.into_iter().zip([1.0, 1.0, 5.0, 5.0]) {
+//! }
+//! # Ok::<(), gradsync::Error>(())
+//! ```
+
+use std::cell::OnceCell;
+
+use super::{Communicator, Split, gather_words};
+use crate::error::{Error, Result};
+use crate::plan::groups::{GroupKind, Sizes, Topology};
+
+const OPERATION: &str = "groups";
+
+/// What [`Groups`] asks of the communicator of all ranks, be it one for host or for device memory. Every
+/// [`Communicator`] that can be [split](Split) is one.
+pub trait World: Split {
+    /// The number of this rank, and how many there are.
+    fn place(&self) -> (usize, usize);
+
+    /// Fails on every rank, and names two of them, unless all ranks call it with the same value. `operation` and `what`
+    /// say what is compared.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for values that differ, and those of a collective.
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()>;
+}
+
+impl<C: Communicator + Split> World for C {
+    fn place(&self) -> (usize, usize) {
+        (self.rank(), self.world_size())
+    }
+
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+        let all = gather_words(self, &[value])?;
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+    }
+}
+
+/// A rank's communicators of every kind of parallel group, split off at their first use and kept.
+///
+/// Kinds whose groups are the same sets of ranks share a communicator: without tensor and pipeline parallelism, the
+/// data group is the world itself. A rank's number in a group's communicator is its index in the group.
+#[derive(Debug)]
+pub struct Groups<C> {
+    world: C,
+    topology: Topology,
+    /// By kind; only the first of those that share one has it. The world's stays empty.
+    split: [OnceCell<C>; GroupKind::ALL.len()],
+}
+
+impl<C: World> Groups<C> {
+    /// Divides all ranks, those of `world`. All of them have to call it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on every rank, naming two ranks whose sizes differ, or as [`Topology::new`], or for a
+    /// size of the world that is not the communicator's; and those of a collective.
+    pub fn new(world: C, sizes: Sizes) -> Result<Self> {
+        let Sizes { world: ranks, local, data, horizontal, pipeline } = sizes;
+        // Before anything that a rank might refuse alone.
+        let named =
+            [("world", ranks), ("local", local), ("data", data), ("horizontal", horizontal), ("pipeline", pipeline)];
+        for (name, size) in named {
+            world.agree_on(OPERATION, &format!("the {name} size, which is {size} here"), size as u64)?;
+        }
+        let (rank, world_size) = world.place();
+        if ranks != world_size {
+            let reason = format!("the world size is {ranks}, and the communicator has {world_size} ranks");
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        let topology = Topology::new(rank, sizes)?;
+        Ok(Self { world, topology, split: Default::default() })
+    }
+
+    /// This rank's place among all others.
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    /// The communicator of this rank's group of a kind.
+    ///
+    /// The first call for a kind splits the world: all ranks have to make it, at the same place among the world's other
+    /// calls. Later ones only look it up.
+    ///
+    /// # Errors
+    /// As [`Topology::group`], on every rank and before any communication; [`Error::InvalidArgument`] on every rank if
+    /// two ranks, which it names, ask for other kinds; and those of [`Split::split`].
+    pub fn get(&self, kind: GroupKind) -> Result<&C> {
+        let group = self.topology.group(kind)?;
+        let kind = self.first_like(kind);
+        if kind == GroupKind::World {
+            return Ok(&self.world);
+        }
+        let slot = &self.split[kind as usize];
+        if let Some(comm) = slot.get() {
+            return Ok(comm);
+        }
+        self.world.agree_on(OPERATION, &format!("the kind of group, which is {kind} here"), kind as u64)?;
+        // There are fewer ranks than `plan::groups::MOST_RANKS`: both fit.
+        let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
+            let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());
+            Error::InvalidArgument { operation: OPERATION, reason }
+        })?;
+        Ok(slot.get_or_init(|| comm))
+    }
+
+    /// The first kind that has the same groups.
+    fn first_like(&self, kind: GroupKind) -> GroupKind {
+        // Cross-node data groups may be refused; then they are like no others.
+        let is_like = |other: &GroupKind| self.topology.same_groups(*other, kind).unwrap_or(false);
+        GroupKind::ALL.into_iter().find(is_like).unwrap_or(kind)
+    }
+}

@@ -1,0 +1,364 @@
+//! The calls that the ranks of a local group are in, and who waits for whom because of them.
+//!
+//! Nothing here blocks, knows of time, or follows an address. A transfer meets its counterpart in the peer's call at
+//! once, in order for each pair of ranks, and what has met comes to its end by itself. So a rank waits only for
+//! *further* calls of those with whom it has transfers left over, and of those that are not in its collective. Ranks
+//! that wait for each other in a cycle never get there: that is a mismatch. The transfers that two calls have left over
+//! are the same in number before and after others have met, so a cycle begins with a call and leads through its rank.
+
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+
+use crate::error::{Call, CommError};
+use crate::slice::{Slice, SliceMut};
+
+/// A rank's buffer, as the other ranks see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) start: *mut u8,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: a plain address; it is followed only while its owner waits inside the call that posted it.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub(super) const NONE: Memory = Memory { start: std::ptr::null_mut(), bytes: 0 };
+
+    /// Memory that is only read.
+    pub(super) fn of(data: Slice<'_>) -> Self {
+        Memory::of_bytes(data.as_bytes())
+    }
+
+    /// Memory that is read and written.
+    pub(super) fn of_mut(data: SliceMut<'_>) -> Self {
+        Memory::of_bytes_mut(data.as_bytes_mut())
+    }
+
+    /// As [`of`](Self::of).
+    pub(super) fn of_bytes(bytes: &[u8]) -> Self {
+        Memory { start: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
+    }
+
+    /// As [`of_mut`](Self::of_mut).
+    pub(super) fn of_bytes_mut(bytes: &mut [u8]) -> Self {
+        Memory { start: bytes.as_mut_ptr(), bytes: bytes.len() }
+    }
+
+    /// Shard `index` of `bytes` bytes.
+    pub(super) fn shard(self, index: usize, bytes: usize) -> Self {
+        assert!((index + 1) * bytes <= self.bytes, "shard {index} of {bytes} bytes lies beyond {} bytes", self.bytes);
+        Memory { start: self.start.wrapping_add(index * bytes), bytes }
+    }
+}
+
+/// What a rank brings to a collective.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Post {
+    pub(super) call: Call,
+    pub(super) input: Memory,
+    pub(super) output: Memory,
+}
+
+/// What a rank sends to, or receives from, another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer {
+    pub(super) peer: usize,
+    pub(super) call: Call,
+    pub(super) memory: Memory,
+}
+
+/// Transfers that are not over, by peer, in order.
+type Queues = BTreeMap<usize, VecDeque<Transfer>>;
+
+/// What a rank is in, outside collectives.
+#[derive(Debug)]
+struct Exchange {
+    outgoing: Queues,
+    incoming: Queues,
+    /// How many peers are copying the first transfer that they are to have.
+    taken: usize,
+}
+
+#[derive(Debug)]
+enum Waiting {
+    Collective(Post),
+    Exchange(Exchange),
+}
+
+/// The calls that ranks are in.
+#[derive(Debug)]
+pub(super) struct Posts(Vec<Option<Waiting>>);
+
+impl Posts {
+    pub(super) fn new(world_size: usize) -> Self {
+        Posts((0..world_size).map(|_| None).collect())
+    }
+
+    /// `rank`, which is in no call, comes to a collective.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`], as [`check`](Self::check); the rank is in its call all the same.
+    pub(super) fn collective(&mut self, rank: usize, post: Post) -> Result<(), CommError> {
+        self.0[rank] = Some(Waiting::Collective(post));
+        self.check(rank)
+    }
+
+    /// `rank`, which is in no call, comes with transfers.
+    ///
+    /// # Errors
+    /// As [`collective`](Self::collective).
+    pub(super) fn exchange(
+        &mut self,
+        rank: usize,
+        outgoing: impl IntoIterator<Item = Transfer>,
+        incoming: impl IntoIterator<Item = Transfer>,
+    ) -> Result<(), CommError> {
+        let exchange = Exchange { outgoing: queues(outgoing), incoming: queues(incoming), taken: 0 };
+        self.0[rank] = Some(Waiting::Exchange(exchange));
+        self.check(rank)
+    }
+
+    /// `rank` is in no call any more.
+    pub(super) fn withdraw(&mut self, rank: usize) {
+        self.0[rank] = None;
+    }
+
+    /// No rank is in a call any more.
+    pub(super) fn withdraw_all(&mut self) {
+        self.0.fill_with(|| None);
+    }
+
+    /// What all ranks bring to their collective, if all are in one.
+    pub(super) fn all_collective(&self) -> Option<Vec<Post>> {
+        (0..self.0.len()).map(|rank| self.collective_of(rank).copied()).collect()
+    }
+
+    /// Whether another rank is copying out of `rank`'s memory.
+    pub(super) fn is_taken(&self, rank: usize) -> bool {
+        self.exchange_of(rank).is_some_and(|exchange| exchange.taken > 0)
+    }
+
+    /// Whether all transfers of `rank`, which is in some, are over.
+    pub(super) fn is_over(&self, rank: usize) -> bool {
+        self.exchange_of(rank).is_some_and(|exchange| exchange.outgoing.is_empty() && exchange.incoming.is_empty())
+    }
+
+    /// A rank that offers what `rank` is to receive from it next.
+    pub(super) fn offer_for(&self, rank: usize) -> Option<usize> {
+        let offers = |peer: &&usize| self.exchange_of(**peer).is_some_and(|other| other.outgoing.contains_key(&rank));
+        self.exchange_of(rank)?.incoming.keys().find(offers).copied()
+    }
+
+    /// `rank` begins to copy what `peer` [offers](Self::offer_for): from the one memory to the other, of equal sizes.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] if the two are not of one length and dtype.
+    pub(super) fn take(&mut self, rank: usize, peer: usize) -> Result<(Memory, Memory), CommError> {
+        let wanted = self.exchange_mut(rank).incoming[&peer][0];
+        let exchange = self.exchange_mut(peer);
+        let offered = exchange.outgoing[&rank][0];
+        if (offered.call.len, offered.call.dtype) != (wanted.call.len, wanted.call.dtype) {
+            return Err(mismatch((peer, offered.call), (rank, wanted.call)));
+        }
+        exchange.taken += 1;
+        Ok((offered.memory, wanted.memory))
+    }
+
+    /// `rank` has copied what it took from `peer`.
+    pub(super) fn finish(&mut self, rank: usize, peer: usize) {
+        let exchange = self.exchange_mut(peer);
+        exchange.taken -= 1;
+        pop(&mut exchange.outgoing, rank);
+        pop(&mut self.exchange_mut(rank).incoming, peer);
+    }
+
+    /// The ranks on which it depends that the call of `rank` ends: those for which it waits, directly or through
+    /// others, and which wait for nobody themselves.
+    pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
+        self.awaited(rank).into_keys().filter(|&peer| self.waits(peer).is_empty()).collect()
+    }
+
+    /// Whether the call of `rank`, which has just come, goes together with the others'.
+    fn check(&self, rank: usize) -> Result<(), CommError> {
+        if let Some(own) = self.collective_of(rank) {
+            for peer in 0..self.0.len() {
+                if let Some(other) = self.collective_of(peer).filter(|other| other.call != own.call) {
+                    return Err(mismatch((rank, own.call), (peer, other.call)));
+                }
+            }
+        }
+        for (peer, call) in self.awaited(rank) {
+            if let Some((_, back)) = self.waits(peer).into_iter().find(|(next, _)| *next == rank) {
+                return Err(mismatch((rank, call), (peer, back)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks for which `rank` waits, directly or through others, each with the call of `rank` that leads there.
+    fn awaited(&self, rank: usize) -> BTreeMap<usize, Call> {
+        let mut found = BTreeMap::new();
+        // Nearest first, so that a rank that is awaited directly is found by the call that awaits it.
+        let mut open = VecDeque::from(self.waits(rank));
+        while let Some((peer, call)) = open.pop_front() {
+            if let Entry::Vacant(entry) = found.entry(peer) {
+                entry.insert(call);
+                open.extend(
+                    self.waits(peer).into_iter().filter(|(next, _)| *next != rank).map(|(next, _)| (next, call)),
+                );
+            }
+        }
+        found
+    }
+
+    /// The ranks of which `rank` needs a further call, each with the call that needs it.
+    fn waits(&self, rank: usize) -> Vec<(usize, Call)> {
+        match &self.0[rank] {
+            None => Vec::new(),
+            Some(Waiting::Collective(post)) => {
+                let absent = |peer: &usize| self.collective_of(*peer).is_none();
+                (0..self.0.len()).filter(absent).map(|peer| (peer, post.call)).collect()
+            }
+            Some(Waiting::Exchange(own)) => {
+                let outgoing = own
+                    .outgoing
+                    .iter()
+                    .map(|(&peer, queue)| (peer, queue, self.exchange_of(peer).map(|other| &other.incoming)));
+                let incoming = own
+                    .incoming
+                    .iter()
+                    .map(|(&peer, queue)| (peer, queue, self.exchange_of(peer).map(|other| &other.outgoing)));
+                let left_over = |(peer, queue, theirs): (usize, &VecDeque<Transfer>, Option<&Queues>)| {
+                    let met = theirs.and_then(|theirs| theirs.get(&rank)).map_or(0, VecDeque::len);
+                    queue.get(met).map(|transfer| (peer, transfer.call))
+                };
+                outgoing.chain(incoming).filter_map(left_over).collect()
+            }
+        }
+    }
+
+    fn collective_of(&self, rank: usize) -> Option<&Post> {
+        match &self.0[rank] {
+            Some(Waiting::Collective(post)) => Some(post),
+            _ => None,
+        }
+    }
+
+    fn exchange_of(&self, rank: usize) -> Option<&Exchange> {
+        match &self.0[rank] {
+            Some(Waiting::Exchange(exchange)) => Some(exchange),
+            _ => None,
+        }
+    }
+
+    fn exchange_mut(&mut self, rank: usize) -> &mut Exchange {
+        match &mut self.0[rank] {
+            Some(Waiting::Exchange(exchange)) => exchange,
+            other => unreachable!("rank {rank} is in {other:?}, not in a transfer"),
+        }
+    }
+}
+
+fn queues(transfers: impl IntoIterator<Item = Transfer>) -> Queues {
+    let mut queues = Queues::new();
+    for transfer in transfers {
+        queues.entry(transfer.peer).or_default().push_back(transfer);
+    }
+    queues
+}
+
+/// Takes away the first transfer with `peer`, which is there.
+fn pop(queues: &mut Queues, peer: usize) {
+    if let Some(queue) = queues.get_mut(&peer) {
+        queue.pop_front();
+        if queue.is_empty() {
+            queues.remove(&peer);
+        }
+    }
+}
+
+fn mismatch(one: (usize, Call), other: (usize, Call)) -> CommError {
+    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
+    CommError::Mismatch { left_rank, left, right_rank, right }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DataType;
+    use crate::error::Operation;
+
+    fn send(peer: usize) -> Transfer {
+        Transfer { peer, call: Call::new(Operation::Send { peer }, 4, DataType::U8), memory: Memory::NONE }
+    }
+
+    fn recv(peer: usize) -> Transfer {
+        Transfer { peer, call: Call::new(Operation::Recv { peer }, 4, DataType::U8), memory: Memory::NONE }
+    }
+
+    fn barrier() -> Post {
+        Post { call: Call::without_data(Operation::Barrier), input: Memory::NONE, output: Memory::NONE }
+    }
+
+    #[test]
+    fn the_missing_are_at_the_end_of_the_chain() {
+        let mut posts = Posts::new(4);
+        posts.exchange(0, [send(1)], []).unwrap();
+        assert_eq!(posts.missing(0), [1]);
+        posts.exchange(1, [], [recv(2)]).unwrap();
+        assert_eq!(posts.missing(0), [2]);
+        posts.collective(3, barrier()).unwrap();
+        assert_eq!(posts.missing(3), [2]);
+    }
+
+    /// However long it takes: a deadline is for those that have not come.
+    #[test]
+    fn nobody_is_missing_where_all_has_met() {
+        let mut posts = Posts::new(3);
+        posts.exchange(0, [send(1), send(1), send(2)], [recv(2)]).unwrap();
+        posts.exchange(1, [], [recv(0), recv(0)]).unwrap();
+        assert_eq!((posts.missing(0), posts.missing(1)), (vec![2], vec![]));
+        posts.exchange(2, [send(0)], [recv(0)]).unwrap();
+        assert_eq!(posts.missing(0), []);
+        // Copying changes nothing about that, and an end on one side alone is no end.
+        assert_eq!(posts.offer_for(1), Some(0));
+        posts.take(1, 0).unwrap();
+        assert!(posts.is_taken(0) && !posts.is_taken(1));
+        assert_eq!((posts.missing(0), posts.missing(1)), (vec![], vec![]));
+        posts.finish(1, 0);
+        assert!(!posts.is_taken(0) && !posts.is_over(0) && !posts.is_over(1));
+        posts.take(1, 0).unwrap();
+        posts.finish(1, 0);
+        assert!(posts.is_over(1) && !posts.is_over(0));
+        assert_eq!(posts.offer_for(1), None);
+    }
+
+    /// A rank whose transfers are over is on its way, and may come to a collective that waits for it.
+    #[test]
+    fn a_rank_whose_transfers_are_over_is_awaited_without_a_mismatch() {
+        let mut posts = Posts::new(2);
+        posts.exchange(0, [send(1)], []).unwrap();
+        posts.exchange(1, [], [recv(0)]).unwrap();
+        posts.take(1, 0).unwrap();
+        posts.finish(1, 0);
+        posts.withdraw(0);
+        posts.collective(0, barrier()).unwrap();
+        assert!(posts.is_over(1) && posts.all_collective().is_none());
+        assert_eq!(posts.missing(0), [1]);
+        posts.withdraw(1);
+        posts.collective(1, barrier()).unwrap();
+        assert_eq!(posts.all_collective().map(|all| all.len()), Some(2));
+    }
+
+    #[test]
+    fn a_mismatch_names_the_direct_calls_first() {
+        let mut posts = Posts::new(3);
+        posts.exchange(1, [], [recv(0)]).unwrap();
+        posts.exchange(2, [send(1)], []).unwrap();
+        // Rank 0 waits for rank 1, which waits for it, and not only through rank 2.
+        let error = posts.exchange(0, [send(2)], [recv(1)]).unwrap_err();
+        let expected = CommError::Mismatch { left_rank: 0, left: recv(1).call, right_rank: 1, right: recv(0).call };
+        assert_eq!(error, expected);
+    }
+}

@@ -1,0 +1,52 @@
+//! Whether this process's MPI takes device memory: it is asked, and never guessed.
+
+use std::fmt;
+
+/// What MPI says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It knows no such question.
+    Silent,
+    No,
+    Yes,
+}
+
+impl Answer {
+    pub(super) fn word(self) -> u64 {
+        self as u64
+    }
+
+    pub(super) fn from_word(word: u64) -> Self {
+        [Answer::Silent, Answer::No, Answer::Yes]
+            .into_iter()
+            .find(|answer| answer.word() == word)
+            .unwrap_or(Answer::Silent)
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Answer::Silent => "has no MPIX_Query_cuda_support to say so",
+            Answer::No => "says by MPIX_Query_cuda_support that it does not",
+            Answer::Yes => "says by MPIX_Query_cuda_support that it does",
+        })
+    }
+}
+
+/// Asks the library that is loaded. MPI has been initialised.
+#[cfg(unix)]
+pub(super) fn ask() -> Answer {
+    type Query = unsafe extern "C" fn() -> std::ffi::c_int;
+    let process = libloading::os::unix::Library::this();
+    // SAFETY: the declaration of Open MPI, which others that have the function share.
+    let Ok(query) = (unsafe { process.get::<Query>(b"MPIX_Query_cuda_support\0") }) else { return Answer::Silent };
+    // SAFETY: it takes nothing, and MPI is initialised.
+    if unsafe { query() } == 1 { Answer::Yes } else { Answer::No }
+}
+
+/// Nobody has the function there.
+#[cfg(not(unix))]
+pub(super) fn ask() -> Answer {
+    Answer::Silent
+}

@@ -1,0 +1,229 @@
+//! The collectives of [`MpiDeviceCommunicator`]: which part of which operand goes through which place of a window, and what MPI does
+//! with it there; or, on the direct path, with the operands themselves.
+//!
+//! Lengths, dtypes and queues have been checked before. Which path is taken was settled when the communicator was made.
+
+use super::windows::{Piece, Windows};
+use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
+use crate::comm::mpi::transfer::{Transfer, part_len};
+use crate::comm::reduction::Reduction;
+use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::driver::{DeviceSlice, Queue};
+use crate::error::{Call, CommError, Error, Operation, Result};
+
+impl MpiDeviceCommunicator {
+    /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all of them.
+    ///
+    /// # Safety
+    /// As [`Windows::run`].
+    unsafe fn staged(
+        &self,
+        queue: &Queue,
+        transfer: Transfer<'_>,
+        count: usize,
+        input: impl Fn(usize) -> Vec<Piece>,
+        work: impl FnMut(usize, *mut u8) -> Result<()>,
+        output: impl Fn(usize) -> Vec<Piece>,
+    ) -> Result<()> {
+        let windows = Windows { pinned: &self.pinned, down: &self.down, queue };
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { windows.run(count, input, work, output) }?;
+        self.comm.meeting.close(transfer.operation, outcome.map_err(|error| error.to_string()))
+    }
+
+    /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
+    ///
+    /// # Safety
+    /// Both belong to the same queue; the output is borrowed mutably by the caller.
+    pub(super) unsafe fn all_reduce_any(
+        &self,
+        input: DeviceSlice<'_>,
+        output: DeviceSlice<'_>,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
+        let Scaling { before, after } = scaling;
+        let operation = match scaling {
+            Scaling::NONE => Operation::AllReduce(op),
+            _ => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
+        };
+        if !(before.is_finite() && after.is_finite()) {
+            let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
+            return Err(self.refuse(operation, Error::InvalidArgument { operation: "all_reduce", reason }));
+        }
+        let (queue, len, dtype, world_size) = (input.queue(), input.len(), input.dtype(), self.world_size());
+        self.admit(queue, operation)?;
+        let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
+        if world_size == 1 && scaling == Scaling::NONE {
+            return copy(input, output);
+        }
+        let (size, reduction) = (dtype.size_bytes(), Reduction { dtype, op, before, after });
+        let part = part_len(len, BLOCK_BYTES / size, world_size);
+        let window = part * world_size;
+        let range = |index: usize| (index * window, window.min(len - index * window));
+        let whole = |data: DeviceSlice<'_>, index: usize| {
+            let (begin, len) = range(index);
+            vec![Piece { address: data.address() + (begin * size) as u64, offset: 0, bytes: len * size }]
+        };
+        let mut room = self.room.borrow_mut();
+        let work = |index: usize, block: *mut u8| {
+            // SAFETY: the block holds the window, and the room every rank's part of it.
+            unsafe { transfer.all_reduce_window(reduction, block, range(index).1, part, room.start()) }
+        };
+        let pieces = (|index: usize| whole(input, index), |index: usize| whole(output, index));
+        // SAFETY: windows lie within both; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, len.div_ceil(window), pieces.0, work, pieces.1) }
+    }
+
+    /// # Safety
+    /// `input` has a shard of `output`'s length for every rank; the output is borrowed mutably by the caller, and is this rank's shard
+    /// or apart from the input.
+    pub(super) unsafe fn reduce_scatter_any(
+        &self,
+        input: DeviceSlice<'_>,
+        output: DeviceSlice<'_>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
+        let (queue, rank, world_size, size) = (output.queue(), self.rank(), self.world_size(), dtype.size_bytes());
+        self.admit(queue, operation)?;
+        let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
+        let (part, reduction) = ((BLOCK_BYTES / size / world_size).clamp(1, len.max(1)), Reduction::new(dtype, op));
+        let range = |index: usize| (index * part, part.min(len - index * part));
+        let fetch = |index: usize| {
+            let (begin, len_now) = range(index);
+            let piece = |peer: usize| Piece {
+                address: input.address() + ((peer * len + begin) * size) as u64,
+                offset: peer * part * size,
+                bytes: len_now * size,
+            };
+            (0..world_size).map(piece).collect()
+        };
+        let store = |index: usize| {
+            let (begin, len) = range(index);
+            let address = output.address() + (begin * size) as u64;
+            vec![Piece { address, offset: rank * part * size, bytes: len * size }]
+        };
+        let mut room = self.room.borrow_mut();
+        let work = |index: usize, block: *mut u8| {
+            let shard = |peer: usize| block.wrapping_add(peer * part * size);
+            // SAFETY: the block holds every rank's shard of the window, and the room has as much.
+            unsafe { transfer.reduce_scatter_window(reduction, shard, shard(rank), range(index).1, room.start()) }
+        };
+        // SAFETY: windows lie within both; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, len.div_ceil(part), fetch, work, store) }
+    }
+
+    /// # Safety
+    /// `output` has room for every rank's `input`, is borrowed mutably by the caller, and `input` is this rank's place in it or apart.
+    pub(super) unsafe fn all_gather_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+        let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
+        let call = Call::new(Operation::AllGather, input.len(), input.dtype());
+        let bytes = input.len() * input.dtype().size_bytes();
+        let place = |peer: usize| output.address() + (peer * bytes) as u64;
+        let is_in_place = place(rank) == input.address();
+        if self.is_direct {
+            let own = output.range(rank * input.len()..(rank + 1) * input.len());
+            self.admit_direct(queue, call.operation, Some((input, own)))?;
+            let transfer = self.comm.agree(call)?;
+            // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
+            return unsafe {
+                transfer.pairwise(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
+            };
+        }
+        self.admit(queue, call.operation)?;
+        let transfer = self.comm.agree(call)?;
+        let part = (BLOCK_BYTES / world_size).clamp(1, bytes.max(1));
+        let range = |index: usize| (index * part, part.min(bytes - index * part));
+        let fetch = |index: usize| {
+            let (begin, bytes) = range(index);
+            vec![Piece { address: input.address() + begin as u64, offset: rank * part, bytes }]
+        };
+        let store = |index: usize| {
+            let (begin, bytes) = range(index);
+            let piece = |peer: usize| Piece { address: place(peer) + begin as u64, offset: peer * part, bytes };
+            (0..world_size).filter(|&peer| !(is_in_place && peer == rank)).map(piece).collect()
+        };
+        let work = |index: usize, block: *mut u8| {
+            let (bytes, part_of) = (range(index).1, |peer: usize| block.wrapping_add(peer * part));
+            // SAFETY: the block has room for every rank's part.
+            unsafe { transfer.pairwise(|_| (part_of(rank), bytes), |peer| (part_of(peer), bytes)) }
+        };
+        // SAFETY: windows lie within both; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, bytes.div_ceil(part), fetch, work, store) }
+    }
+
+    /// # Safety
+    /// Both have a shard of the same length for every rank; the output is borrowed mutably by the caller, and apart from the input.
+    pub(super) unsafe fn all_to_all_any(&self, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+        let (queue, rank, world_size) = (output.queue(), self.rank(), self.world_size());
+        let call = Call::new(Operation::AllToAll, output.len(), output.dtype());
+        let len = output.len() / world_size;
+        let bytes = len * output.dtype().size_bytes();
+        let from = |peer: usize| input.address() + (peer * bytes) as u64;
+        let to = |peer: usize| output.address() + (peer * bytes) as u64;
+        if self.is_direct {
+            let own = rank * len..(rank + 1) * len;
+            self.admit_direct(queue, call.operation, Some((input.range(own.clone()), output.range(own))))?;
+            let transfer = self.comm.agree(call)?;
+            // SAFETY: both have one shard for every rank, as the caller promises.
+            return unsafe {
+                transfer.pairwise(|peer| (pointer(from(peer)), bytes), |peer| (pointer(to(peer)), bytes))
+            };
+        }
+        self.admit(queue, call.operation)?;
+        let transfer = self.comm.agree(call)?;
+        // In a block everybody's part of this rank's input lies before that of its output; its own is in the first alone.
+        let part = (BLOCK_BYTES / 2 / world_size).clamp(1, bytes.max(1));
+        let range = |index: usize| (index * part, part.min(bytes - index * part));
+        let fetch = |index: usize| {
+            let (begin, bytes) = range(index);
+            let piece = |peer: usize| Piece { address: from(peer) + begin as u64, offset: peer * part, bytes };
+            (0..world_size).map(piece).collect()
+        };
+        let store = |index: usize| {
+            let (begin, bytes) = range(index);
+            let offset = |peer: usize| if peer == rank { rank * part } else { (world_size + peer) * part };
+            let piece = |peer: usize| Piece { address: to(peer) + begin as u64, offset: offset(peer), bytes };
+            (0..world_size).map(piece).collect()
+        };
+        let work = |index: usize, block: *mut u8| {
+            let (bytes, part_of) = (range(index).1, |place: usize| block.wrapping_add(place * part));
+            // SAFETY: the block has room for two parts of every rank.
+            unsafe { transfer.pairwise(|peer| (part_of(peer), bytes), |peer| (part_of(world_size + peer), bytes)) }
+        };
+        // SAFETY: windows lie within both; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, bytes.div_ceil(part), fetch, work, store) }
+    }
+
+    /// # Safety
+    /// `data` is borrowed mutably by the caller.
+    pub(super) unsafe fn broadcast_any(&self, data: DeviceSlice<'_>, root: usize) -> Result<()> {
+        let (operation, rank, world_size) = (Operation::Broadcast { root }, self.rank(), self.world_size());
+        if root >= world_size {
+            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
+            return Err(self.refuse(operation, error.into()));
+        }
+        let (queue, call) = (data.queue(), Call::new(operation, data.len(), data.dtype()));
+        let bytes = data.len() * data.dtype().size_bytes();
+        if self.is_direct {
+            self.admit_direct(queue, operation, None)?;
+            let transfer = self.comm.agree(call)?;
+            // SAFETY: the data of that many bytes.
+            return unsafe { transfer.broadcast_tree(pointer(data.address()), bytes, root) };
+        }
+        self.admit(queue, operation)?;
+        let transfer = self.comm.agree(call)?;
+        let range = |index: usize| (index * BLOCK_BYTES, BLOCK_BYTES.min(bytes - index * BLOCK_BYTES));
+        let pieces = |is_mine: bool, index: usize| {
+            let (begin, bytes) = range(index);
+            let piece = Piece { address: data.address() + begin as u64, offset: 0, bytes };
+            Vec::from_iter(is_mine.then_some(piece))
+        };
+        // SAFETY: the block has that many bytes.
+        let work = |index: usize, block: *mut u8| unsafe { transfer.broadcast(block, range(index).1, root) };
+        let (fetch, store) = (|index| pieces(rank == root, index), |index| pieces(rank != root, index));
+        // SAFETY: windows lie within the data; the rest is the caller's promise.
+        unsafe { self.staged(queue, transfer, bytes.div_ceil(BLOCK_BYTES), fetch, work, store) }
+    }
+}

@@ -1,0 +1,374 @@
+//! The collectives of an MPI job on device memory: [`MpiDeviceCommunicator`].
+//!
+//! ```no_run
+//! use gradsync::comm::mpi::MpiCommunicator;
+//! use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
+//! use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+//! use gradsync::driver::{DeviceBuffer, Queue};
+//! use gradsync::DType;
+//!
+//! let queue = Queue::new(0)?;
+//! let comm = MpiDeviceCommunicator::new(MpiCommunicator::world()?, &queue, MpiDeviceOptions::default())?;
+//! let mut gradients = DeviceBuffer::zeroed(&queue, DType::BF16, 1 << 20)?;
+//! comm.all_reduce(gradients.as_mut_slice(), ReduceOp::Mean, Scaling::NONE)?;
+//! # Ok::<(), gradsync::Error>(())
+//! ```
+//!
+//! # How data move
+//!
+//! Through pinned memory of the host, piece by piece ([`MpiPath::Staged`]): while MPI moves one piece, and the processor reduces it, the
+//! next is on its way from the device, on a stream of its own, and the last one on its way back, on the caller's. 32 MiB of pinned
+//! memory serve a communicator for its whole life, whatever the length of the data.
+//!
+//! Where MPI takes device memory itself, what is only moved goes directly ([`MpiPath::Direct`]). Whether it does is asked, by
+//! `MPIX_Query_cuda_support`, and never assumed: an MPI that does not would read the addresses as the host's. Reductions are staged
+//! always.
+//!
+//! # Numerics
+//!
+//! Reductions are those of the host's transport, and give the same bits: sums run in `f64` in rank order and are rounded once. Factors
+//! are applied to the `f64`s too, `before` to every element before it is added or compared and `after` to the total, in front of that
+//! one rounding. So a factor costs no accuracy that the dtype could show, except for data in `f64`, where each is one more rounding.
+//!
+//! # Order
+//!
+//! The host blocks while data move. When a call returns, memory given as input may be reused, and results are in the order of the
+//! queue of the operands: the last copies to the device may still be under way there.
+//!
+//! # What fails how
+//!
+//! As [for the host's memory](super), and: a rank whose device fails half-way goes on to exchange messages, since the others count on
+//! them, and says at the end that it has failed. That is [`CommError::Transport`](crate::CommError::Transport) on every rank then.
+//! Where data go from one rank to another, the sender's failure is the receiver's at once, and the receiver's the sender's in its next
+//! call.
+
+mod aware;
+mod collectives;
+mod connect;
+mod staged;
+mod windows;
+
+use std::cell::RefCell;
+
+pub use self::connect::connect;
+use self::staged::Slots;
+use super::channel::{Incoming, Outgoing};
+use super::point_to_point::{self, Half};
+use super::transfer::Scratch;
+use super::{MpiCommunicator, SetUp};
+use crate::comm::operands::Operand;
+use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
+use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
+use crate::error::{Call, Error, Operation, Result};
+use crate::kernels::same_len;
+
+const OPERATION: &str = "mpi device communicator";
+/// A block is a window of a collective, or a piece of a transfer.
+const BLOCK_BYTES: usize = 4 << 20;
+const BLOCKS: usize = 8;
+
+/// How data get from a device to MPI, and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MpiPath {
+    /// As [`Direct`](Self::Direct) where every rank's MPI can, else as [`Staged`](Self::Staged).
+    #[default]
+    Auto,
+    /// Through pinned memory of the host.
+    Staged,
+    /// MPI is given device memory, for everything but reductions.
+    Direct,
+}
+
+/// Choices of an MPI communicator for device memory; equal on all ranks.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct MpiDeviceOptions {
+    /// How data move. [`MpiPath::Auto`] by default.
+    pub path: MpiPath,
+}
+
+impl MpiDeviceOptions {
+    /// With this path.
+    #[must_use]
+    pub fn with_path(self, path: MpiPath) -> Self {
+        Self { path }
+    }
+}
+
+/// One rank of an MPI job, with a GPU. Ranks may share one. It may move to another thread, but only one thread at a time can use it.
+///
+/// Operations are those of [`DeviceCommunicator`], on slices of any queue of its device; the [module](self) says how they work.
+#[derive(Debug)]
+pub struct MpiDeviceCommunicator {
+    comm: MpiCommunicator,
+    /// What it was made with.
+    queue: Queue,
+    /// Carries data from the device.
+    down: Queue,
+    pinned: Pinned,
+    /// Room for the other ranks' parts of a window.
+    room: RefCell<Scratch>,
+    options: MpiDeviceOptions,
+    is_direct: bool,
+}
+
+impl MpiDeviceCommunicator {
+    /// Makes a communicator for `queue`'s device out of one that then serves nothing else; all ranks have to call it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where memory or a stream cannot be had, which is
+    /// [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks;
+    /// [`Error::InvalidArgument`], on every rank, for paths that differ, and for [`MpiPath::Direct`] where some rank's MPI does not take
+    /// device memory; those of a collective.
+    pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
+        let prepare =
+            || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
+        let (down, pinned) = prepare().map_err(|error| comm.meeting.refuse(Operation::SetUp, error.into()))?;
+        let all = comm.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
+        let (mut paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
+        let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
+        if let Some(rank) = paths.position(|path| *path != all[0]) {
+            return refuse(format!("ranks 0 and {rank} differ in the path"));
+        }
+        let unaware = answers.enumerate().find(|(_, answer)| **answer != aware::Answer::Yes.word());
+        if let (MpiPath::Direct, Some((rank, answer))) = (options.path, unaware) {
+            let answer = aware::Answer::from_word(*answer);
+            return refuse(format!(
+                "the direct path needs an MPI that takes device memory, and rank {rank}'s {answer}"
+            ));
+        }
+        let is_direct = options.path != MpiPath::Staged && unaware.is_none();
+        tracing::debug!(rank = comm.rank(), is_direct, "made a communicator for device memory over MPI");
+        let room = RefCell::new(Scratch::new(BLOCK_BYTES));
+        Ok(Self { comm, queue: queue.clone(), down, pinned, room, options, is_direct })
+    }
+
+    /// Whether MPI is given device memory.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Ends all processes of the job, as [`MpiCommunicator::abort`].
+    pub fn abort(&self, code: i32) -> ! {
+        self.comm.abort(code)
+    }
+
+    /// Prepares `queue` for an operation: what is in it now runs before data are fetched.
+    fn admit(&self, queue: &Queue, operation: Operation) -> Result<()> {
+        self.comm.meeting.check(operation)?;
+        if queue.ordinal() != self.queue.ordinal() {
+            let (memory, own) = (queue.ordinal(), self.queue.ordinal());
+            let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
+            return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
+        }
+        if queue.is_capturing().map_err(|error| self.broken(operation, &error))? {
+            let reason = "MPI moves data while the host waits, which a queue cannot record".into();
+            return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
+        }
+        self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
+    }
+
+    /// As [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
+    fn admit_direct(
+        &self,
+        queue: &Queue,
+        operation: Operation,
+        own: Option<(DeviceSlice<'_>, DeviceSlice<'_>)>,
+    ) -> Result<()> {
+        self.admit(queue, operation)?;
+        let copied = own.map_or(Ok(()), |(from, to)| copy(from, to));
+        copied.map_err(|error| self.broken(operation, &error))?;
+        let ready = queue.synchronize().and_then(|()| queue.make_current());
+        ready.map_err(|error| self.broken(operation, &error))
+    }
+
+    /// A failure of the device before an operation, as that of every rank.
+    fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
+        let failure = self.comm.meeting.own_failure(operation, error.to_string());
+        self.comm.meeting.fail(operation, failure)
+    }
+
+    fn refuse(&self, operation: Operation, error: Error) -> Error {
+        self.comm.meeting.refuse(operation, error)
+    }
+
+    /// Passes on an error of this rank's own call, after telling the others.
+    fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.refuse(operation, error))
+    }
+
+    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
+        self.comm.check_shards(operation, whole, shard)
+    }
+}
+
+fn bytes(data: RawSlice) -> usize {
+    data.len * data.dtype.size_bytes()
+}
+
+/// The address as MPI wants it.
+fn pointer(address: u64) -> *mut u8 {
+    address as usize as *mut u8
+}
+
+/// Puts a copy on the device into the queue of both, unless they are the same. Whoever calls this has `to` borrowed mutably.
+fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
+    if from.address() == to.address() {
+        return Ok(());
+    }
+    // SAFETY: borrowed mutably by the caller; the copy is in the queue's order.
+    let mut to = unsafe { DeviceSliceMut::from_raw_parts(to.queue(), to.address(), to.dtype(), to.len()) };
+    to.copy_from_device(from)
+}
+
+fn operand<'a>(name: &'a str, data: DeviceSlice<'_>) -> Operand<'a> {
+    (name, data.len(), data.dtype())
+}
+
+impl Split for MpiDeviceCommunicator {
+    /// With the queue and the options that this communicator was made with. Keep what it gives: making it takes several rounds, and
+    /// pinned memory.
+    fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let comm = self.comm.split(color, key)?;
+        comm.map(|comm| Self::new(comm, &self.queue, self.options)).transpose()
+    }
+}
+
+// In all blocks below operands are borrowed, later work on them is ordered behind, and lengths and queues were checked before.
+impl DeviceCommunicator for MpiDeviceCommunicator {
+    fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        self.comm.gather(Call { operation: Operation::Exchange, len: words.len(), dtype: None }, words)
+    }
+
+    fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        // SAFETY: one operand, borrowed mutably.
+        unsafe { self.all_reduce_any(data.as_slice(), data.as_slice(), op, scaling) }
+    }
+
+    fn all_reduce_into(
+        &self,
+        input: DeviceSlice<'_>,
+        output: DeviceSliceMut<'_>,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        let (operation, view) = (Operation::AllReduce(op), output.as_slice());
+        self.refused(operation, same_len(NAME, ("input", input.len()), ("output", view.len())))?;
+        if input.dtype() != view.dtype() {
+            let (left, right) = (input.dtype(), view.dtype());
+            let error = Error::DTypeMismatch { operation: NAME, what: "input and output".into(), left, right };
+            return Err(self.refuse(operation, error));
+        }
+        self.refused(operation, input.queue().check_same(NAME, view.queue()))?;
+        // SAFETY: see above.
+        unsafe { self.all_reduce_any(input, view, op, scaling) }
+    }
+
+    fn reduce_scatter(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
+        let (operation, view) = (Operation::ReduceScatter(op), output.as_slice());
+        self.check_shards(operation, operand("input", input), operand("output", view))?;
+        self.refused(operation, input.queue().check_same("reduce_scatter", view.queue()))?;
+        // SAFETY: see above.
+        unsafe { self.reduce_scatter_any(input, view, op) }
+    }
+
+    fn reduce_scatter_in_place(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
+        let (view, len) = (data.as_slice(), data.as_slice().len() / self.world_size());
+        let shard = view.range(self.rank() * len..(self.rank() + 1) * len);
+        self.check_shards(Operation::ReduceScatter(op), operand("data", view), operand("shards", shard))?;
+        // SAFETY: see above.
+        unsafe { self.reduce_scatter_any(view, shard, op) }
+    }
+
+    fn all_gather(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
+        let (operation, view) = (Operation::AllGather, output.as_slice());
+        self.check_shards(operation, operand("output", view), operand("input", input))?;
+        self.refused(operation, input.queue().check_same("all_gather", view.queue()))?;
+        // SAFETY: see above.
+        unsafe { self.all_gather_any(input, view) }
+    }
+
+    fn all_gather_in_place(&self, data: DeviceSliceMut<'_>) -> Result<()> {
+        let (view, len) = (data.as_slice(), data.as_slice().len() / self.world_size());
+        let shard = view.range(self.rank() * len..(self.rank() + 1) * len);
+        self.check_shards(Operation::AllGather, operand("data", view), operand("shards", shard))?;
+        // SAFETY: see above.
+        unsafe { self.all_gather_any(shard, view) }
+    }
+
+    fn all_to_all(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
+        let (operation, view) = (Operation::AllToAll, output.as_slice());
+        let shards = ("shards", view.len() / self.world_size(), view.dtype());
+        self.check_shards(operation, operand("output", view), shards)?;
+        self.check_shards(operation, operand("input", input), shards)?;
+        self.refused(operation, input.queue().check_same("all_to_all", view.queue()))?;
+        // SAFETY: see above.
+        unsafe { self.all_to_all_any(input, view) }
+    }
+
+    fn broadcast(&self, data: DeviceSliceMut<'_>, root: usize) -> Result<()> {
+        // SAFETY: see above.
+        unsafe { self.broadcast_any(data.as_slice(), root) }
+    }
+
+    unsafe fn exchange_raw(
+        &self,
+        queue: &Queue,
+        sends: &[(usize, RawSlice)],
+        receives: &[(usize, RawSlice)],
+    ) -> Result<()> {
+        let calls = |list: &[(usize, RawSlice)], operation: fn(usize) -> Operation| -> Result<Vec<Call>> {
+            let call = |&(peer, data): &(usize, RawSlice)| {
+                self.comm.check_peer(operation(peer), peer)?;
+                Ok(Call::new(operation(peer), data.len, data.dtype))
+            };
+            list.iter().map(call).collect()
+        };
+        let sent = calls(sends, |peer| Operation::Send { peer })?;
+        let received = calls(receives, |peer| Operation::Recv { peer })?;
+        let Some(operation) = sent.iter().chain(&received).map(|call| call.operation).next() else { return Ok(()) };
+        let sends = sends.iter().zip(sent).map(|(&(peer, data), call)| (peer, data, call));
+        let receives = receives.iter().zip(received).map(|(&(peer, data), call)| (peer, data, call));
+        if self.is_direct {
+            self.admit_direct(queue, operation, None)?;
+            let sends = sends.map(|(peer, data, call)| {
+                let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
+                // SAFETY: the caller's promise; the exchange returns when MPI is done with it.
+                unsafe { Half::outgoing(call, outgoing) }
+            });
+            let receives = receives.map(|(peer, data, call)| {
+                let incoming = Incoming { peer, start: pointer(data.address), bytes: bytes(data) };
+                // SAFETY: as above.
+                unsafe { Half::incoming(call, incoming) }
+            });
+            return point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect());
+        }
+        self.admit(queue, operation)?;
+        let slots = Slots::new(&self.pinned, &self.down, queue);
+        let sends = sends.map(|(peer, data, call)| {
+            // SAFETY: the caller's promise; all data have been fetched when the exchange returns.
+            let end = unsafe { slots.outgoing(data.address, bytes(data)) };
+            Half::new(peer, call, bytes(data), end)
+        });
+        let receives = receives.map(|(peer, data, call)| {
+            // SAFETY: the caller's promise; the copies to the device are in the queue's order.
+            let end = unsafe { slots.incoming(data.address, bytes(data)) };
+            Half::new(peer, call, bytes(data), end)
+        });
+        point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect())
+    }
+
+    fn synchronize(&self, queue: &Queue) -> Result<()> {
+        self.comm.meeting.listen(Operation::Exchange)?;
+        Ok(queue.synchronize()?)
+    }
+}

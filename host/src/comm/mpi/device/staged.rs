@@ -1,0 +1,238 @@
+//! The ends of a staged transfer: pieces of device memory, each in a block of pinned memory while it is on its way.
+//!
+//! A sender holds a block from when it fetches a piece until MPI has sent it, a receiver only from when the piece's message has come, so
+//! that a block always becomes free without another one's help, however many transfers there are. A device that fails keeps no message
+//! from being sent or received; the sender says afterwards that they were not what they should be.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use crate::comm::mpi::channel::{Channel, Incoming, Outgoing, Requests};
+use crate::comm::mpi::point_to_point::{End, Stage};
+use crate::driver::{CudaError, Pinned, Queue};
+
+/// How many blocks one transfer may hold: one is copied while the other is in a message.
+const MOST_BLOCKS: usize = 2;
+
+/// The blocks of one call: the first half is for what is sent, the second for what is received.
+pub(super) struct Slots<'a> {
+    pinned: &'a Pinned,
+    /// Carries pieces from the device; it waits already for what `queue` held before the call.
+    down: &'a Queue,
+    /// The operands' queue, which carries pieces to the device.
+    queue: &'a Queue,
+    is_held: RefCell<Vec<bool>>,
+}
+
+/// A piece on its way.
+struct Flight {
+    block: usize,
+    /// Where in the data it begins.
+    begin: usize,
+    bytes: usize,
+    /// Its message, once it has been started.
+    requests: Option<Requests>,
+}
+
+/// What both ends have in common.
+struct Pieces<'s, 'a> {
+    slots: &'s Slots<'a>,
+    address: u64,
+    bytes: usize,
+    /// Bytes of the pieces that have begun.
+    begun: usize,
+    flights: VecDeque<Flight>,
+    failure: Option<String>,
+    /// Whether MPI no longer says what has come, so that nothing more is awaited.
+    is_lost: bool,
+}
+
+impl<'a> Slots<'a> {
+    pub(super) fn new(pinned: &'a Pinned, down: &'a Queue, queue: &'a Queue) -> Self {
+        let is_held = RefCell::new(vec![false; pinned.count()]);
+        Self { pinned, down, queue, is_held }
+    }
+
+    /// The sender's end of a transfer.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes at `address`, of the queues' device, and they stay as `queue` leaves them until this is done.
+    pub(super) unsafe fn outgoing(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
+        Outward(Pieces::new(self, address, bytes))
+    }
+
+    /// The receiver's end of a transfer.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes at `address`, of the queues' device, which stay until `queue` has got past what is put into it here, and
+    /// which nothing uses but work in `queue`.
+    pub(super) unsafe fn incoming(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
+        Inward(Pieces::new(self, address, bytes))
+    }
+
+    /// A block that nobody holds, and whose last copies are over.
+    fn take(&self, is_outward: bool) -> Result<Option<usize>, CudaError> {
+        let middle = self.pinned.count() / 2;
+        let blocks = if is_outward { 0..middle } else { middle..self.pinned.count() };
+        let mut is_held = self.is_held.borrow_mut();
+        for block in blocks {
+            if !is_held[block] && self.pinned.is_done(block)? {
+                is_held[block] = true;
+                return Ok(Some(block));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`take`](Self::take), when the device has failed, and copies nothing any more.
+    fn take_anyway(&self, is_outward: bool) -> Option<usize> {
+        let middle = self.pinned.count() / 2;
+        let mut is_held = self.is_held.borrow_mut();
+        let mut blocks = if is_outward { 0..middle } else { middle..self.pinned.count() };
+        let block = blocks.find(|&block| !is_held[block])?;
+        is_held[block] = true;
+        Some(block)
+    }
+
+    fn give(&self, block: usize) {
+        self.is_held.borrow_mut()[block] = false;
+    }
+}
+
+impl<'s, 'a> Pieces<'s, 'a> {
+    fn new(slots: &'s Slots<'a>, address: u64, bytes: usize) -> Self {
+        Pieces { slots, address, bytes, begun: 0, flights: VecDeque::new(), failure: None, is_lost: false }
+    }
+
+    /// Keeps the first failure.
+    fn note<T>(&mut self, outcome: Result<T, impl ToString>) -> Option<T> {
+        outcome.map_err(|error| self.failure.get_or_insert_with(|| error.to_string()).len()).ok()
+    }
+
+    /// Begins the next piece, if there is one, and a block for it.
+    fn begin(&mut self, is_outward: bool) -> Option<usize> {
+        if self.begun == self.bytes || self.flights.len() == MOST_BLOCKS {
+            return None;
+        }
+        let taken = match self.failure {
+            None => self.slots.take(is_outward),
+            Some(_) => Ok(self.slots.take_anyway(is_outward)),
+        };
+        let block = self.note(taken).flatten()?;
+        let (begin, bytes) = (self.begun, self.slots.pinned.block_bytes().min(self.bytes - self.begun));
+        self.begun += bytes;
+        self.flights.push_back(Flight { block, begin, bytes, requests: None });
+        Some(self.flights.len() - 1)
+    }
+
+    /// Takes out the oldest piece if its message is over.
+    fn landed(&mut self, channel: &Channel) -> Option<Flight> {
+        let requests = self.flights.front_mut()?.requests.as_mut()?;
+        if !channel.progress(requests) {
+            return None;
+        }
+        let mut flight = self.flights.pop_front()?;
+        let outcome = flight.requests.take().map_or(Ok(()), Requests::into_result);
+        self.note(outcome);
+        Some(flight)
+    }
+
+    fn stage(&self) -> Stage {
+        match (self.begun, self.flights.is_empty()) {
+            (_, true) if self.is_lost => Stage::Done,
+            (0, _) => Stage::Idle,
+            (begun, _) if begun < self.bytes => Stage::Starting,
+            _ if self.flights.iter().any(|flight| flight.requests.is_none()) => Stage::Starting,
+            (_, false) => Stage::Started,
+            (_, true) => Stage::Done,
+        }
+    }
+}
+
+struct Outward<'s, 'a>(Pieces<'s, 'a>);
+
+impl End for Outward<'_, '_> {
+    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
+        let Self(pieces) = self;
+        let (pinned, down) = (pieces.slots.pinned, pieces.slots.down);
+        // A block is asked for before one is given back, so that others get what this transfer has done with.
+        if let Some(index) = pieces.begin(true) {
+            let Flight { block, begin, bytes, .. } = pieces.flights[index];
+            if pieces.failure.is_none() {
+                // SAFETY: by the contract of `Slots::outgoing`; the block is ours.
+                let fetched = unsafe { pinned.fetch(down, block, 0, pieces.address + begin as u64, bytes) };
+                pieces.note(fetched.and_then(|()| pinned.mark(down, block)));
+            }
+        }
+        for index in 0..pieces.flights.len() {
+            let Flight { block, bytes, ref requests, .. } = pieces.flights[index];
+            if requests.is_some() {
+                continue;
+            }
+            let is_there = match pieces.failure {
+                None => pieces.note(pinned.is_done(block)),
+                Some(_) => None,
+            };
+            // Messages keep their order. After a failure they carry anything.
+            if is_there == Some(false) {
+                break;
+            }
+            let (mut requests, start) = (Requests::default(), pinned.block(block).cast_const());
+            // SAFETY: the block is ours, and left alone, until the message is out.
+            unsafe { channel.start(&[], &[Outgoing { peer, start, bytes }], &mut requests) };
+            pieces.flights[index].requests = Some(requests);
+        }
+        while let Some(flight) = pieces.landed(channel) {
+            pieces.slots.give(flight.block);
+        }
+        pieces.stage()
+    }
+
+    fn failure(&mut self) -> Option<String> {
+        self.0.failure.take()
+    }
+
+    fn is_confirmed(&self) -> bool {
+        true
+    }
+}
+
+struct Inward<'s, 'a>(Pieces<'s, 'a>);
+
+impl End for Inward<'_, '_> {
+    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
+        let Self(pieces) = self;
+        let (pinned, queue) = (pieces.slots.pinned, pieces.slots.queue);
+        let mut has_come = false;
+        if pieces.begun < pieces.bytes && !pieces.is_lost {
+            let probed = pieces.note(channel.has_data(peer));
+            (has_come, pieces.is_lost) = (probed == Some(true), probed.is_none());
+        }
+        if has_come {
+            if let Some(index) = pieces.begin(false) {
+                let Flight { block, bytes, .. } = pieces.flights[index];
+                let (mut requests, start) = (Requests::default(), pinned.block(block));
+                // SAFETY: the block is ours, and left alone, until the message is in.
+                unsafe { channel.start(&[Incoming { peer, start, bytes }], &[], &mut requests) };
+                pieces.flights[index].requests = Some(requests);
+            }
+        }
+        while let Some(Flight { block, begin, bytes, .. }) = pieces.landed(channel) {
+            if pieces.failure.is_none() {
+                // SAFETY: by the contract of `Slots::incoming`; the block is not taken again before the copy is over.
+                let stored = unsafe { pinned.store(queue, block, 0, pieces.address + begin as u64, bytes) };
+                pieces.note(stored.and_then(|()| pinned.mark(queue, block)));
+            }
+            pieces.slots.give(block);
+        }
+        pieces.stage()
+    }
+
+    fn failure(&mut self) -> Option<String> {
+        self.0.failure.take()
+    }
+
+    fn is_confirmed(&self) -> bool {
+        true
+    }
+}

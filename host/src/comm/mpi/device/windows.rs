@@ -1,0 +1,90 @@
+//! The pipeline of a staged collective: windows of the data go from the device into blocks of pinned memory, are worked on there by MPI
+//! and the processor, and go back, the next one under way while one is worked on.
+//!
+//! Knows no collective. A failure of the device does not keep a rank from its part of the work, which the others wait for.
+
+use crate::driver::{CudaError, Pinned, Queue};
+use crate::error::Result;
+
+/// How many windows are fetched ahead of the one that is worked on.
+const AHEAD: usize = 2;
+
+/// What of a window lies where on the device, and where in its block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) address: u64,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+}
+
+/// What the windows of one call go through.
+pub(super) struct Windows<'a> {
+    pub(super) pinned: &'a Pinned,
+    /// Carries pieces from the device; it waits already for what `queue` held before the call.
+    pub(super) down: &'a Queue,
+    /// The operands' queue, which carries pieces back.
+    pub(super) queue: &'a Queue,
+}
+
+impl Windows<'_> {
+    /// Runs `work` on `count` windows one after the other, each in its block: behind the copies of the pieces that `input` names, and
+    /// before those that `output` names. Gives back the first failure of the device, after which blocks hold anything.
+    ///
+    /// Inputs have been read when this returns; outputs are written in the order of the operands' queue.
+    ///
+    /// # Errors
+    /// Those of `work`, at once.
+    ///
+    /// # Safety
+    /// Pieces lie within memory of the queues' device, which stays until `queue` has got past the call, and those of the outputs are used
+    /// by nothing else but work in `queue`. No window's output is another's input.
+    pub(super) unsafe fn run(
+        &self,
+        count: usize,
+        input: impl Fn(usize) -> Vec<Piece>,
+        mut work: impl FnMut(usize, *mut u8) -> Result<()>,
+        output: impl Fn(usize) -> Vec<Piece>,
+    ) -> Result<Result<(), CudaError>> {
+        let block = |window: usize| window % self.pinned.count();
+        let fetch = |window: usize| {
+            // SAFETY: the caller's promise; the block's last copies are over before these begin.
+            unsafe { self.fetch(block(window), input(window)) }
+        };
+        let mut device = (0..count.min(AHEAD)).try_for_each(fetch);
+        for window in 0..count {
+            if device.is_ok() && window + AHEAD < count {
+                device = fetch(window + AHEAD);
+            }
+            if device.is_ok() {
+                device = self.pinned.wait(block(window));
+            }
+            work(window, self.pinned.block(block(window)))?;
+            if device.is_ok() {
+                // SAFETY: the caller's promise; the block is left alone until these copies are over.
+                device = unsafe { self.store(block(window), output(window)) };
+            }
+        }
+        Ok(device)
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn fetch(&self, block: usize, pieces: Vec<Piece>) -> Result<(), CudaError> {
+        self.pinned.hold_back(self.down, block)?;
+        for Piece { address, offset, bytes } in pieces {
+            // SAFETY: the caller's promise.
+            unsafe { self.pinned.fetch(self.down, block, offset, address, bytes)? };
+        }
+        self.pinned.mark(self.down, block)
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn store(&self, block: usize, pieces: Vec<Piece>) -> Result<(), CudaError> {
+        for Piece { address, offset, bytes } in pieces {
+            // SAFETY: the caller's promise.
+            unsafe { self.pinned.store(self.queue, block, offset, address, bytes)? };
+        }
+        self.pinned.mark(self.queue, block)
+    }
+}

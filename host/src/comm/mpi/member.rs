@@ -1,0 +1,49 @@
+//! [`MpiCommunicator::member`]: the control channel of an MPI job, over which NCCL can start without variables of the environment.
+
+use std::time::Duration;
+
+use super::{MpiCommunicator, SetUp};
+use crate::bootstrap::{self, BootstrapError, Host, Member, Rendezvous};
+use crate::comm::Communicator;
+use crate::error::{CommError, Operation, Result};
+
+impl MpiCommunicator {
+    /// Joins the ranks of this communicator to a [control channel](crate::bootstrap): rank 0 listens on a free port of all interfaces,
+    /// and its addresses and a fresh secret travel over MPI. All ranks have to call it.
+    ///
+    /// With it `mpirun -n 4 ./train` is enough to start NCCL: `NcclCommunicator::new(comm.member(deadline)?, …)`.
+    ///
+    /// # Errors
+    /// Those of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
+    /// does not reach it within `deadline`.
+    pub fn member(&self, deadline: Duration) -> Result<Member> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let host = (rank == 0 && world_size > 1).then(Host::open).transpose();
+        let told = host.as_ref().map(|host| host.as_ref().map(Host::invitation).unwrap_or_default());
+        let message = self.tell(SetUp::Member, 0, postcard::to_stdvec(&told).expect("plain data"))?;
+        if world_size == 1 {
+            return Rendezvous::in_process().join(0, 1);
+        }
+        if let Some(host) = host? {
+            return Ok(host.join(world_size, deadline)?);
+        }
+        let told: Result<Vec<u8>, BootstrapError> = postcard::from_bytes(&message).map_err(|error| {
+            let reason = format!("its invitation does not parse, perhaps it is another version of this crate: {error}");
+            CommError::Transport { operation: Operation::SetUp, rank: 0, reason }
+        })?;
+        Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)
+    }
+
+    /// Gives all ranks the message of `root`; that of another rank is ignored.
+    pub(super) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
+        let transfer = self.agree(what.call())?;
+        let mut message = if self.rank() == root { message } else { Vec::new() };
+        let mut len = (message.len() as u64).to_ne_bytes();
+        // SAFETY: so many bytes.
+        unsafe { transfer.broadcast(len.as_mut_ptr(), len.len(), root)? };
+        message.resize(u64::from_ne_bytes(len) as usize, 0);
+        // SAFETY: as many as the root has.
+        unsafe { transfer.broadcast(message.as_mut_ptr(), message.len(), root)? };
+        Ok(message)
+    }
+}

@@ -1,0 +1,164 @@
+//! [`Pinned`]: page-locked host memory in equal blocks, through which data travel between a device and the host piece by piece, without
+//! anybody waiting who does not have to.
+//!
+//! Every block has an event behind its last copy. Who uses a block, and for what, is the transport's business.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cust::sys;
+
+use super::event::{Mark, Timing};
+use super::{CudaError, Queue, check};
+
+/// Memory of the host that devices copy to and from, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: *mut u8,
+    block_bytes: usize,
+    /// For each block the end of its last copies.
+    copied: Vec<Mark>,
+    queue: Queue,
+}
+
+// SAFETY: plain memory behind a pointer, and handles of the driver, which may be used from any thread.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// `count` blocks of `block_bytes` bytes each, for copies of `queue`'s device.
+    pub(crate) fn new(queue: &Queue, count: usize, block_bytes: usize) -> Result<Self, CudaError> {
+        queue.make_current()?;
+        let copied = (0..count).map(|_| Mark::new(Timing::Left)).collect::<Result<_, _>>()?;
+        let mut start: *mut c_void = ptr::null_mut();
+        let bytes = count * block_bytes;
+        // SAFETY: writes one address.
+        check(&format!("cuMemAllocHost of {bytes} bytes"), unsafe { sys::cuMemAllocHost_v2(&mut start, bytes) })?;
+        Ok(Self { start: start.cast(), block_bytes, copied, queue: queue.clone() })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.copied.len()
+    }
+
+    /// Where a block begins: at a multiple of its length from a page. Who reads or writes it has waited for its copies.
+    pub(crate) fn block(&self, index: usize) -> *mut u8 {
+        assert!(index < self.count(), "block {index} of {}", self.count());
+        self.start.wrapping_add(index * self.block_bytes)
+    }
+
+    /// Puts a copy of device memory to a place in a block into `queue`.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes at `address`, of the queue's device, until the queue has got past the copy. Nobody else uses the place
+    /// in the block before then.
+    pub(crate) unsafe fn fetch(
+        &self,
+        queue: &Queue,
+        index: usize,
+        offset: usize,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let place = self.place(index, offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.queue.make_current()?;
+        // SAFETY: the place has room; the rest is the caller's promise.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
+        })
+    }
+
+    /// Puts a copy of a place in a block to device memory into `queue`.
+    ///
+    /// # Safety
+    /// As [`fetch`](Self::fetch), and nobody else uses the device memory but in the queue's order.
+    pub(crate) unsafe fn store(
+        &self,
+        queue: &Queue,
+        index: usize,
+        offset: usize,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let place = self.place(index, offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.queue.make_current()?;
+        // SAFETY: the place lies in a block; the rest is the caller's promise.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())
+        })
+    }
+
+    fn place(&self, index: usize, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(
+            offset + bytes <= self.block_bytes,
+            "{bytes} bytes from {offset} on in a block of {}",
+            self.block_bytes
+        );
+        self.block(index).wrapping_add(offset)
+    }
+
+    /// Takes note that a block's last copies, so far, are those in `queue`.
+    pub(crate) fn mark(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        self.copied[index].record(queue.raw_stream())
+    }
+
+    /// Waits until a block's copies are over.
+    pub(crate) fn wait(&self, index: usize) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        self.copied[index].wait()
+    }
+}
+
+/// What a transport needs of it that runs queues of its own beside the caller's.
+#[cfg(feature = "mpi")]
+impl Pinned {
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Makes what is put into `later` from now on wait for what is in `earlier`. The host does not wait.
+    pub(crate) fn order(&self, earlier: &Queue, later: &Queue) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        let order = Mark::new(Timing::Left)?;
+        order.record(earlier.raw_stream())?;
+        order.hold_back(later.raw_stream())
+    }
+
+    /// Makes what is put into `queue` from now on wait for a block's last copies. The host does not wait.
+    pub(crate) fn hold_back(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
+        self.queue.make_current()?;
+        self.copied[index].hold_back(queue.raw_stream())
+    }
+
+    /// Whether a block's copies are over. Does not wait.
+    pub(crate) fn is_done(&self, index: usize) -> Result<bool, CudaError> {
+        self.queue.make_current()?;
+        self.copied[index].is_done()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Err(error) = self.queue.make_current() {
+            tracing::error!(%error, "pinned memory was not freed");
+            std::mem::take(&mut self.copied).into_iter().for_each(std::mem::forget);
+            return;
+        }
+        for mark in &self.copied {
+            // A device that has failed copies no more.
+            if let Err(error) = mark.wait() {
+                tracing::warn!(%error, "waiting for the last copies of pinned memory");
+            }
+        }
+        // SAFETY: allocated in `new`, freed once, and no copy uses it any more.
+        if let Err(error) = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.start.cast()) }) {
+            tracing::error!(%error, "pinned memory was not freed");
+        }
+    }
+}
