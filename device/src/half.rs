@@ -27,6 +27,12 @@ impl F16 {
     pub fn from_f32(value: f32) -> Self {
         F16(arch::f32_to_f16(value))
     }
+
+    /// As [`from_f32`](Self::from_f32), with one rounding all the same.
+    #[inline(always)]
+    pub fn from_f64(value: f64) -> Self {
+        Self::from_f32(arch::f64_to_f32_odd(value))
+    }
 }
 
 impl BF16 {
@@ -40,5 +46,11 @@ impl BF16 {
     #[inline(always)]
     pub fn from_f32(value: f32) -> Self {
         BF16(arch::f32_to_bf16(value))
+    }
+
+    /// As [`from_f32`](Self::from_f32), with one rounding all the same.
+    #[inline(always)]
+    pub fn from_f64(value: f64) -> Self {
+        Self::from_f32(arch::f64_to_f32_odd(value))
     }
 }

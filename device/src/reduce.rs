@@ -70,6 +70,9 @@ pub(crate) fn walk<const N: usize>(chunk: Chunk, mut visit: impl FnMut(u64, usiz
     }
 }
 
+/// Steps that are loaded at once where vectors are few.
+const STEPS: usize = 4;
+
 /// Adds up, over `W` vectors of one arena layout, the terms that `add(totals, values)` forms of the `W` values at each
 /// element of the chunk.
 ///
@@ -88,15 +91,31 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
     // SAFETY: `walk` yields elements of the chunk only.
     let at = |vector: usize, index: u64| unsafe { vectors[vector].add(index as usize) };
     if aligned {
+        // SAFETY: N elements of the chunk, aligned as checked above.
+        let load =
+            |index: u64| -> [[T; N]; W] { core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) }) };
+        let take = |totals: &mut [f64; K], loaded: [[T; N]; W]| {
+            let mut lane = 0;
+            while lane < N {
+                add(totals, core::array::from_fn(|vector| loaded[vector][lane]));
+                lane += 1;
+            }
+        };
+        // Of few vectors, several steps at once: that much has to be under way to keep the memory busy.
+        let (mut chunk, stride) = (chunk, THREADS as u64 * N as u64);
+        while W <= 2 && chunk.begin + STEPS as u64 * stride <= chunk.end {
+            let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
+            let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
+            let mut step = 0;
+            while step < STEPS {
+                take(&mut totals, loaded[step]);
+                step += 1;
+            }
+            chunk.begin += STEPS as u64 * stride;
+        }
         walk::<N>(chunk, |index, count| {
             if count == N {
-                // SAFETY: N elements of the chunk, aligned as checked above.
-                let loaded: [[T; N]; W] = core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) });
-                let mut lane = 0;
-                while lane < N {
-                    add(&mut totals, core::array::from_fn(|vector| loaded[vector][lane]));
-                    lane += 1;
-                }
+                take(&mut totals, load(index));
             } else {
                 // SAFETY: one element of the chunk.
                 add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, index).read() }));
@@ -113,20 +132,20 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
     totals
 }
 
+/// Warps of a block.
+pub(crate) const WARPS: usize = (THREADS / WARP) as usize;
+
 /// Adds `totals` over the block; `write(product, sum)` is called by one thread for each product.
 ///
 /// # Safety
-/// All threads of a block of [`THREADS`] must call this together, once; `K × THREADS / WARP ≤ SHARED_SLOTS`.
+/// All threads of a block of [`THREADS`] must call this together, once.
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize>(totals: [f64; K], write: impl Fn(usize, f64)) {
-    const WARPS: usize = (THREADS / WARP) as usize;
-    const { assert!(K * WARPS <= SHARED_SLOTS) };
+    let warp_index = thread::thread_idx_x() as usize / WARP as usize;
     let shared = Partials::of_block();
-    let thread = thread::thread_idx_x() as usize;
-    let warp_index = thread / WARP as usize;
-    // SAFETY: slots are below K × WARPS; each is written by one lane, and read after the barrier.
+    let mut product = 0;
+    // SAFETY: slots are below K × WARPS, which `sum_of_warps` checks; each is written by one lane.
     unsafe {
-        let mut product = 0;
         while product < K {
             let sum = warp::sum(totals[product]);
             if warp::lane_id() == 0 {
@@ -134,6 +153,20 @@ pub(crate) unsafe fn block_sum<const K: usize>(totals: [f64; K], write: impl Fn(
             }
             product += 1;
         }
+        sum_of_warps::<K>(write);
+    }
+}
+
+/// Adds what each warp has left in shared memory, its sum of product `k` in slot `k × WARPS + warp`.
+///
+/// # Safety
+/// All threads of a block of [`THREADS`] must call this together, once, when every warp has written all of its sums.
+#[inline(always)]
+pub(crate) unsafe fn sum_of_warps<const K: usize>(write: impl Fn(usize, f64)) {
+    const { assert!(K * WARPS <= SHARED_SLOTS) };
+    let (shared, thread) = (Partials::of_block(), thread::thread_idx_x() as usize);
+    // SAFETY: slots are below K × WARPS, and read after the barrier.
+    unsafe {
         thread::sync_threads();
         if thread < K {
             let mut sum = 0.0;

@@ -47,3 +47,16 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
     }
     total
 }
+
+/// Adds the products of eight columns with each other to `totals`, on the matrix units: lane `l` brings element `l % 4` of column
+/// `l / 4`, and has the products of that column with columns `2 (l % 4)` and the one after.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) unsafe fn add_gram(value: f64, totals: [f64; 2]) -> [f64; 2] {
+    // The second matrix is the first one's transpose, whose elements lie with the same lanes.
+    // SAFETY: the caller's promise.
+    unsafe { arch::matrix_multiply_add(value, value, totals) }
+}

@@ -18,6 +18,11 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     rounding::f32_to_bf16(value)
 }
 
+#[inline(always)]
+pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
+    rounding::f64_to_f32_odd(value)
+}
+
 /// `x × y + z`, two roundings: a fused one would be a library call on a CPU that is not known to have it.
 #[inline(always)]
 pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {

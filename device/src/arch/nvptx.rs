@@ -39,6 +39,17 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     rounding::f32_to_bf16(value)
 }
 
+/// Rounded to odd: truncated by the conversion, and the last bit set where that cut something off. Without a branch.
+#[inline(always)]
+pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
+    let truncated: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("cvt.rz.f32.f64 {0}, {1};", out(reg32) truncated, in(reg64) value, options(pure, nomem, nostack)) };
+    // Beyond the largest binary32 that is the largest, whose last bit is set; a NaN stays one.
+    let is_cut = truncated as f64 != value;
+    f32::from_bits(truncated.to_bits() | is_cut as u32)
+}
+
 /// `x × y + z`, rounded once.
 #[inline(always)]
 pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
@@ -49,6 +60,24 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
             options(pure, nomem, nostack))
     };
     total
+}
+
+/// `mma.sync.m8n8k4` in `f64`: each lane adds two of the products of an 8 × 4 with a 4 × 8 matrix to its `totals`. Lane `l` gives
+/// element `(l / 4, l % 4)` of the first and `(l % 4, l / 4)` of the second, and has `(l / 4, 2 (l % 4))` and the one after of the sum.
+///
+/// # Safety
+/// All 32 lanes must execute this together.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) unsafe fn matrix_multiply_add(left: f64, right: f64, totals: [f64; 2]) -> [f64; 2] {
+    let (first, second): (f64, f64);
+    // SAFETY: arithmetic on registers, and a full warp, as the caller promises.
+    unsafe {
+        asm!("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {{{0}, {1}}}, {{{2}}}, {{{3}}}, {{{4}, {5}}};",
+            out(reg64) first, out(reg64) second, in(reg64) left, in(reg64) right, in(reg64) totals[0], in(reg64) totals[1],
+            options(nomem, nostack))
+    };
+    [first, second]
 }
 
 #[inline(always)]

@@ -9,6 +9,8 @@ use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
 use crate::{reduce, thread};
+#[cfg(gradsync_sm = "80")]
+use crate::{abi::WARP, memory, shared::Partials, warp};
 
 /// Where `sum_partials` finds the partial of this block for one product.
 #[inline(always)]
@@ -81,6 +83,78 @@ unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
     }
 }
 
+/// As [`gram`] with eight vectors, on the matrix units: a lane holds elements of one vector, so that each is widened once, and two
+/// products, where a thread of `gram` holds all 36. The order of additions is another, as fixed.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+unsafe fn gram_of_eight<T: Element, const N: usize>(
+    partials: *mut f64,
+    table: *const *const T,
+    (first, count, world_size): (u64, u64, u64),
+    chunk: reduce::Chunk,
+    chunks: u64,
+) {
+    /// Loads that a lane has under way; a warp's lie side by side.
+    const STEPS: usize = 4;
+    const LANES: usize = 4;
+    let (lane, warp_index) = (warp::lane_id() as usize, thread::thread_idx_x() / WARP);
+    let (row, column) = (lane / LANES, lane % LANES);
+    let tile = (STEPS * LANES * N) as u64;
+    // SAFETY: the launch provides the vectors over the chunk, and room for every product of every chunk. All lanes of a warp take part
+    // in every round: where it begins does not depend on the lane.
+    unsafe {
+        let of_row = |row: usize| *table.add(first as usize + if (row as u64) < count { row } else { 0 });
+        let vector = of_row(row);
+        let mut aligned = true;
+        let mut other = 0;
+        while other < 8 {
+            aligned &= memory::is_aligned::<T, N>(of_row(other).add(chunk.begin as usize));
+            other += 1;
+        }
+        let mut totals = [0.0; 2];
+        let mut begin = chunk.begin + warp_index as u64 * tile;
+        while begin < chunk.end {
+            let place = |step: usize| begin as usize + (step * LANES + column) * N;
+            let loaded: [[T; N]; STEPS] = if begin + tile <= chunk.end && aligned {
+                core::array::from_fn(|step| memory::load(vector.add(place(step))))
+            } else {
+                core::array::from_fn(|step| {
+                    core::array::from_fn(|index| {
+                        let index = place(step) + index;
+                        if (index as u64) < chunk.end { vector.add(index).read() } else { T::from_f32(0.0) }
+                    })
+                })
+            };
+            let mut step = 0;
+            while step < STEPS {
+                let mut index = 0;
+                while index < N {
+                    totals = warp::add_gram(loaded[step][index].to_f64(), totals);
+                    index += 1;
+                }
+                step += 1;
+            }
+            begin += reduce::WARPS as u64 * tile;
+        }
+        let shared = Partials::of_block();
+        let mut place = 0;
+        while place < 2 {
+            let other = 2 * column + place;
+            if row <= other {
+                shared.write(product_index(row, other, 8) * reduce::WARPS + warp_index as usize, totals[place]);
+            }
+            place += 1;
+        }
+        reduce::sum_of_warps::<{ products(8) }>(|product, sum| {
+            let (row, column) = const { triangle::<8, { products(8) }>() }[product];
+            if (column as u64) < count {
+                let index = product_index(first as usize + row, first as usize + column, world_size as usize);
+                partials.add(partial_slot(index, chunks)).write(sum);
+            }
+        });
+    }
+}
+
 macro_rules! gram_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
         kernel!(concat!("gram_", $name, $suffix), fn (
@@ -93,6 +167,26 @@ macro_rules! gram_width {
             gram::<$T, $width, N, { products($width) }>(
                 partials, vectors, first, count, world_size, chunk, chunks)
         });
+    };
+}
+
+#[cfg(gradsync_sm = "80")]
+macro_rules! gram_of_eight {
+    ($name:literal $T:ident) => {
+        kernel!(concat!("gram_", $name, "_p8"), fn (
+            partials: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
+            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+        ) {
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
+            gram_of_eight::<$T, N>(partials, table, (first, count, world_size), chunk, chunks)
+        });
+    };
+}
+#[cfg(not(gradsync_sm = "80"))]
+macro_rules! gram_of_eight {
+    ($name:literal $T:ident) => {
+        gram_width!($name $T 8 "_p8");
     };
 }
 
@@ -119,7 +213,7 @@ macro_rules! of_dtype {
         });
         gram_width!($name $T 2 "_p2");
         gram_width!($name $T 4 "_p4");
-        gram_width!($name $T 8 "_p8");
+        gram_of_eight!($name $T);
         kernel!(concat!("gram_cross_", $name), fn (
             partials: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64, right_count: u64,
             world_size: u64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,

@@ -1,17 +1,17 @@
 //! Streaming kernels: `cast`, `accumulate`, `scale`, contiguous or over a table of pieces, and `all_finite`.
 //!
-//! One block handles one tile: every thread has two vectors of each operand in flight, then computes, then writes.
+//! One block handles one tile: every thread has one or two vectors of each operand in flight, then computes, then writes.
 //! Reads of a destination whose old value a formula ignores are removed by the compiler.
 
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{DType, Piece, STREAM_UNROLL, THREADS, tile_len, vector_len};
+use crate::abi::{DType, Piece, THREADS, finite_tile_len, stream_unroll, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
 
 /// Replaces `destination[i]` by `formula(destination[i], source[i])` over tile number `tile` of `len` elements.
 #[inline(always)]
-unsafe fn update<D: Element, S: Element, const N: usize>(
+unsafe fn update<D: Element, S: Element, const N: usize, const U: usize>(
     destination: *mut D,
     source: *const S,
     len: u64,
@@ -19,26 +19,24 @@ unsafe fn update<D: Element, S: Element, const N: usize>(
     formula: impl Fn(D, S) -> D,
 ) {
     let stride = THREADS as usize * N;
-    let begin = tile as usize * (stride * STREAM_UNROLL);
+    let begin = tile as usize * (stride * U);
     let first = begin + thread::thread_idx_x() as usize * N;
     // SAFETY: the launch provides `len` elements on both sides; indices are checked against it.
     unsafe {
-        let whole = (begin + stride * STREAM_UNROLL) as u64 <= len
+        let whole = (begin + stride * U) as u64 <= len
             && memory::is_aligned::<D, N>(destination)
             && memory::is_aligned::<S, N>(source);
         if whole {
-            let old: [[D; N]; STREAM_UNROLL] =
-                core::array::from_fn(|step| memory::load(destination.add(first + step * stride)));
-            let new: [[S; N]; STREAM_UNROLL] =
-                core::array::from_fn(|step| memory::load(source.add(first + step * stride)));
+            let old: [[D; N]; U] = core::array::from_fn(|step| memory::load(destination.add(first + step * stride)));
+            let new: [[S; N]; U] = core::array::from_fn(|step| memory::load(source.add(first + step * stride)));
             let mut step = 0;
-            while step < STREAM_UNROLL {
+            while step < U {
                 let values: [D; N] = core::array::from_fn(|lane| formula(old[step][lane], new[step][lane]));
                 memory::store(destination.add(first + step * stride), values);
                 step += 1;
             }
         } else {
-            let end = (begin + stride * STREAM_UNROLL).min(len as usize);
+            let end = (begin + stride * U).min(len as usize);
             let mut index = begin + thread::thread_idx_x() as usize;
             while index < end {
                 let element = destination.add(index);
@@ -51,7 +49,7 @@ unsafe fn update<D: Element, S: Element, const N: usize>(
 
 /// [`update`] over the tensor and tile that this block has in a table of pieces.
 #[inline(always)]
-unsafe fn update_piece<D: Element, S: Element, const N: usize>(
+unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
     pieces: *const Piece,
     count: u64,
     formula: impl Fn(D, S) -> D,
@@ -62,7 +60,7 @@ unsafe fn update_piece<D: Element, S: Element, const N: usize>(
         let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
         let piece = *pieces.add(row as usize);
         let tile = block - piece.first_block;
-        update::<D, S, N>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, formula);
+        update::<D, S, N, U>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, formula);
     }
 }
 
@@ -70,19 +68,22 @@ macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         kernel!(concat!("cast_", $from, "_", $to), fn (destination: *mut $D, source: *const $S, len: u64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
-            update::<$D, $S, N>(destination, source, len, thread::block_idx_x() as u64, formula)
+            update::<$D, $S, N, U>(destination, source, len, thread::block_idx_x() as u64, formula)
         });
         kernel!(concat!("scale_", $from, "_", $to),
             fn (destination: *mut $D, source: *const $S, len: u64, factor: f64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::scale::<$S, $D>(value, factor);
-            update::<$D, $S, N>(destination, source, len, thread::block_idx_x() as u64, formula)
+            update::<$D, $S, N, U>(destination, source, len, thread::block_idx_x() as u64, formula)
         });
         kernel!(concat!("cast_segments_", $from, "_", $to), fn (pieces: *const Piece, count: u64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
-            update_piece::<$D, $S, N>(pieces, count, formula)
+            update_piece::<$D, $S, N, U>(pieces, count, formula)
         });
     };
 }
@@ -92,11 +93,13 @@ macro_rules! sum_value {
     ($sum:literal $T:ident $value:literal $G:ident) => {
         kernel!(concat!("accumulate_", $sum, "_", $value), fn (sum: *mut $T, value: *const $G, len: u64) {
             const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
-            update::<$T, $G, N>(sum, value, len, thread::block_idx_x() as u64, elementwise::accumulate::<$T, $G>)
+            const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
+            update::<$T, $G, N, U>(sum, value, len, thread::block_idx_x() as u64, elementwise::accumulate::<$T, $G>)
         });
         kernel!(concat!("accumulate_segments_", $sum, "_", $value), fn (pieces: *const Piece, count: u64) {
             const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
-            update_piece::<$T, $G, N>(pieces, count, elementwise::accumulate::<$T, $G>)
+            const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
+            update_piece::<$T, $G, N, U>(pieces, count, elementwise::accumulate::<$T, $G>)
         });
     };
 }
@@ -105,7 +108,7 @@ for_each_pair!(sum_value);
 /// Clears `flag` if an element of this block's tile is not finite. Every writer writes the same value.
 #[inline(always)]
 unsafe fn check_finite<T: Element, const N: usize>(flag: *mut u32, source: *const T, len: u64) {
-    let tile = tile_len(T::DTYPE, T::DTYPE) as u64;
+    let tile = finite_tile_len(T::DTYPE) as u64;
     let begin = thread::block_idx_x() as u64 * tile;
     let chunk = reduce::Chunk { span: 0, begin, end: if len - begin < tile { len } else { begin + tile } };
     // SAFETY: the chunk lies within the `len` elements of the launch.

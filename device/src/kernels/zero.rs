@@ -1,7 +1,7 @@
 //! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors. Knows no dtype: all zeros is zero in each.
 
 use super::kernel;
-use crate::abi::{Piece, STREAM_UNROLL, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES};
+use crate::abi::{Piece, ZERO_UNROLL, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES};
 use crate::{memory, reduce, thread};
 
 /// Clears tile number `tile` of `bytes` bytes.
@@ -11,7 +11,7 @@ use crate::{memory, reduce, thread};
 unsafe fn clear(destination: u64, bytes: u64, tile: u64) {
     let end = destination + bytes;
     let base = destination / VECTOR_BYTES as u64 * VECTOR_BYTES as u64 + tile * ZERO_TILE_BYTES as u64;
-    for step in 0..STREAM_UNROLL {
+    for step in 0..ZERO_UNROLL {
         let slot = step as u64 * THREADS as u64 + thread::thread_idx_x() as u64;
         let address = base + slot * VECTOR_BYTES as u64;
         // SAFETY: the launch provides `bytes` bytes; whole vectors and single bytes are checked against them.

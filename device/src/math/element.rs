@@ -4,7 +4,6 @@
 
 use crate::abi::DType;
 use crate::half::{BF16, F16};
-use crate::math::rounding::f64_to_f32_odd;
 
 /// A storage type of gradients: `f64`, `f32`, [`F16`] or [`BF16`].
 ///
@@ -78,7 +77,7 @@ impl Element for F16 {
     }
     #[inline(always)]
     fn from_f64(value: f64) -> Self {
-        F16::from_f32(f64_to_f32_odd(value))
+        F16::from_f64(value)
     }
 }
 
@@ -98,6 +97,6 @@ impl Element for BF16 {
     }
     #[inline(always)]
     fn from_f64(value: f64) -> Self {
-        BF16::from_f32(f64_to_f32_odd(value))
+        BF16::from_f64(value)
     }
 }

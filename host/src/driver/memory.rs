@@ -165,6 +165,11 @@ impl<'a> DeviceSliceMut<'a> {
         self.view
     }
 
+    /// The queue that work on this memory is ordered on.
+    pub fn queue(&self) -> &'a Queue {
+        self.view.queue
+    }
+
     /// The same elements for a shorter borrow.
     pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
         DeviceSliceMut { view: self.view, unique: PhantomData }

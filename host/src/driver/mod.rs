@@ -8,20 +8,24 @@
 //! returns a [`CudaError`] there.
 
 mod event;
+mod graph;
 mod memory;
 mod module;
 mod peer;
+mod pinned;
 mod pool;
 mod queue;
 
 use cust::device::Device;
 
 pub use event::Event;
+pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use queue::Queue;
 
 pub(crate) use module::Argument;
 pub(crate) use peer::{HostFlag, Mapping, Offer};
+pub(crate) use pinned::Pinned;
 
 /// A refusal of the CUDA driver, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

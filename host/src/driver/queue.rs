@@ -204,6 +204,7 @@ impl Queue {
     /// Device memory for `bytes` bytes, ordered on this queue: what an earlier buffer left, or new.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
+        self.refuse_capture("an allocation")?;
         let class = pool::size_class(bytes);
         let mut pool = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(address) = pool.take(class) {
@@ -222,10 +223,24 @@ impl Queue {
         self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).give(pool::size_class(bytes), address);
     }
 
+    /// Puts a copy of bytes on the device into the queue; nothing happens for none.
+    ///
+    /// # Safety
+    /// So many bytes at both addresses, on this device and apart, valid and not used otherwise until this queue has got past the copy.
+    pub(crate) unsafe fn copy_bytes(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
+    }
+
     /// # Safety
     /// As `Staging::upload`.
     pub(super) unsafe fn upload(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
         self.make_current()?;
+        self.refuse_capture("the upload of a table")?;
         let mut staging = self.inner.staging.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise.
         unsafe { staging.upload(self.inner.stream, address, data) }
