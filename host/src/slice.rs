@@ -69,6 +69,18 @@ impl<'a> Slice<'a> {
         with_typed!(Slice, self, data => Element::slice(&data[range]))
     }
 
+    /// Memory as elements of a dtype, which it is aligned for (a panic otherwise); the bytes of a last, incomplete element are left out.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_bytes(dtype: DType, bytes: &'a [u8]) -> Self {
+        let bytes = &bytes[..bytes.len() / dtype.size_bytes() * dtype.size_bytes()];
+        match dtype {
+            DType::F64 => Slice::F64(bytemuck::cast_slice(bytes)),
+            DType::F32 => Slice::F32(bytemuck::cast_slice(bytes)),
+            DType::F16 => Slice::F16(bytemuck::cast_slice(bytes)),
+            DType::BF16 => Slice::BF16(bytemuck::cast_slice(bytes)),
+        }
+    }
+
     /// The memory of the elements, in the machine's byte order.
     pub fn as_bytes(self) -> &'a [u8] {
         with_typed!(Slice, self, data => bytemuck::cast_slice(data))
@@ -118,6 +130,27 @@ impl<'a> SliceMut<'a> {
     /// The elements of a range; panics as slicing does when it is out of bounds.
     pub fn range_mut(self, range: Range<usize>) -> SliceMut<'a> {
         with_typed!(SliceMut, self, data => Element::slice_mut(&mut data[range]))
+    }
+
+    /// The elements before `middle`, and those from there on; panics as slicing does when that is out of bounds.
+    pub fn split_at_mut(self, middle: usize) -> (SliceMut<'a>, SliceMut<'a>) {
+        with_typed!(SliceMut, self, data => {
+            let (first, second) = data.split_at_mut(middle);
+            (Element::slice_mut(first), Element::slice_mut(second))
+        })
+    }
+
+    /// As [`Slice::of_bytes`], to write.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
+        let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
+        let bytes = &mut bytes[..whole];
+        match dtype {
+            DType::F64 => SliceMut::F64(bytemuck::cast_slice_mut(bytes)),
+            DType::F32 => SliceMut::F32(bytemuck::cast_slice_mut(bytes)),
+            DType::F16 => SliceMut::F16(bytemuck::cast_slice_mut(bytes)),
+            DType::BF16 => SliceMut::BF16(bytemuck::cast_slice_mut(bytes)),
+        }
     }
 
     /// The memory of the elements, in the machine's byte order. Every byte pattern is a value of every dtype.

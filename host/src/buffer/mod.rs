@@ -42,6 +42,10 @@ impl Arena {
         Ok(Self { dtype, len, blocks })
     }
 
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     pub(crate) fn as_slice(&self) -> Slice<'_> {
         fn typed<T: Element>(arena: &Arena) -> Slice<'_> {
             T::slice(&bytemuck::cast_slice(&arena.blocks)[..arena.len])
@@ -64,6 +68,13 @@ impl Arena {
             DType::F16 => typed::<half::f16>(self),
             DType::BF16 => typed::<half::bf16>(self),
         }
+    }
+}
+
+/// Dtype and length; never the elements.
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()
     }
 }
 

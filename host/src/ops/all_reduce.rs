@@ -14,7 +14,7 @@ use crate::ops::same_plan;
 /// tensors (on every rank, naming two that differ), and those of
 /// [`Communicator::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
 pub fn all_reduce(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<()> {
-    same_plan("all_reduce", comm, buffer, ())?;
+    same_plan("all_reduce", comm, buffer.table(), ())?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
     comm.all_reduce(buffer.as_mut_slice(), op)
 }

@@ -4,5 +4,7 @@
 mod case;
 mod grid;
 mod known;
+mod nodes;
 mod nonfinite;
+mod on_nodes;
 mod refusals;

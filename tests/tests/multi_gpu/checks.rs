@@ -7,16 +7,13 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{ReduceOp, Scaling};
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::elementwise::scale;
 use gradsync_tests::oracle::reduce::{Op, reduce};
 use gradsync_tests::tolerance::transport::{Factor, ScaledSum};
 use gradsync_tests::tolerance::{assert_equal, assert_within};
-
-use crate::context::DEADLINE;
 
 /// What an array must be.
 #[derive(Clone, Debug)]
@@ -53,7 +50,7 @@ impl Expected {
     }
 }
 
-/// The reduction of one vector per rank with factors, as [`NcclCommunicator`] documents it: maxima and minima exactly,
+/// The reduction of one vector per rank with factors, as [`NcclCommunicator`](gradsync::comm::nccl::NcclCommunicator) documents it: maxima and minima exactly,
 /// with the roundings of the `scale` kernel where there are factors; sums and means within the bound of [`ScaledSum`].
 /// A mean's `1/P` meets the inputs where the dtype is f32 or f64 or P is a power of two, and the result otherwise.
 pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[Vec<f64>]) -> Rc<Expected> {
@@ -93,7 +90,7 @@ pub(crate) fn assert_same<T: PartialEq + Debug>(what: &str, got: &[T], expected:
 
 /// The results of a case.
 pub(crate) struct Checks<'c> {
-    comm: &'c NcclCommunicator,
+    comm: &'c dyn DeviceCommunicator,
     /// What all ranks must have the same bits of: its name, and their hash.
     shared: Vec<(String, u64)>,
     checks: Vec<Box<dyn FnOnce() + 'c>>,
@@ -101,7 +98,7 @@ pub(crate) struct Checks<'c> {
 
 impl<'c> Checks<'c> {
     /// `comm` is what ranks compare their results over.
-    pub(crate) fn new(comm: &'c NcclCommunicator) -> Self {
+    pub(crate) fn new(comm: &'c dyn DeviceCommunicator) -> Self {
         Checks { comm, shared: Vec::new(), checks: Vec::new() }
     }
 
@@ -148,12 +145,10 @@ impl<'c> Checks<'c> {
     /// Compares hashes with all ranks, then everything with what was expected. Every rank must call it at the same
     /// place.
     pub(crate) fn finish(self) {
-        let hashes: Vec<u8> = self.shared.iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
-        let all = self.comm.member().all_gather(&hashes, DEADLINE).unwrap();
-        for (rank, other) in all.iter().enumerate() {
-            assert_eq!(other.len(), all[0].len(), "rank {rank} has another number of results than rank 0");
-            let same = other.chunks(8).zip(all[0].chunks(8)).position(|(one, first)| one != first);
-            if let Some(index) = same {
+        let hashes: Vec<u64> = self.shared.iter().map(|(_, hash)| *hash).collect();
+        let all = self.comm.gather_words(&hashes).unwrap();
+        for (rank, other) in all.chunks(hashes.len().max(1)).enumerate() {
+            if let Some(index) = other.iter().zip(&all).position(|(one, first)| one != first) {
                 panic!("{}: rank {rank} differs from rank 0", self.shared[index].0);
             }
         }

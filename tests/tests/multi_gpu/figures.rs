@@ -4,7 +4,7 @@
 //! count. Nothing is compared with a number from another run.
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::ops::cuda::{Adasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Algorithm};
@@ -173,6 +173,21 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             let name = format!("adasum {algorithm:?} by {by} {dtype} {size} MiB, {ranks} ranks, against sum");
             say(report, name, ours, theirs);
         }
+    }
+    for bytes in [MIB / 16, MIB] {
+        let lens = bert_lens(bytes / 4);
+        let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
+        let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, ranks, tensors).unwrap();
+        let mut other = DeviceBuffer::zeroed(queue, DType::F32, bytes / 4).unwrap();
+        let mut adasum = Adasum::new(&comm, &buffer, AdasumOptions::default()).unwrap();
+        adasum.all_reduce(&comm, &mut buffer).unwrap();
+        let graph = queue.capture(|| adasum.all_reduce(&comm, &mut buffer)).unwrap();
+        let call = Call::without_data(Operation::Graph);
+        let mut ours = || comm.run_kernels(call, queue, &mut || Ok(graph.launch()?)).unwrap();
+        let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
+        let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
+        let size = bytes as f64 / MIB as f64;
+        say(report, format!("adasum as a graph f32 {size} MiB, {ranks} ranks, against sum"), ours, theirs);
     }
     for bytes in SIZES {
         let len = bytes / 2;

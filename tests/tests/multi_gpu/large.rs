@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use gradsync::comm::nccl::RawSlice;
+use gradsync::comm::RawSlice;
 use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;

@@ -1,7 +1,7 @@
 //! One rank of the multi-GPU tests: `multi-gpu list` says which suites there are, `multi-gpu run SUITE` runs one rank of one.
 //!
-//! `cargo xtask test-multi-gpu` starts it, one process a rank or one for all, and reads what it prints: lines that begin with `@` are
-//! results. It never starts ranks in other processes itself, and never decides whether the whole passed.
+//! `cargo xtask test-multi-gpu` starts it, one process a rank, one for all, or by `mpirun`, and reads what it prints: lines that begin
+//! with `@` are results. It never starts ranks in other processes itself, and never decides whether the whole passed.
 
 mod adasum;
 mod bundles;
@@ -10,14 +10,18 @@ mod collectives;
 mod context;
 mod faults;
 mod figures;
+mod graphs;
 mod large;
 mod lifecycle;
 mod mismatch;
+mod mpi;
 mod placed;
 mod report;
+mod send_recv;
 mod smoke;
 mod stages;
 mod streams;
+mod tensor_parallel;
 
 use std::process::ExitCode;
 
@@ -31,6 +35,8 @@ struct Suite {
     ranks: &'static [usize],
     /// Whether all ranks are threads of one process.
     in_threads: bool,
+    /// Whether ranks are the processes of an MPI job, which `mpirun` starts.
+    in_job: bool,
     /// Ranks whose process is expected to end badly.
     victims: &'static [usize],
     /// Longest time of a launch.
@@ -42,7 +48,7 @@ struct Suite {
 
 impl Suite {
     const fn new(name: &'static str, ranks: &'static [usize], run: fn(&Context, &mut Report)) -> Self {
-        Suite { name, ranks, in_threads: false, victims: &[], seconds: 120, sanitizer: false, run }
+        Suite { name, ranks, in_threads: false, in_job: false, victims: &[], seconds: 120, sanitizer: false, run }
     }
 }
 
@@ -60,13 +66,19 @@ fn suites() -> Vec<Suite> {
         Suite::new("large", &[2, 4], large::run),
         Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
         Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
+        Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
+        Suite { sanitizer: true, ..Suite::new("tensor-parallel", ANY, tensor_parallel::run) },
+        Suite::new("tensor-parallel-remembered", &[2, 3, 4], tensor_parallel::run_remembered),
+        Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", &[2, 3, 4], send_recv::run) },
         Suite { seconds: 240, ..Suite::new("mismatch", &[2, 3, 4], mismatch::run) },
+        Suite::new("graphs", ANY, graphs::run),
         Suite::new("lifecycle", ANY, lifecycle::run),
         Suite::new("stages", &[1], stages::run),
         Suite { seconds: 300, ..Suite::new("figures", &[2, 4], figures::run) },
     ];
     suites.extend(faults::suites());
+    suites.extend(mpi::suites());
     suites
 }
 
@@ -76,7 +88,11 @@ fn main() -> ExitCode {
     match arguments[..] {
         ["list"] => {
             for suite in suites() {
-                let mode = if suite.in_threads { "threads" } else { "processes" };
+                let mode = match suite {
+                    Suite { in_threads: true, .. } => "threads",
+                    Suite { in_job: true, .. } => "mpirun",
+                    _ => "processes",
+                };
                 let line = serde_json::json!({
                     "suite": suite.name,
                     "ranks": suite.ranks,

@@ -2,7 +2,8 @@
 
 use gradsync::DType;
 use gradsync::comm::DeviceCommunicator;
-use gradsync::comm::nccl::{NcclCommunicator, RawSlice};
+use gradsync::comm::RawSlice;
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::dtype::DataType;
 use gradsync_tests::array::Array;
@@ -101,7 +102,7 @@ impl RawBytes {
     }
 
     /// Waits for the communicator's work, and returns the bytes.
-    pub(crate) fn read(&self, comm: &NcclCommunicator) -> Vec<u8> {
+    pub(crate) fn read(&self, comm: &dyn DeviceCommunicator) -> Vec<u8> {
         let view = self.buffer.as_slice();
         assert_eq!(view.dtype(), DType::F64);
         comm.synchronize(view.queue()).unwrap();

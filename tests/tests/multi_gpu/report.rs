@@ -43,6 +43,13 @@ impl Report {
         }
     }
 
+    /// Says why a case is not run; every rank has the same reason.
+    pub(crate) fn not_run(&self, name: &str, why: &str) {
+        if self.is_speaker && !self.has_failed {
+            println!("@{}", json!({"case": name, "outcome": "not-run", "seconds": 0.0, "note": why}));
+        }
+    }
+
     /// A measurement, beside what it is measured against.
     pub(crate) fn figure(&self, name: &str, value: f64, unit: &str, baseline: Option<f64>) {
         if self.is_speaker {

@@ -3,7 +3,7 @@
 //!
 //! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
 
-use gradsync_device::abi::{Piece, THREADS, ZERO_TILE_BYTES, tile_len};
+use gradsync_device::abi::{Piece, THREADS, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
@@ -81,7 +81,7 @@ pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
     const FINITE: u64 = 1;
     let queue = src.queue();
     let flag = upload_words(queue, &[FINITE])?;
-    let blocks = src.len().div_ceil(tile_len(src.dtype(), src.dtype())) as u64;
+    let blocks = src.len().div_ceil(finite_tile_len(src.dtype())) as u64;
     let arguments = [pointer(flag.as_slice()), pointer(src), src.len().into()];
     // SAFETY: the flag is 8 bytes of which the kernel writes 4, and lives until the copy below has waited for the launch.
     unsafe { queue.launch(&format!("all_finite_{}", src.dtype()), blocks, THREADS, &arguments) }?;

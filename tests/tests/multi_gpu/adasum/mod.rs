@@ -8,7 +8,10 @@ mod device;
 mod grid;
 mod known;
 mod large;
+mod nodes;
 mod nonfinite;
+#[path = "../../adasum/on_nodes.rs"]
+mod on_nodes;
 mod queued;
 mod refusals;
 
@@ -25,6 +28,7 @@ use case::Case;
 use device::{Runner, Way};
 
 pub(crate) use large::run as run_large;
+pub(crate) use nodes::run as run_nodes;
 
 /// What the cases of a suite share.
 struct Cases<'c> {

@@ -2,7 +2,7 @@
 
 use gradsync::DataType;
 use gradsync::comm::ReduceOp;
-use gradsync::comm::nccl::RawSlice;
+use gradsync::comm::{DeviceCommunicator, RawSlice};
 use gradsync_tests::inputs::Random;
 
 use super::Cases;

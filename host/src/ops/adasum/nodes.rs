@@ -1,0 +1,188 @@
+//! Adasum across nodes: a sum or mean inside each node, and Adasum of the nodes' results, on shards (ONNX Runtime's hierarchical
+//! reduction, Horovod's Adasum over NCCL).
+//!
+//! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
+//! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::gram::{Cut, Gram, InPlace, Workspace};
+use super::{AdasumOptions, AdasumReport, Algorithm};
+use crate::buffer::{Arena, GradientBuffer};
+use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::error::{Error, Result};
+use crate::plan::segments;
+
+const OPERATION: &str = "hierarchical_adasum_all_reduce";
+
+/// The groups that a rank belongs to when nodes reduce together: host communicators
+/// ([`Communicator`]), or device communicators.
+///
+/// They are those of [`plan::groups`](crate::plan::groups): all ranks of a data group, those of it on this rank's node, and those in
+/// this rank's place on every node. `all` has as many ranks as `node` and `across` multiplied.
+pub struct Nodes<'a, C: ?Sized> {
+    /// All ranks.
+    pub all: &'a C,
+    /// The ranks of this node.
+    pub node: &'a C,
+    /// One rank of every node, in the nodes' order: those that have the same rank in their `node`.
+    pub across: &'a C,
+}
+
+// Derived, they would ask the same of `C`.
+impl<C: ?Sized> Clone for Nodes<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C: ?Sized> Copy for Nodes<'_, C> {}
+
+/// A rank's place among the nodes, as ranks compare it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// In its `node`.
+    on_node: Seat,
+    /// In its `across`.
+    across: Seat,
+}
+
+/// A rank's place in one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seat {
+    rank: u64,
+    world_size: u64,
+    /// The number, among all ranks, of the group's first rank: no other group of the kind has it.
+    first: u64,
+}
+
+impl Place {
+    /// How many words a place travels in.
+    pub(crate) const WORDS: usize = 6;
+
+    /// Of this rank, with the numbers among all ranks of the first in its two groups.
+    pub(crate) fn words(node: (usize, usize, u64), across: (usize, usize, u64)) -> [u64; Self::WORDS] {
+        [node.0 as u64, node.1 as u64, node.2, across.0 as u64, across.1 as u64, across.2]
+    }
+
+    pub(crate) fn of_words(words: &[u64]) -> Self {
+        let seat = |words: &[u64]| Seat { rank: words[0], world_size: words[1], first: words[2] };
+        Place { on_node: seat(&words[..3]), across: seat(&words[3..]) }
+    }
+}
+
+/// Refuses groups that do not make a grid of nodes and places, given every rank's place, in the order of `all`. The same on every rank.
+pub(crate) fn check_grid(operation: &'static str, places: &[Place]) -> Result<()> {
+    let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
+    let (node_size, nodes) = (places[0].on_node.world_size, places[0].across.world_size);
+    if node_size * nodes != places.len() as u64 {
+        let ranks = places.len();
+        return refuse(format!("rank 0 has {nodes} nodes of {node_size} ranks, and there are {ranks} ranks in all"));
+    }
+    for (rank, place) in places.iter().enumerate() {
+        let (theirs, their_nodes) = (place.on_node.world_size, place.across.world_size);
+        if (theirs, their_nodes) != (node_size, nodes) {
+            return refuse(format!(
+                "rank 0 has {nodes} nodes of {node_size} ranks, rank {rank} has {their_nodes} nodes of {theirs} ranks"
+            ));
+        }
+        let before = || places[..rank].iter().enumerate();
+        if let Some((other, _)) = before()
+            .find(|(_, other)| other.on_node.first == place.on_node.first && other.across.rank != place.across.rank)
+        {
+            return refuse(format!("ranks {other} and {rank} are on one node, but not in the same place across nodes"));
+        }
+        if let Some((other, _)) = before()
+            .find(|(_, other)| other.across.first == place.across.first && other.on_node.rank != place.on_node.rank)
+        {
+            return refuse(format!(
+                "ranks {other} and {rank} meet across nodes, but not from the same place on their nodes"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an algorithm that does not run across nodes.
+pub(crate) fn check_algorithm(operation: &'static str, options: AdasumOptions) -> Result<()> {
+    if options.algorithm != Algorithm::Tree {
+        return Ok(());
+    }
+    let reason = "the tree algorithm does not run across nodes; Gram gives the same result".into();
+    Err(Error::InvalidArgument { operation, reason })
+}
+
+/// Refuses reductions inside a node that are not linear.
+pub(crate) fn check_within(operation: &'static str, within_node: ReduceOp) -> Result<()> {
+    if matches!(within_node, ReduceOp::Sum | ReduceOp::Mean) {
+        return Ok(());
+    }
+    let reason = format!("nodes reduce by sum or mean before Adasum, not by {within_node}");
+    Err(Error::InvalidArgument { operation, reason })
+}
+
+/// Replaces every rank's buffer by the Adasum of the nodes' sums or means, in place: bitwise the same on every rank.
+///
+/// Inside a node, `within_node` reduces ([`ReduceOp::Sum`], or [`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once
+/// to the dtype; nodes then combine as [`adasum_all_reduce`](super::adasum_all_reduce) combines ranks, in the order of `across`, with
+/// inner products of whole tensors. With one node that is the sum or mean, and with one rank a node it is Adasum. Bytes between nodes:
+/// each rank's shard, once there and once back.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` is neither sum nor mean, the algorithm is
+/// the tree, the buffer was made for another number of ranks than `all` has, or ranks have other tensors or options; those of the
+/// communicators. After a communicator's error the contents of the buffer are unspecified; the other errors leave it alone.
+pub fn hierarchical_adasum_all_reduce(
+    nodes: Nodes<'_, dyn Communicator + '_>,
+    buffer: &mut GradientBuffer,
+    within_node: ReduceOp,
+    options: AdasumOptions,
+) -> Result<AdasumReport> {
+    let Nodes { all, node, across } = nodes;
+    agree(nodes, buffer, within_node, options)?;
+    check_within(OPERATION, within_node)?;
+    check_algorithm(OPERATION, options)?;
+    let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
+    let (mut arena, tensors) = buffer.parts_mut();
+    let layers = options.granularity.layers(arena.len(), tensors);
+
+    let node_len = arena.len() / node.world_size();
+    let mut shard = Arena::zeroed(OPERATION, arena.dtype(), node_len)?;
+    node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), within_node)?;
+
+    let part_len = node_len / across.world_size();
+    let begin = node.rank() * node_len + across.rank() * part_len;
+    let window = begin..begin + part_len;
+    let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
+    let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
+    let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors };
+    let report = gram.run(&mut InPlace { arena: shard.as_mut_slice(), cut }, &mut Workspace::default())?;
+    node.all_gather(shard.as_slice(), arena.reborrow())?;
+    Ok(report)
+}
+
+/// Compares groups, tensors and options over all ranks.
+fn agree(
+    nodes: Nodes<'_, dyn Communicator + '_>,
+    buffer: &GradientBuffer,
+    within_node: ReduceOp,
+    options: AdasumOptions,
+) -> Result<()> {
+    let Nodes { all, node, across } = nodes;
+    let mut hasher = DefaultHasher::new();
+    (buffer.table().fingerprint(), within_node, options).hash(&mut hasher);
+    let first = |group: &dyn Communicator| Ok::<_, Error>(gather_words(group, &[all.rank() as u64])?[0]);
+    let node = (node.rank(), node.world_size(), first(node)?);
+    let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
+    let words = gather_words(all, &[&place[..], &[hasher.finish()]].concat())?;
+    let of_ranks: Vec<&[u64]> = words.chunks_exact(Place::WORDS + 1).collect();
+    let places: Vec<Place> = of_ranks.iter().map(|words| Place::of_words(words)).collect();
+    check_grid(OPERATION, &places)?;
+    if let Some(rank) = of_ranks.iter().position(|words| words.last() != of_ranks[0].last()) {
+        let reason = format!(
+            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, or other options"
+        );
+        return Err(Error::InvalidArgument { operation: OPERATION, reason });
+    }
+    buffer.table().check_world_size(OPERATION, all.world_size())
+}

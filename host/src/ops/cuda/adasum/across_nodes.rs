@@ -1,0 +1,138 @@
+//! [`HierarchicalAdasum`]: a sum or mean inside each node, and Adasum of the nodes' results, on shards and on the device.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::gram::Gram;
+use super::layer_count;
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::{DeviceCommunicator, ReduceOp};
+use crate::driver::DeviceBuffer;
+use crate::error::{Error, Result};
+use crate::ops::adasum::{Place, check_algorithm, check_grid, check_within};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Nodes};
+
+const OPERATION: &str = "hierarchical_adasum_all_reduce";
+
+/// Adasum across nodes of the gradient buffers of all ranks, with its workspace: made once, run at every step.
+///
+/// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic; each rank then exchanges its shard, and nothing
+/// else, with the ranks in its place on other nodes, and an all-gather inside the node completes the result. Inner products are added
+/// up over all ranks, so that coefficients belong to whole tensors. With one node that is the sum or mean. The numerics across nodes are
+/// those of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
+///
+/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products.
+#[derive(Debug)]
+pub struct HierarchicalAdasum {
+    fingerprint: u64,
+    /// Ranks in all, of a node, and nodes.
+    sizes: [usize; 3],
+    within_node: ReduceOp,
+    /// The node's result, as far as it is this rank's to exchange.
+    shard: DeviceBuffer,
+    /// Nothing to combine with one node.
+    gram: Option<Gram>,
+    layers: usize,
+}
+
+impl HierarchicalAdasum {
+    /// Prepares the reduction of buffers like this one, which were made for all ranks; every rank must call it. The host waits for the
+    /// other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` is neither sum nor mean, the
+    /// algorithm is the tree, the buffer was made for another number of ranks than there are in all, or ranks have other tensors or
+    /// options; [`Error::Cuda`], code 2 when memory does not suffice; those of the communicators.
+    pub fn new(
+        nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
+        buffer: &DeviceGradientBuffer,
+        within_node: ReduceOp,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        let Nodes { all, node, across } = nodes;
+        let table = buffer.table();
+        agree(nodes, table.fingerprint(), within_node, options)?;
+        check_within(OPERATION, within_node)?;
+        check_algorithm(OPERATION, options)?;
+        table.check_world_size(OPERATION, all.world_size())?;
+        let node_len = table.arena_len() / node.world_size();
+        let gram = (across.world_size() > 1)
+            .then(|| Gram::new(across, buffer, node.rank() * node_len, options.granularity))
+            .transpose()?;
+        Ok(Self {
+            fingerprint: table.fingerprint(),
+            sizes: sizes(nodes),
+            within_node,
+            shard: DeviceBuffer::zeroed(buffer.queue(), table.dtype(), node_len)?,
+            gram,
+            layers: layer_count(options.granularity, table.tensor_count()),
+        })
+    }
+
+    /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors, or groups of other sizes, than this was made for; those of the
+    /// communicators. After one of those the contents of the buffer are unspecified.
+    pub fn all_reduce(
+        &mut self,
+        nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
+        buffer: &mut DeviceGradientBuffer,
+    ) -> Result<()> {
+        let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
+        if buffer.table().fingerprint() != self.fingerprint {
+            return refuse("the buffer has other tensors than the one that this was made for".into());
+        }
+        if sizes(nodes) != self.sizes {
+            return refuse(format!(
+                "made for {:?} ranks in all, of a node, and nodes; run with {:?}",
+                self.sizes,
+                sizes(nodes)
+            ));
+        }
+        let Nodes { all, node, across } = nodes;
+        let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = buffer.as_slice().len()).entered();
+        node.reduce_scatter(buffer.as_slice(), self.shard.as_mut_slice(), self.within_node)?;
+        if let Some(gram) = &mut self.gram {
+            gram.run(across, all, self.shard.as_mut_slice())?;
+        }
+        node.all_gather(self.shard.as_slice(), buffer.as_mut_slice())
+    }
+
+    /// What the last reduction did, with weights of nodes; waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn report(&self) -> Result<AdasumReport> {
+        match &self.gram {
+            Some(gram) => gram.report(),
+            None => {
+                let weights = Some(vec![1.0; self.layers]);
+                Ok(AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 })
+            }
+        }
+    }
+}
+
+fn sizes(nodes: Nodes<'_, dyn DeviceCommunicator + '_>) -> [usize; 3] {
+    [nodes.all.world_size(), nodes.node.world_size(), nodes.across.world_size()]
+}
+
+/// Compares groups, tensors and options over all ranks.
+fn agree(
+    nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
+    fingerprint: u64,
+    within_node: ReduceOp,
+    options: AdasumOptions,
+) -> Result<()> {
+    let Nodes { all, node, across } = nodes;
+    let first = |group: &dyn DeviceCommunicator| Ok::<_, Error>(group.gather_words(&[all.rank() as u64])?[0]);
+    let node = (node.rank(), node.world_size(), first(node)?);
+    let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
+    let words = all.gather_words(&place)?;
+    let places: Vec<Place> = words.chunks_exact(Place::WORDS).map(Place::of_words).collect();
+    check_grid(OPERATION, &places)?;
+    let mut hasher = DefaultHasher::new();
+    (fingerprint, within_node, options).hash(&mut hasher);
+    let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
+    all.agree_on(OPERATION, what, hasher.finish())
+}

@@ -1,0 +1,94 @@
+//! The Gram form over a transport: one exchange of the vectors, one small all-reduce of their products, one all-gather of the result.
+
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use crate::error::Result;
+use crate::kernels::cpu::Coefficients;
+use crate::kernels::cuda::Layers;
+use crate::ops::{AdasumReport, Algorithm, Granularity};
+
+use super::layers;
+
+#[derive(Debug)]
+pub(super) struct Gram {
+    layers: Layers,
+    shard_len: usize,
+    /// The other ranks' vectors in this rank's window, in rank order.
+    received: DeviceBuffer,
+    /// This rank's window of the result.
+    result: DeviceBuffer,
+}
+
+/// Adds sums up over all ranks.
+fn add_up(comm: &dyn DeviceCommunicator, totals: DeviceSliceMut<'_>) -> Result<()> {
+    comm.all_reduce(totals, ReduceOp::Sum, Scaling::NONE)
+}
+
+impl Gram {
+    /// For vectors that hold the buffer's elements from `begin` on, as many shards of them as `across` has ranks.
+    pub(super) fn new(
+        across: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        begin: usize,
+        granularity: Granularity,
+    ) -> Result<Self> {
+        let (queue, table, vectors) = (buffer.queue(), buffer.table(), across.world_size());
+        let (shard_len, dtype) = (table.shard_len(), table.dtype());
+        let begin = begin + across.rank() * shard_len;
+        Ok(Self {
+            layers: layers(buffer, begin..begin + shard_len, granularity, vectors)?,
+            shard_len,
+            received: DeviceBuffer::zeroed(queue, dtype, shard_len * (vectors - 1))?,
+            result: DeviceBuffer::zeroed(queue, dtype, shard_len)?,
+        })
+    }
+
+    /// Replaces the vectors of the ranks of `across` by their Adasum, with products of all parts that the ranks of `all` hold.
+    pub(super) fn run(
+        &mut self,
+        across: &dyn DeviceCommunicator,
+        all: &dyn DeviceCommunicator,
+        arena: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (rank, world_size, len) = (across.rank(), across.world_size(), self.shard_len);
+        let view = arena.as_slice();
+        let shard = |peer: usize| view.range(peer * len..(peer + 1) * len);
+        let peers = || (0..world_size).filter(|&peer| peer != rank);
+
+        let mut rest = self.received.as_mut_slice();
+        let mut receives = Vec::with_capacity(world_size - 1);
+        for peer in peers() {
+            let (part, others) = rest.split_at_mut(len);
+            receives.push((peer, part));
+            rest = others;
+        }
+        across.exchange(peers().map(|peer| (peer, shard(peer))).collect(), receives)?;
+
+        // This rank's own vector is read where it lies.
+        let received = self.received.as_slice();
+        let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
+            .map(|peer| match peer {
+                _ if peer == rank => shard(rank),
+                _ => {
+                    let place = if peer < rank { peer } else { peer - 1 };
+                    received.range(place * len..(place + 1) * len)
+                }
+            })
+            .collect();
+        self.layers.adasum_of_parts(self.result.as_mut_slice(), &vectors, |totals| add_up(all, totals))?;
+        across.all_gather(self.result.as_slice(), arena)
+    }
+
+    /// What the last run did; waits for the queue.
+    pub(super) fn report(&self) -> Result<AdasumReport> {
+        report(&self.layers)
+    }
+}
+
+/// What the kernels of these layers did last; waits for the queue.
+pub(super) fn report(layers: &Layers) -> Result<AdasumReport> {
+    let Coefficients { weights, cancelled } = layers.read_coefficients()?;
+    let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
+    Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
+}

@@ -1,0 +1,145 @@
+//! Adasum all-reduce on GPUs ([`Adasum`]), with the numerics of [`adasum_all_reduce`](crate::ops::adasum_all_reduce): every vector,
+//! every product and every weight stays on the device, and the host waits for nothing.
+//!
+//! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
+
+use super::{OPERATION, layer_count};
+use super::gram::Gram;
+use super::over_peers::Peers;
+use super::tree::Tree;
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::DeviceCommunicator;
+use crate::error::{Error, Result};
+use crate::ops::cuda::same_plan;
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
+
+/// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
+///
+/// Where the kernels of all ranks, two to eight, reach each other's memory, [`Algorithm::Gram`] per tensor needs no transport: one
+/// launch reads the peers' vectors and multiplies, one exchanges the products and finds the weights, one writes the result into every
+/// rank's arena, and one waits for all. Elsewhere it exchanges the vectors once, forms partial Gram matrices of every layer on each
+/// rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result;
+/// any number of ranks up to 4096.
+/// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
+///
+/// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk of at most
+/// 16384 elements.
+#[derive(Debug)]
+pub struct Adasum {
+    fingerprint: u64,
+    world_size: usize,
+    steps: Steps,
+}
+
+#[derive(Debug)]
+enum Steps {
+    /// A world of one: its vector is its own result.
+    Alone(AdasumReport),
+    Peers(Box<Peers>),
+    Gram(Box<Gram>),
+    Tree(Box<Tree>),
+}
+
+impl Adasum {
+    /// Prepares the reduction of buffers like this one; every rank of `comm` must call it. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
+    /// naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
+    /// [`Error::Cuda`], code 2 when memory does not suffice; those of the communicator.
+    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+        Self::prepare(comm, buffer, options, Peers::connect)
+    }
+
+    /// As [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn over_transport(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        Self::prepare(comm, buffer, options, |_, _| Ok(None))
+    }
+
+    fn prepare(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer) -> Result<Option<Peers>>,
+    ) -> Result<Self> {
+        let (world_size, table) = (comm.world_size(), buffer.table());
+        same_plan(OPERATION, comm, table, options)?;
+        if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
+            let needs = "a power of two";
+            return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
+        }
+        let peers = match options {
+            AdasumOptions { algorithm: Algorithm::Tree, .. }
+            | AdasumOptions { granularity: Granularity::Whole, .. } => None,
+            _ if world_size == 1 => None,
+            _ => connect(comm, buffer)?,
+        };
+        if let Some(peers) = peers {
+            let steps = Steps::Peers(Box::new(peers));
+            return Ok(Self { fingerprint: table.fingerprint(), world_size, steps });
+        }
+        let steps = match options.algorithm {
+            _ if world_size == 1 => {
+                let layers = layer_count(options.granularity, table.tensor_count());
+                Steps::Alone(match options.algorithm {
+                    Algorithm::Tree => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
+                    _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 },
+                })
+            }
+            Algorithm::Auto | Algorithm::Gram => {
+                Steps::Gram(Box::new(Gram::new(comm, buffer, 0, options.granularity)?))
+            }
+            Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, options.granularity)?)),
+        };
+        Ok(Self { fingerprint: table.fingerprint(), world_size, steps })
+    }
+
+    /// Whether the ranks' kernels reach into each other's memory.
+    pub fn uses_peers(&self) -> bool {
+        matches!(self.steps, Steps::Peers(_))
+    }
+
+    /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run on the same
+    /// machines. Asynchronous, in the buffer's queue.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, where peers reach into it for another buffer
+    /// at all, or another communicator's number of ranks;
+    /// those of the communicator. After one of those the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        let refuse = |reason: &str| Err(Error::InvalidArgument { operation: OPERATION, reason: reason.into() });
+        if buffer.table().fingerprint() != self.fingerprint {
+            return refuse("the buffer has other tensors than the one that this was made for");
+        }
+        if comm.world_size() != self.world_size {
+            return refuse("the communicator has another number of ranks than the one that this was made for");
+        }
+        let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
+        match &mut self.steps {
+            Steps::Alone(_) => Ok(()),
+            Steps::Peers(peers) => peers.run(comm, buffer),
+            Steps::Gram(gram) => gram.run(comm, comm, buffer.as_mut_slice()),
+            Steps::Tree(tree) => tree.run(comm, buffer.as_mut_slice()),
+        }
+    }
+
+    /// What the last reduction did; waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn report(&self) -> Result<AdasumReport> {
+        Ok(match &self.steps {
+            Steps::Alone(report) => report.clone(),
+            Steps::Peers(peers) => peers.report()?,
+            Steps::Gram(gram) => gram.report()?,
+            Steps::Tree(_) => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
+        })
+    }
+}

@@ -1,0 +1,42 @@
+//! The Gram form by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
+
+use super::{OPERATION, gram};
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::{Call, DeviceCommunicator, Operation};
+use crate::error::Result;
+use crate::kernels::cuda::Layers;
+use crate::ops::AdasumReport;
+use crate::ops::cuda::peers::Connection;
+use crate::plan::segments;
+
+/// Gram by kernels that reach into the peers' memory.
+#[derive(Debug)]
+pub(super) struct Peers {
+    layers: Layers,
+    connection: Connection,
+}
+
+impl Peers {
+    /// `None` on every rank if some cannot be reached.
+    pub(super) fn connect(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Option<Self>> {
+        let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
+        let Some(connection) = Connection::new(comm, buffer, table.tensor_count(), true)? else { return Ok(None) };
+        let len = table.shard_len();
+        let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
+        let layers = Layers::new(queue, len, &parts, comm.world_size())?;
+        Ok(Some(Self { layers, connection }))
+    }
+
+    pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        self.connection.check(OPERATION, buffer)?;
+        let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
+        let (layers, group) = (&mut self.layers, &self.connection.group);
+        let call = Call::new(Operation::Adasum, len, dtype);
+        comm.run_kernels(call, buffer.queue(), &mut || layers.adasum_of_peers(group, dtype))
+    }
+
+    /// What the last run did; waits for the queue.
+    pub(super) fn report(&self) -> Result<AdasumReport> {
+        gram::report(&self.layers)
+    }
+}

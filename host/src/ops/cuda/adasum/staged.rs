@@ -1,0 +1,158 @@
+//! [`StagedAdasum`]: gradients in device memory, reduced by the processors over a host transport.
+//!
+//! A chunk at a time goes through pinned memory: while the transport moves one, the device copies the next and the processors work on
+//! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory.
+
+use std::ops::Range;
+
+use super::{OPERATION, layer_count};
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::Communicator;
+use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
+use crate::error::{Error, Result};
+use crate::ops::adasum::{Cut, Gram, Vector, Workspace, check_algorithm};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, same_plan};
+use crate::plan::segments;
+use crate::slice::{Slice, SliceMut};
+
+/// Chunks that are on their way at a time.
+const DEPTH: usize = 2;
+
+/// Adasum of the gradient buffers of a group of ranks by their processors, with its workspace: made once, run at every step.
+///
+/// The steps and the numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce). Workspace: as many bytes of the host's
+/// memory as the arena has and a shard more, and a few MiB of pinned memory for every rank.
+#[derive(Debug)]
+pub struct StagedAdasum {
+    fingerprint: u64,
+    options: AdasumOptions,
+    /// The queue that the copies are ordered on.
+    queue: Queue,
+    /// A block for each chunk on its way, with a chunk of every part.
+    pinned: Pinned,
+    workspace: Workspace,
+    report: AdasumReport,
+}
+
+impl StagedAdasum {
+    /// Prepares the reduction of buffers like this one; every rank of `comm` must call it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the algorithm is the tree, the buffer was made for another world size, or ranks have other tensors
+    /// or options (on every rank, naming two that differ); [`Error::Cuda`], code 2 when memory does not suffice; those of the
+    /// communicator.
+    pub fn new(comm: &dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+        let (queue, table) = (buffer.queue(), buffer.table());
+        same_plan(OPERATION, comm, table, options)?;
+        check_algorithm(OPERATION, options)?;
+        let cut = Cut::new(table.dtype(), comm.world_size(), table.shard_len());
+        let block_bytes = comm.world_size() * cut.longest_piece() * table.dtype().size_bytes();
+        let weights = layer_count(options.granularity, table.tensor_count()) * comm.world_size();
+        Ok(Self {
+            fingerprint: table.fingerprint(),
+            options,
+            queue: queue.clone(),
+            pinned: Pinned::new(queue, DEPTH, block_bytes)?,
+            workspace: Workspace::default(),
+            report: AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![0.0; weights]), recomputed: 0 },
+        })
+    }
+
+    /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank. Ordered on the buffer's
+    /// queue; the host takes part, and returns when the last copy back to the device is in the queue.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors, or of another queue, than this was made for; [`Error::Cuda`]; those of the communicator.
+    /// After one of those the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, comm: &dyn Communicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        if buffer.table().fingerprint() != self.fingerprint {
+            let reason = "the buffer has other tensors than the one that this was made for".into();
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        buffer.table().check_world_size(OPERATION, comm.world_size())?;
+        self.queue.check_same(OPERATION, buffer.queue())?;
+        let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
+        let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
+        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
+        let tensors = segments::clip(buffer.table().segments(), window.clone());
+        let layers = segments::clip(&self.options.granularity.layers(len, buffer.table().segments()), window);
+        let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
+        let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors };
+        let mut vector = Staged { arena: buffer.as_mut_slice(), cut, pinned: &self.pinned, queue: &self.queue };
+        self.report = gram.run(&mut vector, &mut self.workspace)?;
+        Ok(())
+    }
+
+    /// What the last reduction did.
+    pub fn report(&self) -> AdasumReport {
+        self.report.clone()
+    }
+}
+
+/// A vector in device memory that comes and goes through pinned memory.
+struct Staged<'a> {
+    arena: DeviceSliceMut<'a>,
+    cut: Cut,
+    pinned: &'a Pinned,
+    queue: &'a Queue,
+}
+
+impl Staged<'_> {
+    /// The pieces of a chunk, each with the byte where it lies in its block.
+    fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let size = self.cut.dtype().size_bytes();
+        self.cut.pieces(chunk).enumerate().map(move |(place, piece)| (place * piece.len() * size, piece))
+    }
+
+    /// The bytes of a chunk in its block, once its last copy is over.
+    fn block(&self, chunk: usize) -> Result<(*mut u8, usize)> {
+        self.pinned.wait(chunk % DEPTH)?;
+        let len: usize = self.cut.pieces(chunk).map(|piece| piece.len()).sum();
+        Ok((self.pinned.block(chunk % DEPTH), len * self.cut.dtype().size_bytes()))
+    }
+}
+
+fn bytes(memory: DeviceSlice<'_>) -> usize {
+    memory.len() * memory.dtype().size_bytes()
+}
+
+impl Vector for Staged<'_> {
+    fn fetch(&mut self, chunk: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(chunk) {
+            let from = self.arena.as_slice().range(piece);
+            // SAFETY: nobody looks at the block before its mark has passed.
+            unsafe { self.pinned.fetch(self.queue, chunk % DEPTH, offset, from.address(), bytes(from)) }?;
+        }
+        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+    }
+
+    fn pieces(&mut self, chunk: usize) -> Result<Vec<Slice<'_>>> {
+        let (start, bytes) = self.block(chunk)?;
+        // SAFETY: so many bytes of the block, which no copy uses any more.
+        let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
+        let piece = |(place, piece): (usize, Range<usize>)| whole.range(place * piece.len()..(place + 1) * piece.len());
+        Ok(self.cut.pieces(chunk).enumerate().map(piece).collect())
+    }
+
+    fn places(&mut self, chunk: usize) -> Result<Vec<SliceMut<'_>>> {
+        let (start, bytes) = self.block(chunk)?;
+        // SAFETY: as above; this object has the block to itself.
+        let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
+        let (mut rest, mut places) = (whole, Vec::new());
+        for piece in self.cut.pieces(chunk) {
+            let (place, others) = rest.split_at_mut(piece.len());
+            places.push(place);
+            rest = others;
+        }
+        Ok(places)
+    }
+
+    fn store(&mut self, chunk: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(chunk) {
+            let to = self.arena.as_slice().range(piece);
+            // SAFETY: the arena is borrowed mutably; nobody writes to the block before its mark has passed.
+            unsafe { self.pinned.store(self.queue, chunk % DEPTH, offset, to.address(), bytes(to)) }?;
+        }
+        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+    }
+}

@@ -1,0 +1,90 @@
+//! Upstream's vector halving, distance doubling, on the device.
+
+use super::layers;
+use crate::buffer::DeviceGradientBuffer;
+use crate::comm::DeviceCommunicator;
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::cuda::{Layers, accumulate};
+use crate::ops::Granularity;
+use crate::plan::tree;
+
+#[derive(Debug)]
+pub(super) struct Tree {
+    steps: Vec<(tree::Step, Layers)>,
+    /// The peer's half.
+    theirs: DeviceBuffer,
+    /// A peer's sums over its half.
+    sums: DeviceBuffer,
+}
+
+impl Tree {
+    /// For buffers like this one, on a power of two of ranks.
+    pub(super) fn new(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        granularity: Granularity,
+    ) -> Result<Self> {
+        let (queue, table) = (buffer.queue(), buffer.table());
+        let steps = tree::steps(comm.rank(), comm.world_size(), table.arena_len());
+        let with_layers = |step: tree::Step| Ok((step.clone(), layers(buffer, step.keep, granularity, 2)?));
+        Ok(Self {
+            steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
+            theirs: DeviceBuffer::zeroed(queue, table.dtype(), table.arena_len().div_ceil(2))?,
+            sums: DeviceBuffer::zeroed(queue, DType::F64, 3 * table.tensor_count())?,
+        })
+    }
+
+    /// Replaces the vectors of all ranks by their Adasum.
+    pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+        for (step, layers) in &mut self.steps {
+            let theirs = &mut self.theirs.as_mut_slice().range_mut(0..step.keep.len());
+            let given = arena.as_slice().range(step.give.clone());
+            comm.exchange(vec![(step.peer, given)], vec![(step.peer, theirs.reborrow())])?;
+
+            let (queue, kept) = (given.queue(), arena.as_slice().range(step.keep.clone()));
+            let vectors = if step.is_left { [kept, theirs.as_slice()] } else { [theirs.as_slice(), kept] };
+            // SAFETY: the arena is borrowed mutably; the kernels read each element of `kept` before they write it, in one thread.
+            let result = unsafe { in_place(queue, kept) };
+            let sums = &mut self.sums;
+            layers.adasum_of_parts(result, &vectors, |totals| group_sum(comm, step.group.len(), totals, sums))?;
+        }
+        for (step, _) in self.steps.iter().rev() {
+            let view = arena.as_slice();
+            let (kept, given) = (view.range(step.keep.clone()), view.range(step.give.clone()));
+            // SAFETY: the arena is borrowed mutably, and the two halves do not overlap.
+            let place = unsafe { in_place(view.queue(), given) };
+            comm.exchange(vec![(step.peer, kept)], vec![(step.peer, place)])?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory to write, from a view of it.
+///
+/// # Safety
+/// The caller holds the memory mutably, and nothing reads it in a way that the write disturbs.
+unsafe fn in_place<'a>(queue: &'a Queue, view: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
+    // SAFETY: the caller's promise.
+    unsafe { DeviceSliceMut::from_raw_parts(queue, view.address(), view.dtype(), view.len()) }
+}
+
+/// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every rank adds
+/// the same numbers in the same tree, and addition commutes, so that all get the same bits.
+fn group_sum(
+    comm: &dyn DeviceCommunicator,
+    group_size: usize,
+    mut totals: DeviceSliceMut<'_>,
+    received: &mut DeviceBuffer,
+) -> Result<()> {
+    let mut received = received.as_mut_slice().range_mut(0..totals.as_slice().len());
+    let mut distance = 1;
+    while distance < group_size {
+        let peer = comm.rank() ^ distance;
+        comm.exchange(vec![(peer, totals.as_slice())], vec![(peer, received.reborrow())])?;
+        accumulate(totals.reborrow(), received.as_slice())?;
+        distance *= 2;
+    }
+    Ok(())
+}

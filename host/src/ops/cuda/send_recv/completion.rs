@@ -1,0 +1,72 @@
+//! [`Completion`]: the output signal of transfers that are in a queue, and may not have happened yet.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use crate::comm::DeviceCommunicator;
+use crate::driver::{Event, Queue};
+use crate::error::Result;
+
+/// When a transfer is over, with everything that was in its queue before it.
+///
+/// Need not be kept: work behind it in the queue may use what has come, and reuse what has gone.
+#[must_use = "a transfer may still fail; wait for it, or for its communicator, before its results are trusted"]
+pub struct Completion<'c> {
+    comm: &'c dyn DeviceCommunicator,
+    end: Event,
+    is_over: Cell<bool>,
+}
+
+impl<'c> Completion<'c> {
+    /// Of everything that is in the queue now.
+    pub(super) fn new(comm: &'c dyn DeviceCommunicator, queue: &Queue) -> Result<Self> {
+        let end = queue.event()?;
+        end.record()?;
+        Ok(Self { comm, end, is_over: Cell::new(false) })
+    }
+
+    /// The point in the queue, for another queue to wait for. It passes too if the transfer fails.
+    pub fn event(&self) -> &Event {
+        &self.end
+    }
+
+    /// The output signal, as far as it is known: whether the transfer is over. Does not wait.
+    ///
+    /// # Errors
+    /// The failure of the communicator, and [`Error::Cuda`](crate::Error::Cuda) for work that failed while it ran.
+    pub fn is_done(&self) -> Result<bool> {
+        if self.is_over.get() {
+            return Ok(true);
+        }
+        let is_over = self.end.is_done();
+        // A failure is known before what waited for it goes on: looked at later, it cannot be missed.
+        if let Some(failure) = self.comm.failure() {
+            return Err(failure);
+        }
+        self.is_over.set(is_over?);
+        Ok(self.is_over.get())
+    }
+
+    /// Waits until the transfer is over; the output signal, true.
+    ///
+    /// # Errors
+    /// As [`is_done`](Self::is_done).
+    pub fn wait(&self) -> Result<bool> {
+        let begun = Instant::now();
+        while !self.is_done()? {
+            // Most waits are short, and a thread that sleeps wakes up late.
+            if begun.elapsed() < Duration::from_millis(1) {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl std::fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("end", &self.end).field("is_over", &self.is_over).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! Hierarchical Adasum: a sum or mean inside nodes, which are made of the threads of one process, and Adasum across.
+
+use gradsync::comm::local::LocalCommunicator;
+use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::ops::{
+    AdasumOptions, Algorithm, Granularity, Nodes, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
+};
+use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+use gradsync::{DType, GradientBuffer};
+use gradsync_tests::array::patterns_of;
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::{agreed, guarded, on_ranks};
+
+use crate::case::Case;
+use crate::on_nodes::OnNodes;
+
+const SHAPES: [&[usize]; 8] = [&[1], &[0], &[37], &[5, 51], &[], &[64], &[700], &[3]];
+/// Nodes, and ranks of each.
+const WORLDS: [(usize, usize); 9] = [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 3), (4, 2), (5, 3), (8, 2)];
+
+/// This rank's groups.
+struct Groups {
+    all: LocalCommunicator,
+    node: LocalCommunicator,
+    across: LocalCommunicator,
+}
+
+impl Groups {
+    fn new(all: LocalCommunicator, (node, place): (usize, usize)) -> Self {
+        let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
+        let (node, across) = (split(node), split(place));
+        Groups { all, node, across }
+    }
+
+    fn nodes(&self) -> Nodes<'_, dyn Communicator> {
+        Nodes { all: &self.all, node: &self.node, across: &self.across }
+    }
+}
+
+/// Runs a case twice on every rank, and holds it against the oracle.
+fn check(case: &OnNodes, label: &str) {
+    let what = format!("{label}, {}", case.name());
+    let run = || {
+        agreed(&what, case.all.world_size(), |comm| {
+            let mut buffer = case.all.buffer(comm.rank());
+            let place = case.place(comm.rank());
+            let groups = Groups::new(comm, place);
+            let options = case.all.options();
+            let report =
+                hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, case.within_node, options).unwrap();
+            let bits = |weights: Vec<f64>| weights.into_iter().map(f64::to_bits).collect::<Vec<u64>>();
+            (patterns_of(buffer.as_slice()), report.weights.map(bits), report.recomputed)
+        })
+    };
+    let (arena, weights, recomputed) = run();
+    assert!(run() == (arena.clone(), weights.clone(), recomputed), "{what}: the second run gives other bits");
+    let decode = |bits: u64| case.all.format.decode(bits);
+    let segments = case.all.buffer(0).segments().to_vec();
+    for (place, &bits) in arena.iter().enumerate() {
+        let is_inside = segments.iter().any(|segment| segment.contains(&place));
+        assert!(is_inside || bits == 0, "{what}: the gap at element {place} is not zero any more");
+    }
+    let layers: Vec<f64> =
+        segments.into_iter().flat_map(|segment| arena[segment].iter().copied()).map(decode).collect();
+    let weights: Vec<f64> = weights.expect("Gram reports weights").into_iter().map(f64::from_bits).collect();
+    case.check(&what, &layers, &weights, recomputed);
+}
+
+#[test]
+fn sums_and_means_inside_adasum_across() {
+    guarded(170, || {
+        for (nodes, per_node) in WORLDS {
+            for format in Format::ALL {
+                let case = OnNodes::random(format, nodes, per_node, &SHAPES, (nodes * 10 + per_node) as u64);
+                check(&case, "random");
+                check(&case.clone().with_mean(), "random");
+                check(&case.interleaved(), "random");
+            }
+        }
+    });
+}
+
+#[test]
+fn every_kind_of_gradient() {
+    guarded(170, || {
+        for (nodes, per_node) in [(2, 2), (3, 2), (4, 2)] {
+            for kind in Kind::ADASUM {
+                for granularity in [Granularity::Tensor, Granularity::Whole] {
+                    let mut case = OnNodes::of_kind(kind, Format::F32, nodes, per_node, &SHAPES, 7);
+                    case.all.granularity = granularity;
+                    check(&case, &format!("{kind:?}"));
+                }
+            }
+        }
+    });
+}
+
+/// Several chunks to a part, so that transport and arithmetic run side by side.
+#[test]
+fn layers_of_many_chunks() {
+    guarded(170, || {
+        check(&OnNodes::random(Format::F32, 2, 2, &[&[1 << 20], &[37], &[999_999]], 3), "large");
+        let kind = Kind::NearlyOpposite(1e-6);
+        check(&OnNodes::of_kind(kind, Format::F32, 3, 1, &[&[1_500_001], &[5]], 3), "large, cancelling");
+    });
+}
+
+/// The groups of a topology are such groups: 2 nodes of 4 ranks, whose data groups have 2 ranks on each.
+#[test]
+fn groups_of_a_topology() {
+    guarded(60, || {
+        let sizes = Sizes { world: 8, local: 4, data: 4, horizontal: 2, pipeline: 1 };
+        let sums = on_ranks(8, |comm| {
+            let topology = Topology::new(comm.rank(), sizes).unwrap();
+            let rank = comm.rank();
+            let split = |kind| {
+                let group = topology.group(kind).unwrap();
+                comm.split(Some(group.id as u64), group.index as i64).unwrap().expect("every rank has a group")
+            };
+            let (all, node, across) =
+                (split(GroupKind::Data), split(GroupKind::NodeLocalData), split(GroupKind::CrossNodeData));
+            let mut buffer = GradientBuffer::new(DType::F64, 4, [("w", [4])]).unwrap();
+            // Orthogonal between the nodes of one data group, so that Adasum adds.
+            buffer.tensor_mut(0).into_data().typed::<f64>().unwrap()[rank / 4] = (rank + 1) as f64;
+            let nodes = Nodes::<dyn Communicator> { all: &all, node: &node, across: &across };
+            hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).unwrap();
+            buffer.tensor(0).data().to_f64_vec()
+        });
+        for (rank, sum) in sums.into_iter().enumerate() {
+            let first = rank % 2;
+            let of_node = |node: usize| (4 * node + first + 1 + 4 * node + first + 3) as f64;
+            assert_eq!(sum, [of_node(0), of_node(1), 0.0, 0.0], "rank {rank}");
+        }
+    });
+}
+
+#[test]
+fn one_node_is_the_sum_and_nodes_of_one_are_adasum() {
+    guarded(60, || {
+        let case = OnNodes::random(Format::F32, 1, 4, &SHAPES, 11);
+        let run = |place: fn(usize) -> (usize, usize)| {
+            on_ranks(4, |comm| {
+                let rank = comm.rank();
+                let mut buffers: [GradientBuffer; 3] = std::array::from_fn(|_| case.all.buffer(rank));
+                all_reduce(&comm, &mut buffers[1], ReduceOp::Sum).unwrap();
+                adasum_all_reduce(&comm, &mut buffers[2], AdasumOptions::default()).unwrap();
+                let groups = Groups::new(comm, place(rank));
+                let options = AdasumOptions::default();
+                hierarchical_adasum_all_reduce(groups.nodes(), &mut buffers[0], ReduceOp::Sum, options).unwrap();
+                buffers.map(|buffer| patterns_of(buffer.as_slice()))
+            })
+        };
+        for [hierarchical, sum, _] in run(|rank| (0, rank)) {
+            assert_eq!(hierarchical, sum, "one node");
+        }
+        for [hierarchical, _, adasum] in run(|rank| (rank, 0)) {
+            assert_eq!(hierarchical, adasum, "nodes of one rank");
+        }
+    });
+}
+
+/// Runs on four ranks with groups that `place` makes, and gives every rank's error.
+fn refusals(world_size: usize, run: impl Fn(LocalCommunicator) -> gradsync::Result<()> + Sync) -> Vec<String> {
+    let outcomes = on_ranks(world_size, |comm| run(comm).map_err(|error| error.to_string()));
+    outcomes.into_iter().map(|outcome| outcome.expect_err("refused on every rank")).collect()
+}
+
+#[test]
+fn what_is_refused_is_refused_on_every_rank() {
+    guarded(60, || {
+        let case = OnNodes::random(Format::F32, 2, 2, &SHAPES, 1);
+        let with = |within_node: ReduceOp, options: AdasumOptions| {
+            let case = &case;
+            refusals(4, move |comm| {
+                let mut buffer = case.all.buffer(comm.rank());
+                let place = case.place(comm.rank());
+                let groups = Groups::new(comm, place);
+                hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, within_node, options).map(drop)
+            })
+        };
+        for message in with(ReduceOp::Max, AdasumOptions::default()) {
+            assert!(message.contains("max"), "{message}");
+        }
+        for message in with(ReduceOp::Sum, AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() }) {
+            assert!(message.contains("tree"), "{message}");
+        }
+        // Nodes {0, 1}, {2, 3}, and across them {0, 3}, {1, 2}.
+        for message in refusals(4, |comm| {
+            let rank = comm.rank();
+            let mut buffer = case.all.buffer(rank);
+            let node = comm.split(Some(rank as u64 / 2), 0)?.expect("a colour");
+            let across = comm.split(Some(u64::from(rank == 1 || rank == 2)), 0)?.expect("a colour");
+            let nodes = Nodes::<dyn Communicator> { all: &comm, node: &node, across: &across };
+            hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).map(drop)
+        }) {
+            assert!(message.contains("ranks 0 and 3") || message.contains("ranks 1 and 2"), "{message}");
+        }
+        // Nodes of 3 and of 1.
+        for message in refusals(4, |comm| {
+            let rank = comm.rank();
+            let mut buffer = case.all.buffer(rank);
+            let groups = Groups::new(comm, if rank == 3 { (1, 0) } else { (0, rank) });
+            hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, ReduceOp::Sum, AdasumOptions::default())
+                .map(drop)
+        }) {
+            assert!(message.contains("rank 0 has 2 nodes of 3 ranks"), "{message}");
+        }
+        // Another tensor on one rank.
+        let odd = Case::of(Kind::Random, Format::F32, 4, &[&[5]], 1);
+        for message in refusals(4, |comm| {
+            let rank = comm.rank();
+            let mut buffer = if rank == 2 { odd.buffer(rank) } else { case.all.buffer(rank) };
+            let groups = Groups::new(comm, case.place(rank));
+            hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, ReduceOp::Sum, AdasumOptions::default())
+                .map(drop)
+        }) {
+            assert!(message.contains("rank 0 and rank 2"), "{message}");
+        }
+    });
+}

@@ -1,0 +1,107 @@
+//! One hierarchical Adasum as data: ranks on nodes, what each brings, and what the oracle makes of the nodes' sums.
+
+use gradsync::comm::ReduceOp;
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::tolerance::adasum::Method;
+use gradsync_tests::tolerance::assert_within;
+
+use super::case::Case;
+
+/// What all ranks bring, and which ranks make a node.
+#[derive(Clone, Debug)]
+pub(crate) struct OnNodes {
+    /// Of all ranks.
+    pub(crate) all: Case,
+    pub(crate) per_node: usize,
+    pub(crate) within_node: ReduceOp,
+    /// Whether consecutive ranks are on different nodes.
+    pub(crate) interleaved: bool,
+}
+
+impl OnNodes {
+    /// Every rank brings vectors of its own.
+    pub(crate) fn random(format: Format, nodes: usize, per_node: usize, shapes: &[&[usize]], seed: u64) -> Self {
+        let all = Case::of(Kind::Random, format, nodes * per_node, shapes, seed);
+        Self { all, per_node, within_node: ReduceOp::Sum, interleaved: false }
+    }
+
+    /// Nodes whose sums are of a kind: each layer lies on one rank of its node, and the others bring zeros.
+    pub(crate) fn of_kind(
+        kind: Kind,
+        format: Format,
+        nodes: usize,
+        per_node: usize,
+        shapes: &[&[usize]],
+        seed: u64,
+    ) -> Self {
+        let sums = Case::of(kind, format, nodes, shapes, seed);
+        let of_rank = |rank: usize| {
+            let (node, place) = (rank / per_node, rank % per_node);
+            let layers = sums.inputs[node].iter().enumerate();
+            layers
+                .map(|(i, layer)| if i % per_node == place { layer.clone() } else { vec![0.0; layer.len()] })
+                .collect()
+        };
+        let inputs = (0..nodes * per_node).map(of_rank).collect();
+        Self { all: Case { inputs, ..sums }, per_node, within_node: ReduceOp::Sum, interleaved: false }
+    }
+
+    /// The same, where nodes average.
+    pub(crate) fn with_mean(mut self) -> Self {
+        self.within_node = ReduceOp::Mean;
+        self
+    }
+
+    /// The same with ranks dealt out to nodes in turn.
+    pub(crate) fn interleaved(mut self) -> Self {
+        self.interleaved = true;
+        self
+    }
+
+    pub(crate) fn nodes(&self) -> usize {
+        self.all.world_size() / self.per_node
+    }
+
+    /// The node that a rank is on, and its place there.
+    pub(crate) fn place(&self, rank: usize) -> (usize, usize) {
+        if self.interleaved {
+            (rank % self.nodes(), rank / self.nodes())
+        } else {
+            (rank / self.per_node, rank % self.per_node)
+        }
+    }
+
+    /// Adasum of the nodes' sums or means, formed in `f64` in the order of places and rounded once.
+    pub(crate) fn of_nodes(&self) -> Case {
+        let divisor = if self.within_node == ReduceOp::Mean { self.per_node as f64 } else { 1.0 };
+        let of_node = |node: usize| {
+            let ranks: Vec<usize> = (0..self.all.world_size()).filter(|&rank| self.place(rank).0 == node).collect();
+            let element = |layer: usize, index: usize| {
+                let values = ranks.iter().map(|&rank| self.all.inputs[rank][layer][index]);
+                self.all.format.round(values.reduce(|sum, value| sum + value).expect("a node has ranks") / divisor)
+            };
+            let layer =
+                |layer: usize| (0..self.all.inputs[0][layer].len()).map(|index| element(layer, index)).collect();
+            (0..self.all.shapes.len()).map(layer).collect()
+        };
+        Case { inputs: (0..self.nodes()).map(of_node).collect(), ..self.all.clone() }
+    }
+
+    /// Compares layers laid end to end, weights of nodes, and the number of layers that were recomputed.
+    pub(crate) fn check(&self, what: &str, layers: &[f64], weights: &[f64], recomputed: usize) {
+        let combined = self.of_nodes();
+        let expected = combined.expectation(Method::Gram);
+        assert!(expected.bounds.iter().all(|bound| bound.is_finite()), "{what}: an infinite bound would check nothing");
+        assert_within(what, combined.format, layers, &expected.exact, &expected.bounds);
+        assert_within(&format!("weights, {what}"), Format::F64, weights, &expected.weights, &expected.weight_bounds);
+        let range = expected.surely_cancelled()..=expected.possibly_cancelled();
+        assert!(range.contains(&recomputed), "{what}: {recomputed} layers recomputed, not {range:?}");
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let Self { all, per_node, within_node, interleaved, .. } = self;
+        let order = if *interleaved { ", interleaved" } else { "" };
+        format!("{:?} {:?}, {} nodes of {per_node}{order}, {within_node}", all.format, all.granularity, self.nodes())
+    }
+}

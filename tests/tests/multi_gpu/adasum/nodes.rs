@@ -1,0 +1,158 @@
+//! Hierarchical Adasum on GPUs: a sum or mean inside nodes, which are made of the GPUs of one machine, and Adasum across; and the
+//! choice between ONNX Runtime's three algorithms.
+//!
+//! Nodes of up to two ranks bring vectors of their own: their sum is rounded once, whoever forms it. On larger ones each layer lies on
+//! one rank.
+
+use gradsync::DeviceGradientBuffer;
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Split};
+use gradsync::driver::Queue;
+use gradsync::ops::cuda::{AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes};
+use gradsync_tests::array::{dtype, patterns_of};
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+
+use super::device::layers;
+use super::grid::SHAPES;
+use super::on_nodes::OnNodes;
+use crate::checks::Checks;
+use crate::context::Context;
+use crate::report::Report;
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let mut comm = None;
+    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
+    if let Some(comm) = comm {
+        run_over(&context.queue, &comm, "NCCL", report);
+    }
+}
+
+/// The same over any transport.
+pub(crate) fn run_over<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C, transport: &str, report: &mut Report) {
+    let world_size = comm.world_size();
+    for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
+        for is_interleaved in [false, true] {
+            let nodes = world_size / per_node;
+            let order = if is_interleaved { ", interleaved" } else { "" };
+            let mut groups = None;
+            report.case(&format!("{nodes} nodes of {per_node}{order}, over {transport}, groups"), || {
+                let case = OnNodes::random(Format::F32, nodes, per_node, &[&[1]], 1);
+                let case = if is_interleaved { case.interleaved() } else { case };
+                groups = Some(Groups::new(comm, case.place(comm.rank())));
+            });
+            let Some(groups) = groups else { return };
+            let runner = Runner { queue, groups: &groups, per_node, nodes, is_interleaved };
+            for format in Format::ALL {
+                report.case(
+                    &format!("{nodes} nodes of {per_node}{order}, over {transport}, {}", format.name()),
+                    || {
+                        runner.check_format(format);
+                    },
+                );
+            }
+        }
+    }
+    report.case(&format!("refusals over {transport}"), || refusals(queue, comm));
+}
+
+/// This rank's groups.
+struct Groups<'c, C> {
+    all: &'c C,
+    node: C,
+    across: C,
+}
+
+impl<'c, C: DeviceCommunicator + Split> Groups<'c, C> {
+    fn new(all: &'c C, (node, place): (usize, usize)) -> Self {
+        let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
+        let (node, across) = (split(node), split(place));
+        Groups { all, node, across }
+    }
+
+    fn nodes(&self) -> Nodes<'_, dyn DeviceCommunicator + '_> {
+        Nodes { all: self.all, node: &self.node, across: &self.across }
+    }
+}
+
+struct Runner<'r, 'c, C> {
+    queue: &'r Queue,
+    groups: &'r Groups<'c, C>,
+    per_node: usize,
+    nodes: usize,
+    is_interleaved: bool,
+}
+
+impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
+    fn check_format(&self, format: Format) {
+        let Runner { nodes, per_node, .. } = *self;
+        let placed = |case: OnNodes| if self.is_interleaved { case.interleaved() } else { case };
+        if per_node <= 2 {
+            self.check(&placed(OnNodes::random(format, nodes, per_node, &SHAPES, 5)), "random");
+            self.check(&placed(OnNodes::random(format, nodes, per_node, &SHAPES, 6).with_mean()), "random");
+            self.check(&placed(OnNodes::random(format, nodes, per_node, &[&[70_001], &[255, 257]], 7)), "larger");
+        }
+        for kind in Kind::ADASUM {
+            for granularity in [Granularity::Tensor, Granularity::Whole] {
+                // `of_kind` deals layers out by consecutive places.
+                let mut case = OnNodes::of_kind(kind, format, nodes, per_node, &SHAPES, 8);
+                case.all.granularity = granularity;
+                if !self.is_interleaved {
+                    self.check(&case, &format!("{kind:?}"));
+                }
+            }
+        }
+    }
+
+    /// Runs a case twice with one workspace, and compares with the other ranks and the oracle.
+    fn check(&self, case: &OnNodes, label: &str) {
+        let (what, comm) = (format!("{label}, {}", case.name()), self.groups.all);
+        let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
+        let dtype = dtype(case.all.format);
+        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, comm.world_size(), tensors).unwrap();
+        let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node);
+        let mut adasum = AdasumAllReduce::new(algo, &buffer, case.all.options()).unwrap();
+        let mut once = || {
+            buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
+            adasum.all_reduce(algo, &mut buffer).unwrap();
+            comm.synchronize(self.queue).unwrap();
+            let mut host = case.all.buffer(comm.rank());
+            buffer.copy_to_host(&mut host).unwrap();
+            (patterns_of(host.as_slice()), adasum.report().unwrap())
+        };
+        let ((first, report), (second, _)) = (once(), once());
+        let mut checks = Checks::new(comm);
+        checks.same_list(format!("{what}: the second run's bits"), second, first.clone());
+        checks.finish();
+        let layers = layers(&case.all, &first, &what).concat();
+        assert_eq!(report.algorithm, Algorithm::Gram, "{what}");
+        let weights = report.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
+        case.check(&what, &layers, &weights, report.recomputed);
+    }
+}
+
+/// What cannot be prepared is refused on every rank, and the communicators go on.
+fn refusals<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C) {
+    let rank = comm.rank();
+    let groups = Groups::new(comm, (0, rank));
+    let tensors = [("w", [100usize])];
+    let mut buffer = DeviceGradientBuffer::new(queue, gradsync::DType::F32, comm.world_size(), tensors).unwrap();
+    let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+    let message = HierarchicalAdasum::new(groups.nodes(), &buffer, ReduceOp::Sum, tree).unwrap_err().to_string();
+    assert!(message.contains("tree"), "{message}");
+    let within = HierarchicalAdasum::new(groups.nodes(), &buffer, ReduceOp::Min, AdasumOptions::default());
+    let message = within.unwrap_err().to_string();
+    assert!(message.contains("min"), "{message}");
+    if comm.world_size() > 1 {
+        let nodes = Nodes::<dyn DeviceCommunicator> { all: comm, node: comm, across: comm };
+        let grid = HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
+        let message = grid.unwrap_err().to_string();
+        assert!(message.contains("in all"), "{message}");
+    }
+    let algo = ReduceAlgo::GpuHierarchical(groups.nodes(), ReduceOp::Sum);
+    let mut adasum = AdasumAllReduce::new(algo, &buffer, AdasumOptions::default()).unwrap();
+    let message = adasum.all_reduce(ReduceAlgo::Gpu(comm), &mut buffer).unwrap_err().to_string();
+    assert!(message.contains("GpuHierarchical") && message.contains("with Gpu"), "{message}");
+    adasum.all_reduce(algo, &mut buffer).unwrap();
+    comm.synchronize(queue).unwrap();
+}

@@ -1,0 +1,130 @@
+//! Reductions that are recorded once and launched as CUDA graphs: each launch leaves the bits that the plain call leaves.
+
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, Graph, Queue};
+use gradsync::ops::cuda::{Adasum, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::{DType, DeviceGradientBuffer, Error, GradientBuffer, Result};
+use gradsync_tests::array::{patterns_of, write};
+use gradsync_tests::inputs::vector;
+use gradsync_tests::oracle::Format;
+
+use crate::checks::Checks;
+use crate::context::Context;
+use crate::report::Report;
+
+const LENS: [usize; 5] = [1, 70_001, 0, 513, 4096];
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let mut comm = None;
+    report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
+    let Some(comm) = comm else { return };
+    let queue = &context.queue;
+    for (name, algorithm, by_peers) in [
+        ("gram", Algorithm::Gram, true),
+        ("gram over nccl", Algorithm::Gram, false),
+        ("tree over nccl", Algorithm::Tree, false),
+    ] {
+        if algorithm == Algorithm::Tree && !comm.world_size().is_power_of_two() {
+            continue;
+        }
+        report.case(&format!("adasum, {name}"), || {
+            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            let make = if by_peers { Adasum::new } else { Adasum::over_transport };
+            let mut adasum = None;
+            check(queue, &comm, name, |buffer| {
+                let adasum = match &mut adasum {
+                    Some(adasum) => adasum,
+                    none => none.insert(make(&comm, buffer, options)?),
+                };
+                adasum.all_reduce(&comm, buffer)
+            });
+        });
+    }
+    report.case("all_reduce", || {
+        check(queue, &comm, "all_reduce", |buffer| {
+            comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
+        });
+    });
+    report.case("ordered all_reduce", || {
+        let mut ordered = None;
+        check(queue, &comm, "ordered", |buffer| {
+            let (dtype, len) = (buffer.table().dtype(), buffer.as_slice().len());
+            let ordered = match &mut ordered {
+                Some(ordered) => ordered,
+                none => none.insert(OrderedAllReduce::new(&comm, queue, (dtype, dtype), len, ReduceOp::Mean)?),
+            };
+            ordered.run(&comm, buffer.as_mut_slice())
+        });
+    });
+    if comm.world_size() > 1 {
+        report.case("ordered all_reduce by peers", || {
+            let mut peers = None;
+            check(queue, &comm, "by peers", |buffer| {
+                let peers = match &mut peers {
+                    Some(peers) => peers,
+                    none => {
+                        none.insert(PeerAllReduce::new(&comm, buffer, ReduceOp::Mean)?.expect("GPUs of one machine"))
+                    }
+                };
+                peers.run(&comm, buffer)
+            });
+        });
+    }
+    report.case("what cannot be recorded", || refusals(queue));
+}
+
+/// This rank's buffer, with numbers of its own in each round.
+fn filled(comm: &NcclCommunicator, round: usize) -> GradientBuffer {
+    let tensors = LENS.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
+    let mut host = GradientBuffer::new(DType::F32, comm.world_size(), tensors).unwrap();
+    for (index, segment) in host.segments().to_vec().into_iter().enumerate() {
+        let seed = (round * 100 + comm.rank() * 10 + index) as u64;
+        write(host.as_mut_slice(), segment.start, &vector(Format::F32, segment.len(), seed));
+    }
+    host
+}
+
+/// Reduces three rounds of numbers by plain calls, and again by launches of one recording.
+fn check(
+    queue: &Queue,
+    comm: &NcclCommunicator,
+    what: &str,
+    mut reduce: impl FnMut(&mut DeviceGradientBuffer) -> Result<()>,
+) {
+    let tensors = LENS.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
+    let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, comm.world_size(), tensors).unwrap();
+    let mut rounds = |step: &mut dyn FnMut(&mut DeviceGradientBuffer)| -> Vec<u64> {
+        let round = |round| {
+            buffer.copy_from_host(&filled(comm, round)).unwrap();
+            step(&mut buffer);
+            comm.synchronize(queue).unwrap();
+            let mut host = filled(comm, round);
+            buffer.copy_to_host(&mut host).unwrap();
+            patterns_of(host.as_slice())
+        };
+        (0..3).flat_map(round).collect()
+    };
+    let plain = rounds(&mut |buffer| reduce(buffer).unwrap());
+    let mut graph: Option<Graph> = None;
+    let recorded = rounds(&mut |buffer| {
+        let graph = graph.get_or_insert_with(|| queue.capture(|| reduce(buffer)).unwrap());
+        let call = Call::without_data(Operation::Graph);
+        comm.run_kernels(call, queue, &mut || Ok(graph.launch()?)).unwrap();
+    });
+    let mut checks = Checks::new(comm);
+    checks.same_list(format!("{what}, recorded"), recorded, plain);
+    checks.finish();
+}
+
+fn refusals(queue: &Queue) {
+    let error = queue.capture(|| DeviceBuffer::zeroed(queue, DType::F32, 100).map(drop)).unwrap_err();
+    assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 900 && cuda.call.contains("allocation")), "{error}");
+    let data = DeviceBuffer::zeroed(queue, DType::F32, 100).unwrap();
+    let mut host = [0.0f32; 100];
+    let error = queue.capture(|| data.as_slice().copy_to_host((&mut host[..]).into())).unwrap_err();
+    assert!(matches!(&error, Error::Cuda(cuda) if cuda.code >= 900), "{error}");
+    // The queue goes on.
+    data.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
+}

@@ -1,0 +1,85 @@
+//! More than 2³¹ elements, and bytes, in one call.
+
+use std::ops::Range;
+
+use gradsync::comm::{DeviceCommunicator, RawSlice, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use gradsync::{DType, DataType, bf16};
+use gradsync_tests::inputs::Random;
+
+use super::Cases;
+use crate::report::Report;
+
+/// 2³¹ and some elements of bf16.
+const LEN: usize = (1 << 31) + 1025;
+/// A prime; numbers repeat after so many.
+const PERIOD: usize = 1_000_003;
+const WINDOW: usize = 64;
+
+pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    let (comm, queue, rank) = (cases.comm, &cases.context.queue, cases.rank());
+    let peer = 1 - rank;
+    let mut data = None;
+    report.case(&cases.name("memory"), || data = Some(DeviceBuffer::zeroed(queue, DType::BF16, LEN).unwrap()));
+    let Some(mut data) = data else { return };
+    report.case(&cases.name("all_reduce of 2³¹ bf16"), || {
+        fill(data.as_mut_slice(), rank);
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.synchronize(queue).unwrap();
+        check(data.as_slice(), |index| number(0, index) + number(1, index));
+    });
+    report.case(&cases.name("broadcast of 2³¹ bf16"), || {
+        fill(data.as_mut_slice(), rank + 2);
+        comm.broadcast(data.as_mut_slice(), 1).unwrap();
+        comm.synchronize(queue).unwrap();
+        check(data.as_slice(), |index| number(3, index));
+    });
+    // Each way half of it, which is still more than 2³¹ bytes.
+    report.case(&cases.name("2³¹ bytes exchanged"), || {
+        let half = LEN / 2;
+        fill(data.as_mut_slice().range_mut(0..half), rank + 4);
+        let place = |begin: usize| RawSlice {
+            address: data.as_slice().address() + (begin * 2) as u64,
+            len: half * 2,
+            dtype: DataType::U8,
+        };
+        // SAFETY: two halves of memory that nothing else uses.
+        unsafe { comm.exchange_raw(queue, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();
+        comm.synchronize(queue).unwrap();
+        check(data.as_slice().range(half..2 * half), |index| number(peer + 4, index));
+    });
+}
+
+/// A rank's number at an index: an integer of which two sum up without rounding.
+fn number(rank: usize, index: usize) -> f32 {
+    (((index % PERIOD) * 7919 + rank * 613) % 127) as f32 - 63.0
+}
+
+fn fill(data: DeviceSliceMut<'_>, rank: usize) {
+    let pattern: Vec<bf16> = (0..PERIOD).map(|index| bf16::from_f32(number(rank, index))).collect();
+    let pattern = DeviceBuffer::from_host(data.as_slice().queue(), (&pattern).into()).unwrap();
+    let mut rest = data;
+    while !rest.as_slice().is_empty() {
+        let count = rest.as_slice().len().min(PERIOD);
+        let (mut first, others) = rest.split_at_mut(count);
+        first.copy_from_device(pattern.as_slice().range(0..count)).unwrap();
+        rest = others;
+    }
+}
+
+/// Compares the ends, what lies around each multiple of 2 MiB elements' 64th, and pseudo-random places.
+fn check(data: DeviceSlice<'_>, expected: impl Fn(usize) -> f32) {
+    let (len, mut random) = (data.len(), Random::new(data.len() as u64));
+    let mut begins = vec![0, len - WINDOW];
+    begins.extend(
+        (1..).map(|multiple| multiple << 28).take_while(|&middle| middle < len).map(|middle| middle - WINDOW / 2),
+    );
+    begins.extend((0..500).map(|_| random.below((len - WINDOW) as u64) as usize));
+    for begin in begins {
+        let window: Range<usize> = begin.min(len - WINDOW)..begin.min(len - WINDOW) + WINDOW;
+        let mut values = vec![bf16::ZERO; WINDOW];
+        data.range(window.clone()).copy_to_host((&mut values).into()).unwrap();
+        let got: Vec<f32> = values.into_iter().map(f32::from).collect();
+        assert_eq!(got, window.clone().map(&expected).collect::<Vec<_>>(), "elements {window:?}");
+    }
+}

@@ -1,0 +1,135 @@
+//! MPI on device memory, in jobs that `mpirun` starts: every operation against the host transport's bits or exact numbers, on the staged
+//! path and, where MPI takes device memory, on the direct one.
+
+mod collectives;
+mod exchange;
+mod figures;
+mod groups;
+mod large;
+mod mismatch;
+mod reductions;
+mod streams;
+
+use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions, MpiPath};
+use gradsync::comm::{DeviceCommunicator, RawSlice};
+use gradsync_tests::array::Array;
+use gradsync_tests::inputs::{Random, vector};
+use gradsync_tests::oracle::Format;
+
+use crate::Suite;
+use crate::context::Context;
+use crate::placed::Placed;
+use crate::report::Report;
+
+pub(crate) fn suites() -> Vec<Suite> {
+    const RANKS: &[usize] = &[1, 2, 4];
+    const SEVERAL: &[usize] = &[2, 3, 4];
+    let suites = [
+        Suite::new("mpi-collectives", RANKS, |context, report| {
+            on_each_path(context, report, |cases, report| {
+                reductions::run(cases, report);
+                collectives::run(cases, report);
+            });
+        }),
+        Suite::new("mpi-exchange", SEVERAL, |context, report| on_each_path(context, report, exchange::run)),
+        Suite::new("mpi-streams", RANKS, |context, report| on_each_path(context, report, streams::run)),
+        Suite {
+            seconds: 300,
+            ..Suite::new("mpi-large", &[2], |context, report| on_each_path(context, report, large::run))
+        },
+        Suite::new("mpi-mismatch", SEVERAL, mismatch::run),
+        Suite::new("mpi-groups", RANKS, groups::run),
+        Suite { seconds: 300, ..Suite::new("mpi-figures", &[2, 4], figures::run) },
+    ];
+    suites.into_iter().map(|suite| Suite { in_job: true, ..suite }).collect()
+}
+
+/// The communicator that cases are tried on.
+struct Cases<'c> {
+    context: &'c Context,
+    comm: &'c MpiDeviceCommunicator,
+    path: &'static str,
+}
+
+/// Lengths; the last but one takes several windows, and the last more of them than there are blocks of pinned memory.
+const LENS: [usize; 6] = [0, 1, 33, 4097, 1_500_007, 10_485_779];
+/// Those that are tried with everything.
+const SHORT: &[usize] = &[0, 1, 33, 4097];
+
+fn on_each_path(context: &Context, report: &mut Report, run: impl Fn(&Cases<'_>, &mut Report)) {
+    let options = MpiDeviceOptions::default();
+    let mut comms = None;
+    report.case("communicators", || {
+        let staged = context.mpi_communicator(options.with_path(MpiPath::Staged));
+        assert!(!staged.is_direct(), "asked not to be");
+        comms = Some((staged, context.mpi_communicator(options)));
+    });
+    let Some((staged, auto)) = comms else { return };
+    run(&Cases { context, comm: &staged, path: "staged" }, report);
+    if auto.is_direct() {
+        run(&Cases { context, comm: &auto, path: "direct" }, report);
+    } else {
+        report.not_run("everything on the direct path", "this MPI does not take device memory");
+    }
+}
+
+impl Cases<'_> {
+    fn rank(&self) -> usize {
+        self.context.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.context.world_size
+    }
+
+    /// What a case is called.
+    fn name(&self, what: &str) -> String {
+        format!("{what}, {}", self.path)
+    }
+
+    /// One vector of ordinary numbers for each rank; the same on every rank.
+    fn inputs(&self, format: Format, len: usize) -> Vec<Vec<f64>> {
+        (0..self.world_size()).map(|rank| vector(format, len, (rank * 31 + len) as u64)).collect()
+    }
+
+    /// One vector of arbitrary bits for each rank, NaN with payloads among them; the same on every rank.
+    fn patterns(&self, format: Format, len: usize) -> Vec<Array> {
+        let any = |rank: usize| {
+            let mut random = Random::new((rank * 37 + len + 1) as u64);
+            Array::from_patterns(format, (0..len).map(|_| random.bits()))
+        };
+        (0..self.world_size()).map(any).collect()
+    }
+
+    /// Data on the device, `len` elements from a place on that differs from length to length.
+    fn placed(&self, array: &Array) -> Placed {
+        Placed::new(&self.context.queue, array, array.len() % 3)
+    }
+
+    /// Room in which an element that is not written shows.
+    fn room(&self, format: Format, len: usize) -> Placed {
+        Placed::unwritten(&self.context.queue, format, len, (len + 1) % 3)
+    }
+
+    /// Waits for the communicator's work, and compares.
+    #[track_caller]
+    fn assert_holds(&self, what: &str, placed: &Placed, expected: &Array) {
+        self.comm.synchronize(&self.context.queue).unwrap();
+        assert!(placed.read_after_failure() == *expected, "{what}: other bits than expected");
+    }
+}
+
+/// Arrays one behind the other.
+fn concat(arrays: &[Array]) -> Array {
+    Array::from_patterns(arrays[0].format(), arrays.iter().flat_map(Array::patterns))
+}
+
+/// Some elements of an array.
+fn part(array: &Array, range: std::ops::Range<usize>) -> Array {
+    Array::from_patterns(array.format(), array.patterns()[range].iter().copied())
+}
+
+/// Bytes of a placed array.
+fn raw(placed: &Placed) -> RawSlice {
+    placed.slice().into()
+}

@@ -1,0 +1,119 @@
+//! Calls are in the order of the queue of their operands: what was put there before runs before, what is put there afterwards behind,
+//! and memory may be used again at once. Copies on the device keep queues busy, so that a missing order shows.
+
+use gradsync::DType;
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, Queue};
+
+use super::Cases;
+use crate::report::Report;
+
+/// More than one window.
+const LEN: usize = 1_500_007;
+
+pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
+    let queue = cases.context.queue.clone();
+    report.case(&cases.name("behind work and before work, on the communicator's queue"), || ordered(cases, &queue));
+    report.case(&cases.name("behind work and before work, on another queue"), || {
+        ordered(cases, &Queue::new(queue.ordinal()).unwrap());
+    });
+    report.case(&cases.name("two queues in turn"), || {
+        let other = Queue::new(queue.ordinal()).unwrap();
+        for round in 0..10 {
+            let queue = if round % 2 == 0 { &queue } else { &other };
+            let mut data = fill(queue, number(cases.rank(), round));
+            cases.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+            assert_all(&data, total(cases, round), "the sum");
+        }
+    });
+}
+
+/// A rank's number in a round.
+fn number(rank: usize, round: usize) -> f32 {
+    (round * 10 + rank + 1) as f32
+}
+
+/// The sum of all ranks' numbers.
+fn total(cases: &Cases<'_>, round: usize) -> f32 {
+    (0..cases.world_size()).map(|rank| number(rank, round)).sum()
+}
+
+fn fill(queue: &Queue, value: f32) -> DeviceBuffer {
+    DeviceBuffer::from_host(queue, (&vec![value; LEN]).into()).unwrap()
+}
+
+#[track_caller]
+fn assert_all(data: &DeviceBuffer, expected: f32, what: &str) {
+    let mut values = vec![0f32; data.as_slice().len()];
+    data.as_slice().copy_to_host((&mut values).into()).unwrap();
+    let wrong = values.iter().position(|&value| value != expected);
+    assert_eq!(wrong.map(|index| (index, values[index])), None, "{what}, where {expected} is expected");
+}
+
+/// Work that keeps a queue busy for some milliseconds.
+struct Ballast([DeviceBuffer; 2]);
+
+impl Ballast {
+    fn new(queue: &Queue) -> Self {
+        Ballast([(); 2].map(|()| DeviceBuffer::zeroed(queue, DType::F32, 64 << 20).unwrap()))
+    }
+
+    fn put(&mut self) {
+        let [from, to] = &mut self.0;
+        for _ in 0..50 {
+            to.as_mut_slice().copy_from_device(from.as_slice()).unwrap();
+        }
+    }
+}
+
+/// In every round the input is written late, and overwritten as soon as the call has returned; the result is copied away, and its place
+/// overwritten.
+fn ordered(cases: &Cases<'_>, queue: &Queue) {
+    const ROUNDS: usize = 4;
+    let (comm, rank, world_size) = (cases.comm, cases.rank(), cases.world_size());
+    let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let garbage = fill(queue, -1.0);
+    let sources: Vec<DeviceBuffer> = (0..ROUNDS).map(|round| fill(queue, number(rank, round))).collect();
+    let room = || DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
+    let (mut input, mut output, mut ballast) = (room(), room(), Ballast::new(queue));
+    let (mut sums, mut passed, mut first) = (Vec::new(), Vec::new(), Vec::new());
+    for source in &sources {
+        let overwrite = |data: &mut DeviceBuffer| data.as_mut_slice().copy_from_device(garbage.as_slice()).unwrap();
+        let kept = |data: &DeviceBuffer| {
+            let mut kept = room();
+            kept.as_mut_slice().copy_from_device(data.as_slice()).unwrap();
+            kept
+        };
+        ballast.put();
+        input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
+        comm.all_reduce_into(input.as_slice(), output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        overwrite(&mut input);
+        sums.push(kept(&output));
+        overwrite(&mut output);
+
+        if world_size > 1 {
+            ballast.put();
+            input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
+            comm.exchange(vec![(next, input.as_slice())], vec![(last, output.as_mut_slice())]).unwrap();
+            overwrite(&mut input);
+            passed.push(kept(&output));
+            overwrite(&mut output);
+        }
+
+        ballast.put();
+        input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
+        comm.broadcast(input.as_mut_slice(), 0).unwrap();
+        first.push(kept(&input));
+        overwrite(&mut input);
+    }
+    comm.synchronize(queue).unwrap();
+    for (round, sum) in sums.iter().enumerate() {
+        assert_all(sum, total(cases, round), &format!("sum {round}"));
+    }
+    for (round, data) in passed.iter().enumerate() {
+        assert_all(data, number(last, round), &format!("what rank {last} sent in round {round}"));
+    }
+    for (round, data) in first.iter().enumerate() {
+        assert_all(data, number(0, round), &format!("what rank 0 had in round {round}"));
+    }
+}

@@ -1,0 +1,114 @@
+//! Send and Recv on device memory over NCCL, with calls compared and without, and what ends a communicator.
+//!
+//! What is expected of any transport stands in `cases`, `refusals` and `pipeline`.
+
+pub(crate) mod cases;
+mod pipeline;
+mod refusals;
+mod tensors;
+
+use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::nccl::NcclOptions;
+use gradsync::driver::Queue;
+use gradsync::ops::cuda::send_recv::{DeviceBundle, recv, recv_described, send};
+use gradsync::plan::bundle::Limits;
+use gradsync::{CommError, DataType, Error, Result};
+use gradsync_tests::transfers::Owned;
+
+use crate::context::Context;
+use crate::report::Report;
+use tensors::Tensor;
+
+/// The ranks of a case, as one of them sees them.
+pub(crate) struct Ranks<'c> {
+    pub(crate) comm: &'c dyn DeviceCommunicator,
+    pub(crate) queue: &'c Queue,
+}
+
+impl Ranks<'_> {
+    fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// Returns once all ranks have come here, over what the transport has for that.
+    fn meet(&self) {
+        self.comm.gather_words(&[1]).unwrap();
+    }
+}
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    for (generation, checks) in [true, false].into_iter().enumerate() {
+        let how = if checks { "compared" } else { "not compared" };
+        let mut comm = None;
+        report.case(&format!("communicator, {how}"), || {
+            let options = NcclOptions { checks, ..context.options() };
+            comm = Some(context.communicator(generation as u64, &options));
+        });
+        let Some(comm) = comm else { return };
+        let ranks = Ranks { comm: &comm, queue: &context.queue };
+        for case in cases::ALL {
+            report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
+        }
+    }
+    let fatal: [(&str, Fatal); 3] = [
+        ("known shapes of other lengths", other_lengths),
+        ("described, and known to the receiver", described_to_one_who_knows),
+        ("known, and described to the receiver", known_to_one_who_asks),
+    ];
+    for (index, (name, provoke)) in fatal.into_iter().enumerate() {
+        report.case(name, || {
+            let comm = context.communicator(2 + index as u64, &context.options());
+            let ranks = Ranks { comm: &comm, queue: &context.queue };
+            provoke(&ranks);
+            if ranks.rank() > 1 {
+                // These hear of it too, and have to stay until the two others have.
+                while comm.failure().is_none() {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+            }
+        });
+    }
+}
+
+/// Something between ranks 0 and 1 that ends a communicator which compares calls.
+type Fatal = fn(&Ranks<'_>);
+
+#[track_caller]
+fn mismatch(outcome: Result<impl Sized>) {
+    match outcome.map(drop) {
+        Err(Error::Comm(CommError::Mismatch { left_rank: 0, right_rank: 1, .. })) => {}
+        other => panic!("{other:?} is no mismatch of ranks 0 and 1"),
+    }
+}
+
+fn other_lengths(ranks: &Ranks<'_>) {
+    let tensor = |len| Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[len], 0), 0);
+    match ranks.rank() {
+        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor(10).view()]).unwrap())),
+        1 => mismatch(recv(ranks.comm, true, 0, &mut [tensor(11).view_mut()])),
+        _ => {}
+    }
+}
+
+/// A payload of just the length of the header's first message is what the receiver waits for.
+fn described_to_one_who_knows(ranks: &Ranks<'_>) {
+    let mut tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
+    match ranks.rank() {
+        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap().described(3))),
+        1 => mismatch(recv(ranks.comm, true, 0, &mut [tensor.view_mut()])),
+        _ => {}
+    }
+}
+
+fn known_to_one_who_asks(ranks: &Ranks<'_>) {
+    let tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
+    match ranks.rank() {
+        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap())),
+        1 => mismatch(recv_described(ranks.comm, ranks.queue, true, 0, 3, &Limits::default())),
+        _ => {}
+    }
+}

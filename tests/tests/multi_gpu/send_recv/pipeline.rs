@@ -1,0 +1,146 @@
+//! A pipeline on GPUs whose numbers are known: stage s multiplies by `s + 2`, and the loss by 3.
+//!
+//! All numbers are integers that f64 holds, so that every result is exact. No host waits for a pass.
+
+use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
+use gradsync::kernels::cuda;
+use gradsync::ops::cuda::send_recv::{Device, DeviceBundle, DeviceReceived, DeviceTensorView, OnQueue};
+use gradsync::ops::send_recv::{Expected, Passing, StageWork, run_stage};
+use gradsync::plan::schedule::{Passed, one_forward_one_backward};
+use gradsync::{DType, DataType, Result};
+use gradsync_tests::transfers::pipeline::{MICRO_BATCHES, inputs, rows, weight};
+
+use super::Ranks;
+
+const LOSS: f64 = 3.0;
+
+/// A vector on the device.
+enum Vector {
+    Own(DeviceBuffer),
+    Came(DeviceReceived),
+}
+
+impl Vector {
+    fn slice(&self) -> DeviceSlice<'_> {
+        match self {
+            Vector::Own(buffer) => buffer.as_slice(),
+            Vector::Came(received) => received.tensor(0).slice().expect("f64"),
+        }
+    }
+
+    /// This one times a factor.
+    fn times(&self, queue: &Queue, factor: f64) -> Result<Vector> {
+        let mut product = DeviceBuffer::zeroed(queue, DType::F64, self.slice().len())?;
+        cuda::scale(product.as_mut_slice(), self.slice(), factor)?;
+        Ok(Vector::Own(product))
+    }
+
+    fn read(&self) -> Vec<f64> {
+        let mut values = vec![0.0; self.slice().len()];
+        self.slice().copy_to_host((&mut values).into()).unwrap();
+        values
+    }
+}
+
+/// One stage. Activations are described in every second micro-batch, and known otherwise.
+struct Work<'c> {
+    queue: &'c Queue,
+    stage: usize,
+    stages: usize,
+    inputs: Vec<Option<Vector>>,
+    outputs: Vec<Option<Vector>>,
+    /// Of the outputs, kept for the end.
+    gradients: Vec<Option<Vector>>,
+    /// Of the inputs.
+    passed: Vec<Option<Vector>>,
+}
+
+impl Passing<Passed, Device> for Work<'_> {
+    fn give(&self, to: usize, what: &Passed) -> Result<DeviceBundle<'_>> {
+        match *what {
+            Passed::Activation(k) => {
+                assert_eq!(to, self.stage + 1);
+                let values = self.outputs[k].as_ref().expect("computed").slice();
+                let bundle = DeviceBundle::new([DeviceTensorView::new(values, vec![values.len(), 1])?])?;
+                Ok(if k % 2 == 0 { bundle.described(k as u64) } else { bundle })
+            }
+            Passed::Gradient(k) => {
+                assert_eq!(to + 1, self.stage);
+                DeviceBundle::new([self.passed[k].as_ref().expect("computed").slice()])
+            }
+        }
+    }
+
+    fn expect(&self, _: usize, what: &Passed) -> Result<Expected> {
+        Ok(match *what {
+            Passed::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
+            Passed::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
+            Passed::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
+        })
+    }
+
+    fn take(&mut self, from: usize, what: &Passed, tensors: DeviceReceived) -> Result<()> {
+        match *what {
+            Passed::Activation(k) => {
+                assert_eq!((from + 1, tensors.tensor(0).shape()), (self.stage, &[rows(k), 1][..]));
+                self.inputs[k] = Some(Vector::Came(tensors));
+            }
+            Passed::Gradient(k) => {
+                assert_eq!(from, self.stage + 1);
+                self.gradients[k] = Some(Vector::Came(tensors));
+            }
+        }
+        Ok(())
+    }
+
+    fn given(&mut self, _: usize, what: &Passed) -> Result<()> {
+        // The memory may go although nothing has run yet.
+        match *what {
+            Passed::Activation(k) => self.outputs[k] = None,
+            Passed::Gradient(k) => self.passed[k] = None,
+        }
+        Ok(())
+    }
+}
+
+impl StageWork<Device> for Work<'_> {
+    fn forward(&mut self, k: usize) -> Result<()> {
+        if self.stage == 0 {
+            self.inputs[k] = Some(Vector::Own(DeviceBuffer::from_host(self.queue, (&inputs(k)).into())?));
+        }
+        let output = self.inputs[k].as_ref().expect("it has come").times(self.queue, weight(self.stage))?;
+        if self.stage + 1 == self.stages {
+            self.gradients[k] = Some(output.times(self.queue, LOSS)?);
+        }
+        self.outputs[k] = Some(output);
+        Ok(())
+    }
+
+    fn backward(&mut self, k: usize) -> Result<()> {
+        let gradient = self.gradients[k].as_ref().expect("it has come");
+        self.passed[k] = Some(gradient.times(self.queue, weight(self.stage))?);
+        Ok(())
+    }
+}
+
+/// Runs a pipeline of as many stages as there are ranks, twice, and compares every stage with what it must have.
+pub(super) fn pipeline(ranks: &Ranks<'_>) {
+    let Ranks { comm, queue } = *ranks;
+    let (stage, stages) = (ranks.rank(), ranks.size());
+    let plan = one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
+    let none = || (0..MICRO_BATCHES).map(|_| None).collect::<Vec<Option<Vector>>>();
+    let product = |stages: std::ops::Range<usize>| stages.map(weight).product::<f64>();
+    for _ in 0..2 {
+        let (inputs_of, outputs, gradients, passed) = (none(), none(), none(), none());
+        let mut work = Work { queue, stage, stages, inputs: inputs_of, outputs, gradients, passed };
+        run_stage(&OnQueue { comm, queue }, &plan, &mut work).unwrap();
+        comm.synchronize(queue).unwrap();
+        for k in 0..MICRO_BATCHES {
+            let scaled = |factor: f64| inputs(k).iter().map(|x| x * factor).collect::<Vec<f64>>();
+            let what = format!("micro-batch {k} of stage {stage} of {stages}");
+            assert_eq!(work.inputs[k].as_ref().expect("kept").read(), scaled(product(0..stage)), "{what}: input");
+            let gradient = LOSS * product(0..stages) * product(stage + 1..stages);
+            assert_eq!(work.gradients[k].as_ref().expect("kept").read(), scaled(gradient), "{what}: gradient");
+        }
+    }
+}

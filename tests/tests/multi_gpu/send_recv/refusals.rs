@@ -1,0 +1,145 @@
+//! What ranks refuse on device memory, and that the sender learns of it.
+
+use gradsync::comm::RawSlice;
+use gradsync::ops::cuda::send_recv::{DeviceBundle, DeviceTensorView, exchange, recv, recv_described, send};
+use gradsync::ops::send_recv::Expected;
+use gradsync::plan::bundle::{Limits, TensorSpec, encode};
+use gradsync::{CommError, DataType, Error, Result};
+use gradsync_tests::transfers::{Owned, bundles, known};
+
+use super::Ranks;
+use super::cases::over;
+use super::tensors::{Tensor, bundle, place};
+
+/// The message of a refused argument.
+#[track_caller]
+fn refused(outcome: Result<impl Sized>, words: &[&str]) {
+    match outcome.map(drop) {
+        Err(Error::InvalidArgument { operation, reason }) => {
+            for word in words {
+                assert!(reason.contains(word), "{operation}: {reason:?} does not say {word:?}");
+            }
+        }
+        other => panic!("{words:?}: {other:?} is no refusal"),
+    }
+}
+
+fn works(ranks: &Ranks<'_>) {
+    over(ranks, &bundles(31)[0], "afterwards");
+    ranks.meet();
+}
+
+pub(super) fn own_mistakes(ranks: &Ranks<'_>) {
+    let Ranks { comm, queue } = *ranks;
+    let (rank, size, limits) = (ranks.rank(), ranks.size(), Limits::default());
+    let owned = [Owned::new(DataType::F32, &[2], 0)];
+    let (tensors, mut given) = (place(queue, &owned), place(queue, &owned));
+    let peer = (rank + 1) % size;
+    refused(send(comm, false, peer, &bundle(&tensors)), &["signal"]);
+    refused(recv(comm, false, peer, &mut [given[0].view_mut()]), &["signal"]);
+    refused(recv_described(comm, queue, false, peer, 0, &limits), &["signal"]);
+    refused(send(comm, false, rank, &bundle(&tensors)), &["signal"]);
+    for bad in [rank, size, usize::MAX] {
+        for outcome in [
+            send(comm, true, bad, &bundle(&tensors)).map(drop),
+            recv(comm, true, bad, &mut [given[0].view_mut()]).map(drop),
+            recv_described(comm, queue, true, bad, 0, &limits).map(drop),
+            exchange(comm, queue, &[(bad, bundle(&tensors))], &[]).map(drop),
+            exchange(comm, queue, &[], &[(bad, known(&owned))]).map(drop),
+        ] {
+            match outcome {
+                Err(Error::Comm(CommError::InvalidPeer { peer, rank: own, .. })) => {
+                    assert_eq!((peer, own), (bad, rank))
+                }
+                other => panic!("{other:?} for peer {bad} of rank {rank}"),
+            }
+        }
+    }
+    refused(DeviceBundle::new(Vec::<DeviceTensorView<'_>>::new()), &["at least one"]);
+    refused(recv(comm, true, peer, &mut []), &["at least one"]);
+    refused(exchange(comm, queue, &[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
+    let other = gradsync::driver::Queue::new(queue.ordinal()).unwrap();
+    let foreign = place(&other, &owned);
+    refused(DeviceBundle::new([tensors[0].view(), foreign[0].view()]), &["queues"]);
+    refused(exchange(comm, queue, &[(peer, bundle(&foreign))], &[]), &["queues"]);
+    let mut foreign = foreign;
+    refused(recv(comm, true, peer, &mut [given[0].view_mut(), foreign[0].view_mut()]), &["queues"]);
+    let short = RawSlice { len: 1, ..tensors[0].view().raw() };
+    // SAFETY: a part of a tensor that lives; and nothing uses it.
+    refused(unsafe { DeviceTensorView::from_raw_parts(queue, short, &[2][..]) }, &["f32 [2]", "8", "4"]);
+    works(ranks);
+}
+
+/// What the receiver refuses, the sender learns, in the receiver's words.
+pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
+    let Ranks { comm, queue } = *ranks;
+    let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
+    let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
+    let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed / 99], seed as u64)).collect();
+    let cases: [(&[Owned], Limits, u64, &str); 4] = [
+        (&tensors, Limits { dim: 2, ..exact }, 4, "dimension of 3"),
+        (&tensors, Limits { payload_bytes: 256, ..exact }, 4, "limit is 256"),
+        (&tensors, exact, 5, "tag 5 is expected"),
+        // Found in the rest of the header.
+        (&many, Limits { dim: 1, ..Limits::default() }, 4, "dimension of 2"),
+    ];
+    for (tensors, limits, tag, word) in cases {
+        match ranks.rank() {
+            0 => {
+                let placed = place(queue, tensors);
+                refused(send(comm, true, 1, &bundle(&placed).described(4)), &["rank 1 refuses", "rank 0", word]);
+            }
+            1 => refused(recv_described(comm, queue, true, 0, tag, &limits), &["rank 0", word]),
+            _ => {}
+        }
+    }
+    // One of three is refused, and the other two go.
+    let own = &bundles(41)[0];
+    match ranks.rank() {
+        0 => {
+            let placed = place(queue, own);
+            let bundles = [bundle(&placed), bundle(&placed).described(1), bundle(&placed).described(2)];
+            refused(exchange(comm, queue, &bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
+        }
+        1 => {
+            let tight = Expected::Described { tag: 1, limits: Limits { payload_bytes: 3, ..Limits::default() } };
+            let receives = [(0, known(own)), (0, tight), (0, Expected::described(2))];
+            refused(exchange(comm, queue, &[], &receives), &["limit is 3"]);
+        }
+        _ => {}
+    }
+    works(ranks);
+}
+
+/// Bytes of a head's length that are none, and lies in one that is. Memory is never made for what they say.
+pub(super) fn no_header(ranks: &Ranks<'_>) {
+    let Ranks { comm, queue } = *ranks;
+    let head = |mut bytes: Vec<u8>| {
+        bytes.resize(1016, 0);
+        Owned { dtype: DataType::U8, shape: vec![1016], bytes }
+    };
+    let header = || encode(&[TensorSpec { dtype: DataType::F64, dims: vec![1 << 33, 9] }], 3).unwrap();
+    let cases = [(head(vec![0x5a; 9]), "starts with", false), (head(header()), "bytes of payload", true)];
+    for (bytes, word, is_answered) in cases {
+        match ranks.rank() {
+            0 => {
+                let tensor = Tensor::new(queue, &bytes, 0);
+                let mut answer = Tensor::new(queue, &Owned::new(DataType::U8, &[256], 0), 0);
+                let raw = tensor.view().raw();
+                // SAFETY: the memory lives until it has been read, and nothing else uses it.
+                unsafe { comm.exchange_raw(queue, &[(1, raw)], &[]) }.unwrap();
+                if is_answered {
+                    let raw = answer.view_mut().as_tensor().raw();
+                    // SAFETY: as above.
+                    unsafe { comm.exchange_raw(queue, &[], &[(1, raw)]) }.unwrap();
+                }
+                comm.synchronize(queue).unwrap();
+                let text = String::from_utf8_lossy(&answer.read().bytes).into_owned();
+                assert_eq!(text.contains(word), is_answered, "{text:?}");
+            }
+            1 => refused(recv_described(comm, queue, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            _ => {}
+        }
+    }
+    works(ranks);
+}

@@ -1,0 +1,71 @@
+//! Tensors of any type on the device, between guards that show a write beside them, and the way back.
+
+use gradsync::comm::RawSlice;
+use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::ops::cuda::send_recv::{DeviceBundle, DeviceReceived, DeviceTensorView, DeviceTensorViewMut};
+use gradsync_tests::transfers::Owned;
+
+const GUARD: u8 = 0x66;
+const WORD: usize = 8;
+
+/// A tensor in memory of its own; the buffer's dtype means nothing.
+pub(super) struct Tensor {
+    buffer: DeviceBuffer,
+    begin: usize,
+    like: Owned,
+}
+
+impl Tensor {
+    /// Begins so many elements behind an aligned address.
+    pub(super) fn new(queue: &Queue, data: &Owned, begin: usize) -> Self {
+        let begin = begin * data.dtype.size_bytes();
+        let mut whole = vec![GUARD; (begin + data.bytes.len() + 5).next_multiple_of(WORD)];
+        whole[begin..begin + data.bytes.len()].copy_from_slice(&data.bytes);
+        let words: Vec<f64> =
+            whole.chunks_exact(WORD).map(|word| f64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect();
+        Tensor { buffer: DeviceBuffer::from_host(queue, (&words).into()).unwrap(), begin, like: data.blank() }
+    }
+
+    fn raw(&self) -> RawSlice {
+        let (dtype, len) = (self.like.dtype, self.like.bytes.len() / self.like.dtype.size_bytes());
+        RawSlice { address: self.buffer.as_slice().address() + self.begin as u64, len, dtype }
+    }
+
+    pub(super) fn view(&self) -> DeviceTensorView<'_> {
+        // SAFETY: a part of the buffer, which is borrowed.
+        unsafe { DeviceTensorView::from_raw_parts(self.buffer.as_slice().queue(), self.raw(), &self.like.shape[..]) }
+            .unwrap()
+    }
+
+    pub(super) fn view_mut(&mut self) -> DeviceTensorViewMut<'_> {
+        let raw = self.raw();
+        let queue = self.buffer.as_slice().queue();
+        // SAFETY: a part of the buffer, which is borrowed mutably.
+        unsafe { DeviceTensorViewMut::from_raw_parts(queue, raw, &self.like.shape[..]) }.unwrap()
+    }
+
+    /// Waits for the queue.
+    pub(super) fn read(&self) -> Owned {
+        let mut words = vec![0.0f64; self.buffer.as_slice().len()];
+        self.buffer.as_slice().copy_to_host((&mut words).into()).unwrap();
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let behind = bytes.split_off(self.begin + self.like.bytes.len());
+        let data = bytes.split_off(self.begin);
+        assert!(bytes.iter().chain(&behind).all(|&byte| byte == GUARD), "memory beside the tensor was written");
+        Owned { bytes: data, ..self.like.clone() }
+    }
+}
+
+/// Each in memory of its own, at addresses aligned to no more than its type.
+pub(super) fn place(queue: &Queue, tensors: &[Owned]) -> Vec<Tensor> {
+    tensors.iter().enumerate().map(|(index, data)| Tensor::new(queue, data, index % 3)).collect()
+}
+
+pub(super) fn bundle(tensors: &[Tensor]) -> DeviceBundle<'_> {
+    DeviceBundle::new(tensors.iter().map(Tensor::view)).unwrap()
+}
+
+/// Waits for the queue.
+pub(super) fn read(received: &DeviceReceived) -> Vec<Owned> {
+    received.to_host().unwrap().tensors().map(Owned::from).collect()
+}

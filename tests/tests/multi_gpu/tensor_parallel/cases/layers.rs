@@ -1,0 +1,199 @@
+//! Two linear layers in a row, the first split by output rows and the second by input columns, with gradsync's
+//! operations around them, against the same layers on one rank.
+//!
+//! The layers multiply on the host, in `f64`. Everything is −1, 0 or 1 to begin with, so that every sum is an integer of
+//! at most 144 and exact in every dtype.
+
+use std::sync::{Arc, Mutex};
+
+use gradsync::Result;
+use gradsync::comm::DeviceCommunicator;
+use gradsync::ops::tensor_parallel::{
+    AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, TensorOp,
+};
+use gradsync_tests::array::values_of;
+use gradsync_tests::inputs::Random;
+use gradsync_tests::oracle::Format;
+
+use super::{Ranks, host_tensor};
+
+/// All of them are multiples of every world size up to 4.
+const BATCH: usize = 12;
+const INPUTS: usize = 12;
+const HIDDEN: usize = 12;
+const OUTPUTS: usize = 12;
+
+/// A matrix in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    values: Vec<f64>,
+}
+
+impl Matrix {
+    fn of(rows: usize, columns: usize, mut value: impl FnMut(usize, usize) -> f64) -> Self {
+        let values = (0..rows * columns).map(|place| value(place / columns, place % columns)).collect();
+        Self { rows, columns, values }
+    }
+
+    fn random(rows: usize, columns: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        Self::of(rows, columns, |_, _| random.below(3) as f64 - 1.0)
+    }
+
+    fn transposed(&self) -> Self {
+        Self::of(self.columns, self.rows, |row, column| self.values[column * self.columns + row])
+    }
+
+    fn times(&self, other: &Self) -> Self {
+        assert_eq!(self.columns, other.rows);
+        Self::of(self.rows, other.columns, |row, column| {
+            (0..self.columns)
+                .map(|k| self.values[row * self.columns + k] * other.values[k * other.columns + column])
+                .sum()
+        })
+    }
+
+    /// This rank's part by rows.
+    fn rows_of(&self, ranks: &Ranks<'_>) -> Self {
+        assert_eq!(self.rows % ranks.world_size(), 0, "the sizes are multiples of every world size");
+        let rows = self.rows / ranks.world_size();
+        let part = self.values.chunks_exact(rows * self.columns).nth(ranks.rank()).expect("a part for every rank");
+        Self { rows, columns: self.columns, values: part.to_vec() }
+    }
+
+    /// This rank's part by columns.
+    fn columns_of(&self, ranks: &Ranks<'_>) -> Self {
+        self.transposed().rows_of(ranks).transposed()
+    }
+
+    fn tensor(&self, ranks: &Ranks<'_>, format: Format) -> DeviceTensor {
+        ranks.tensor(format, &self.values, &[self.rows, self.columns])
+    }
+
+    /// The matrix on the device, once it is there.
+    fn read(tensor: &DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<Self> {
+        comm.synchronize(tensor.queue())?;
+        let host = tensor.to_host()?;
+        let [rows, columns] = *host.shape() else { panic!("{host:?} is no matrix") };
+        Ok(Self { rows, columns, values: values_of(host.as_slice()) })
+    }
+}
+
+/// `y = x Wᵀ` on one rank's part of the weight; it knows nothing of ranks.
+struct Linear {
+    format: Format,
+    weight: Matrix,
+    /// The input of the last pass forward.
+    input: Option<Matrix>,
+    weight_gradient: Arc<Mutex<Option<Matrix>>>,
+}
+
+impl Linear {
+    /// In place of a kernel.
+    fn on_host(
+        &self,
+        tensor: &DeviceTensor,
+        comm: &dyn DeviceCommunicator,
+        product: impl FnOnce(&Matrix) -> Matrix,
+    ) -> Result<(Matrix, DeviceTensor)> {
+        let matrix = Matrix::read(tensor, comm)?;
+        let result = product(&matrix);
+        let host = host_tensor(self.format, &result.values, &[result.rows, result.columns]);
+        Ok((matrix, DeviceTensor::from_host(tensor.queue(), &host)?))
+    }
+}
+
+impl TensorOp<DeviceTensor> for Linear {
+    fn name(&self) -> &str {
+        "Linear"
+    }
+
+    fn forward(&mut self, input: DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<DeviceTensor> {
+        let (input, output) = self.on_host(&input, comm, |x| x.times(&self.weight.transposed()))?;
+        self.input = Some(input);
+        Ok(output)
+    }
+
+    fn backward(&mut self, gradient: DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<DeviceTensor> {
+        let (gradient, result) = self.on_host(&gradient, comm, |dy| dy.times(&self.weight))?;
+        let input = self.input.take().expect("the pipeline goes forward first");
+        *self.weight_gradient.lock().unwrap() = Some(gradient.transposed().times(&input));
+        Ok(result)
+    }
+}
+
+/// What goes in, and the layers whole, on one rank: `z = x Vᵀ Wᵀ` and its gradients for `dz`.
+struct Whole {
+    x: Matrix,
+    dz: Matrix,
+    v: Matrix,
+    w: Matrix,
+    z: Matrix,
+    dx: Matrix,
+    dv: Matrix,
+    dw: Matrix,
+}
+
+impl Whole {
+    fn new(seed: u64) -> Self {
+        let (x, dz) = (Matrix::random(BATCH, INPUTS, seed), Matrix::random(BATCH, OUTPUTS, seed + 1));
+        let (v, w) = (Matrix::random(HIDDEN, INPUTS, seed + 2), Matrix::random(OUTPUTS, HIDDEN, seed + 3));
+        let hidden = x.times(&v.transposed());
+        let z = hidden.times(&w.transposed());
+        let dw = dz.transposed().times(&hidden);
+        let dhidden = dz.times(&w);
+        let dv = dhidden.transposed().times(&x);
+        let dx = dhidden.times(&v);
+        for matrix in [&hidden, &z, &dw, &dhidden, &dv, &dx] {
+            assert!(matrix.values.iter().all(|value| value.abs() <= 256.0), "more than bf16 has digits for");
+        }
+        Self { x, dz, v, w, z, dx, dv, dw }
+    }
+}
+
+/// The block with `before` and `after` it; `part` is what of the batch a rank has.
+fn check(
+    ranks: &Ranks<'_>,
+    before: impl TensorOp<DeviceTensor> + Copy + 'static,
+    after: impl TensorOp<DeviceTensor> + Copy + 'static,
+    part: impl Fn(&Matrix) -> Matrix,
+) {
+    for format in Format::ALL {
+        let whole = Whole::new(5);
+        let gradients = [(); 2].map(|()| Arc::new(Mutex::new(None)));
+        let linear = |weight: Matrix, gradient: &Arc<Mutex<Option<Matrix>>>| Linear {
+            format,
+            weight,
+            input: None,
+            weight_gradient: gradient.clone(),
+        };
+        let mut pipeline = Pipeline::new()
+            .then(before)
+            .then(linear(whole.v.rows_of(ranks), &gradients[0]))
+            .then(linear(whole.w.columns_of(ranks), &gradients[1]))
+            .then(after);
+        // The second step is one whose calls the ranks have compared before.
+        for step in 0..2 {
+            let what = |name: &str| format!("{name} in {format:?}, step {step}, rank {}", ranks.rank());
+            let output = pipeline.forward(part(&whole.x).tensor(ranks, format), ranks.comm).unwrap();
+            assert_eq!(Matrix::read(&output, ranks.comm).unwrap(), part(&whole.z), "{}", what("output"));
+            let gradient = pipeline.backward(part(&whole.dz).tensor(ranks, format), ranks.comm).unwrap();
+            assert_eq!(Matrix::read(&gradient, ranks.comm).unwrap(), part(&whole.dx), "{}", what("input"));
+            let [dv, dw] = gradients.each_ref().map(|cell| cell.lock().unwrap().take().expect("a pass backward"));
+            assert_eq!(dv, whole.dv.rows_of(ranks), "{}", what("first weight"));
+            assert_eq!(dw, whole.dw.columns_of(ranks), "{}", what("second weight"));
+        }
+    }
+}
+
+/// Every rank has the whole batch: one sum in each direction (Megatron-LM).
+pub(super) fn tensor_parallel(ranks: &Ranks<'_>) {
+    check(ranks, AllReduceGradient, AllReduce, Matrix::clone);
+}
+
+/// Every rank has its rows of the batch outside of the block (Megatron-LM's sequence parallelism).
+pub(super) fn sequence_parallel(ranks: &Ranks<'_>) {
+    check(ranks, AllGather, ReduceScatter, |matrix| matrix.rows_of(ranks));
+}

@@ -1,0 +1,130 @@
+//! Calls that are wrong, alone or together: an error on every rank, which names what was called, before any data move.
+//!
+//! A communicator that remembers compares a call once. So the calls that some ranks make and others do not are made
+//! nowhere else: their shapes have a last dimension of their own.
+
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
+use gradsync::{Error, Result};
+use gradsync_tests::oracle::Format;
+
+use super::{GATHERS, Ranks, SCATTERS, SUMS, bits};
+
+fn ones(ranks: &Ranks<'_>, format: Format, shape: &[usize]) -> DeviceTensor {
+    ranks.tensor(format, &vec![1.0; shape.iter().product()], shape)
+}
+
+fn is_odd(ranks: &Ranks<'_>) -> bool {
+    ranks.rank() == ranks.world_size() - 1
+}
+
+/// The words that name the two ranks.
+fn two_ranks(ranks: &Ranks<'_>) -> String {
+    format!("ranks disagree: rank 0 called /, rank {} called", ranks.world_size() - 1)
+}
+
+/// Every word of an error, which is the same on all ranks; afterwards the group goes on. `/` stands between words.
+#[track_caller]
+fn refused(ranks: &Ranks<'_>, outcome: Result<DeviceTensor>, words: &str) {
+    let text = match outcome {
+        Err(error @ (Error::InvalidArgument { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })) => {
+            error.to_string()
+        }
+        other => panic!("in place of a refusal: {other:?}"),
+    };
+    for word in words.split('/') {
+        assert!(text.contains(word), "\"{text}\" does not say \"{word}\"");
+    }
+    ranks.assert_same_everywhere("the error", &(Vec::new(), text.bytes().map(u64::from).collect()));
+    let sum = AllReduce.forward(ones(ranks, Format::F32, &[3]), ranks.comm).unwrap();
+    assert_eq!(ranks.seen(&sum), (vec![3], bits(Format::F32, &[ranks.world_size() as f64; 3])));
+}
+
+pub(super) fn dimension_0(ranks: &Ranks<'_>) {
+    let world_size = ranks.world_size();
+    let rows = world_size + 1;
+    for pass in SCATTERS {
+        for shape in [&[rows, 3][..], &[rows], &[]] {
+            let outcome = pass(ones(ranks, Format::F32, shape), ranks.comm);
+            refused(ranks, outcome, &format!("shape {shape:?}/{world_size} ranks"));
+        }
+    }
+    for pass in GATHERS {
+        for shape in [&[][..], &[usize::MAX, 0]] {
+            let outcome = pass(ones(ranks, Format::F32, shape), ranks.comm);
+            refused(ranks, outcome, &format!("shape {shape:?}/{world_size} tensors"));
+        }
+    }
+}
+
+pub(super) fn shape(ranks: &Ranks<'_>) {
+    let rows = 2 * ranks.world_size();
+    for pass in [SUMS, GATHERS, SCATTERS].concat() {
+        // As many elements, so that no count tells.
+        let (common, odd) = ([rows, 101], [rows * 101]);
+        let shape: &[usize] = if is_odd(ranks) { &odd } else { &common };
+        let outcome = pass(ones(ranks, Format::F32, shape), ranks.comm);
+        refused(ranks, outcome, &format!("{}/f32 {common:?}/f32 {odd:?}", two_ranks(ranks)));
+        // Only one of them would have been refused alone.
+        let (common, odd) = ([rows, 103], [rows + 1, 103]);
+        let shape = if is_odd(ranks) { odd } else { common };
+        let outcome = pass(ones(ranks, Format::F32, &shape), ranks.comm);
+        refused(ranks, outcome, &format!("{}/f32 {common:?}/f32 {odd:?}", two_ranks(ranks)));
+    }
+}
+
+pub(super) fn dtype(ranks: &Ranks<'_>) {
+    let shape = [ranks.world_size(), 107];
+    for pass in [SUMS, GATHERS, SCATTERS].concat() {
+        let format = if is_odd(ranks) { Format::BF16 } else { Format::F16 };
+        let outcome = pass(ones(ranks, format, &shape), ranks.comm);
+        refused(ranks, outcome, &format!("{}/ f16 {shape:?}/bf16 {shape:?}", two_ranks(ranks)));
+    }
+}
+
+pub(super) fn operation(ranks: &Ranks<'_>) {
+    let tensor = || ones(ranks, Format::F32, &[ranks.world_size(), 109]);
+    let outcome =
+        if is_odd(ranks) { AllGather.backward(tensor(), ranks.comm) } else { AllReduce.forward(tensor(), ranks.comm) };
+    refused(ranks, outcome, &format!("{}/AllReduce forward of/AllGather backward of", two_ranks(ranks)));
+    let outcome = if is_odd(ranks) {
+        Pipeline::new().then(AllReduce).then(AllGather).forward(tensor(), ranks.comm)
+    } else {
+        AllReduce.forward(tensor(), ranks.comm)
+    };
+    let called = "AllReduce forward of/Pipeline forward through [AllReduce, AllGather]";
+    refused(ranks, outcome, &format!("{}/{called}", two_ranks(ranks)));
+}
+
+pub(super) fn pipeline(ranks: &Ranks<'_>) {
+    let (comm, world_size) = (ranks.comm, ranks.world_size());
+    let of = |rows: usize, last: usize| ones(ranks, Format::F32, &[rows, last]);
+    let new = || Pipeline::new().then(AllGather).then(AllReduce);
+
+    refused(ranks, new().backward(of(world_size, 113), comm), "no pass forward");
+
+    // On one rank alone.
+    let (mut went, mut other) = (new(), new());
+    let output = went.forward(of(1, 127), comm).unwrap();
+    let outcome = if is_odd(ranks) { other.backward(output, comm) } else { went.backward(output, comm) };
+    refused(ranks, outcome, &format!("{}/after an output of/after no forward", two_ranks(ranks)));
+
+    // Twice.
+    let output = went.forward(of(1, 131), comm).unwrap();
+    let again = output.try_clone().unwrap();
+    assert_eq!(went.backward(output, comm).unwrap().shape(), [1, 131]);
+    refused(ranks, went.backward(again, comm), "no pass forward");
+
+    // A gradient that does not fit; the pass forward still counts.
+    went.forward(of(1, 137), comm).unwrap();
+    let outcome = went.backward(of(2 * world_size, 137), comm);
+    refused(ranks, outcome, &format!("[{world_size}, 137]/[{}, 137]", 2 * world_size));
+    let halves = ones(ranks, Format::BF16, &[world_size, 137]);
+    refused(ranks, went.backward(halves, comm), "f32/bf16");
+    assert_eq!(went.backward(of(world_size, 137), comm).unwrap().shape(), [1, 137]);
+
+    // A pass forward that failed is none.
+    let mut scatters = Pipeline::new().then(ReduceScatter);
+    let output = scatters.forward(of(world_size, 139), comm).unwrap();
+    refused(ranks, scatters.forward(of(world_size + 1, 139), comm), &format!("[{}, 139]", world_size + 1));
+    refused(ranks, scatters.backward(output, comm), "no pass forward");
+}

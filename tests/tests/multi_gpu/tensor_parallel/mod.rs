@@ -1,0 +1,86 @@
+//! Tensor-parallel operations on device memory over NCCL, with calls compared every time and once; and what it means
+//! that the ranks remember.
+//!
+//! What is expected of any transport stands in `cases`.
+
+pub(crate) mod cases;
+
+use std::time::Duration;
+
+use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
+use gradsync::{Error, Result};
+use gradsync_tests::oracle::Format;
+
+use crate::context::Context;
+use crate::report::Report;
+use cases::Ranks;
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    for (generation, checks) in [true, false].into_iter().enumerate() {
+        let how = if checks { "compared every time" } else { "compared once" };
+        let mut comm = None;
+        report.case(&format!("communicator, {how}"), || {
+            let options = NcclOptions { checks, ..context.options() };
+            comm = Some(context.communicator(generation as u64, &options));
+        });
+        let Some(comm) = comm else { return };
+        let ranks = Ranks { comm: &comm, queue: &context.queue };
+        for case in cases::of(context.world_size) {
+            report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
+        }
+    }
+}
+
+/// What only a communicator that remembers does.
+pub(crate) fn run_remembered(context: &Context, report: &mut Report) {
+    let mut comm = None;
+    report.case("communicator", || comm = Some(remembering(context, 0, context.options().deadline)));
+    let Some(comm) = comm else { return };
+    report.case("the host waits for nobody once the ranks have agreed", || ahead_of_the_others(context, &comm));
+    report.case("a call that is new to one rank", || new_to_one(context));
+}
+
+fn remembering(context: &Context, generation: u64, deadline: Duration) -> NcclCommunicator {
+    context.communicator(generation, &NcclOptions { deadline, checks: false, ..context.options() })
+}
+
+/// Rank 0 goes through a whole step before it meets the others on the control channel, and they do so before theirs.
+/// If its host waited for them, that would be for what they never bring.
+fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
+    let ranks = Ranks { comm, queue: &context.queue };
+    let rows = context.world_size;
+    let mut pipeline = Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduce);
+    let mut step = |input: DeviceTensor| -> Result<DeviceTensor> {
+        let output = pipeline.forward(input, comm)?;
+        pipeline.backward(output, comm)
+    };
+    let ones = || ranks.tensor(Format::F32, &vec![1.0; rows * 5], &[rows, 5]);
+    // Once for the agreement, and for NCCL's connections.
+    let expected = ranks.seen(&step(ones()).unwrap());
+    let input = ones();
+    if context.rank != 0 {
+        comm.gather_words(&[7]).unwrap();
+    }
+    let output = step(input).unwrap();
+    if context.rank == 0 {
+        assert_eq!(comm.gather_words(&[7]).unwrap(), vec![7; rows]);
+    }
+    assert_eq!(ranks.seen(&output), expected);
+}
+
+/// The last rank waits for an agreement, the others in a collective: an error on all of them, at the deadline.
+fn new_to_one(context: &Context) {
+    let comm = remembering(context, 1, Duration::from_secs(3));
+    let ranks = Ranks { comm: &comm, queue: &context.queue };
+    let sum = |shape: &[usize]| {
+        let input = ranks.tensor(Format::F32, &[1.0; 12], shape);
+        AllReduce.forward(input, &comm).and_then(|output| comm.synchronize(output.queue()))
+    };
+    sum(&[6, 2]).unwrap();
+    let is_odd = context.rank == context.world_size - 1;
+    let error = sum(if is_odd { &[12] } else { &[6, 2] }).expect_err("another shape on one rank");
+    assert!(matches!(error, Error::Comm(_)), "{error}");
+    assert!(comm.failure().is_some(), "{error}, which does not stick");
+}
