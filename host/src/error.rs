@@ -172,6 +172,8 @@ pub enum Operation {
     Adasum,
     /// A sum in rank order by such kernels.
     OrderedAllReduce(crate::comm::ReduceOp),
+    /// Recorded work, with whatever collectives are in it.
+    Graph,
     /// The making of a communicator.
     SetUp,
     /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
@@ -195,6 +197,7 @@ impl std::fmt::Display for Operation {
             Operation::Barrier => write!(f, "barrier"),
             Operation::Adasum => write!(f, "adasum"),
             Operation::OrderedAllReduce(op) => write!(f, "ordered all_reduce({op})"),
+            Operation::Graph => write!(f, "graph"),
             Operation::SetUp => write!(f, "set-up"),
             Operation::Exchange => write!(f, "control exchange"),
         }

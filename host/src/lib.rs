@@ -9,7 +9,8 @@
 //! | [`GradientBuffer`] | many tensors in one arena |
 //! | [`bootstrap`] | how ranks find each other, and the control channel that stays up |
 //! | [`comm`] | ranks and their collectives; [`comm::local`] runs ranks as threads |
-//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum, tensor parallelism |
+//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum, tensor parallelism, Send and Recv |
+//! | [`nvtx`] | ranges that a profiler shows |
 //! | [`plan`] | who holds and sends what, as pure functions |
 //! | [`train`] | operations composed into whole steps: Adasum of optimizer steps |
 //!
@@ -20,6 +21,7 @@
 //!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
 //!   compiler and libclang.
+//! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
 pub mod bootstrap;
 pub mod buffer;
@@ -27,6 +29,7 @@ pub mod comm;
 pub mod dtype;
 pub mod error;
 pub mod kernels;
+pub mod nvtx;
 pub mod ops;
 pub mod plan;
 pub mod slice;

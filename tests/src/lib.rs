@@ -5,6 +5,7 @@
 //! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
 //! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
 //! - [`collectives`]: what every transport's collectives are tested with;
+//! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
 //! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog.
 //!
 //! Never published, and never a dependency of anything but tests.
@@ -15,3 +16,4 @@ pub mod inputs;
 pub mod oracle;
 pub mod ranks;
 pub mod tolerance;
+pub mod transfers;

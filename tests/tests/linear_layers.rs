@@ -134,7 +134,7 @@ impl TensorOp for Linear {
         "Linear"
     }
 
-    fn forward(&mut self, _: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+    fn forward(&mut self, input: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
         let input = Var::from_tensor(&to_candle(input)).unwrap();
         let output = input.matmul(&self.weight.t().unwrap()).unwrap();
         let host = to_host(&output);
@@ -142,7 +142,7 @@ impl TensorOp for Linear {
         Ok(host)
     }
 
-    fn backward(&mut self, _: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
+    fn backward(&mut self, gradient: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
         let (input, output) = self.saved.take().expect("the pipeline goes forward first");
         // The gradient of ⟨y, g⟩ is what g gives by the chain rule.
         let gradients = (output * to_candle(gradient)).unwrap().sum_all().unwrap().backward().unwrap();
@@ -171,8 +171,8 @@ fn run(
         weight_gradients.push(gradient);
     }
     let mut pipeline = pipeline.then(after);
-    let output = pipeline.forward(comm, to_host(&x.tensor(format))).unwrap();
-    let gradient = pipeline.backward(comm, to_host(&y.tensor(format))).unwrap();
+    let output = pipeline.forward(to_host(&x.tensor(format)), comm).unwrap();
+    let gradient = pipeline.backward(to_host(&y.tensor(format)), comm).unwrap();
     let weight_gradients = weight_gradients.into_iter().map(|gradient| gradient.lock().unwrap().take().unwrap());
     (Matrix::read(&to_candle(output)), Matrix::read(&to_candle(gradient)), weight_gradients.collect())
 }

@@ -7,15 +7,18 @@ mod all_reduce;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod gradient;
+pub mod send_recv;
 pub mod tensor_parallel;
 
-pub use adasum::{AdasumOptions, AdasumReport, Algorithm, Granularity, adasum_all_reduce};
+pub use adasum::{
+    AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce,
+};
 pub use all_reduce::all_reduce;
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::buffer::GradientBuffer;
+use crate::buffer::TensorTable;
 use crate::comm::{Communicator, gather_words};
 use crate::error::{Error, Result};
 
@@ -27,11 +30,11 @@ use crate::error::{Error, Result};
 fn same_plan(
     operation: &'static str,
     comm: &dyn Communicator,
-    buffer: &GradientBuffer,
+    table: &TensorTable,
     choices: impl Hash,
 ) -> Result<()> {
     let mut hasher = DefaultHasher::new();
-    (buffer.table().fingerprint(), choices).hash(&mut hasher);
+    (table.fingerprint(), choices).hash(&mut hasher);
     let all = gather_words(comm, &[hasher.finish()])?;
     if let Some(rank) = all.iter().position(|other| *other != all[0]) {
         let reason = format!(
@@ -39,5 +42,5 @@ fn same_plan(
         );
         return Err(Error::InvalidArgument { operation, reason });
     }
-    buffer.table().check_world_size(operation, comm.world_size())
+    table.check_world_size(operation, comm.world_size())
 }

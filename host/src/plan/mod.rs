@@ -3,6 +3,7 @@
 //! Nothing here touches memory, a device or a transport, so that every rank of any world can be simulated in a test.
 
 pub mod bundle;
+pub mod cost;
 pub mod groups;
 pub mod layout;
 pub mod ownership;

@@ -6,5 +6,7 @@ mod buffer;
 mod delta;
 mod delta_skips;
 mod optimizers;
+mod pipeline;
 mod reduced;
+mod send_recv;
 mod tensor_parallel;

@@ -2,7 +2,7 @@
 
 use gradsync::comm::Communicator;
 use gradsync::ops::tensor_parallel::{
-    AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, TensorOp,
+    AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
 };
 use gradsync::{Element, Result, bf16, f16};
 use gradsync_tests::array::{Array, patterns_of};
@@ -32,13 +32,13 @@ fn seen(tensor: &HostTensor) -> Seen {
     (tensor.shape().to_vec(), patterns_of(tensor.as_slice()))
 }
 
-type Pass = fn(&dyn Communicator, HostTensor) -> Result<HostTensor>;
+type Pass = fn(HostTensor, &dyn Communicator) -> Result<HostTensor>;
 
 /// Every pass that moves data, by what it is to do.
-const SUMS: [Pass; 2] = [|comm, t| AllReduce.forward(comm, t), |comm, t| AllReduceGradient.backward(comm, t)];
-const GATHERS: [Pass; 2] = [|comm, t| AllGather.forward(comm, t), |comm, t| ReduceScatter.backward(comm, t)];
-const SCATTERS: [Pass; 2] = [|comm, t| ReduceScatter.forward(comm, t), |comm, t| AllGather.backward(comm, t)];
-const IDENTITIES: [Pass; 2] = [|comm, t| AllReduceGradient.forward(comm, t), |comm, t| AllReduce.backward(comm, t)];
+const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];
+const GATHERS: [Pass; 2] = [|t, comm| AllGather.forward(t, comm), |t, comm| ReduceScatter.backward(t, comm)];
+const SCATTERS: [Pass; 2] = [|t, comm| ReduceScatter.forward(t, comm), |t, comm| AllGather.backward(t, comm)];
+const IDENTITIES: [Pass; 2] = [|t, comm| AllReduceGradient.forward(t, comm), |t, comm| AllReduce.backward(t, comm)];
 
 const TAILS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 5], &[2, 0]];
 
@@ -70,7 +70,7 @@ fn check(format: Format, world_size: usize, shape: &[usize]) {
     part[0] /= world_size;
     for rank_results in on_ranks(world_size, |comm| {
         let rank = comm.rank();
-        let run = |pass: &Pass| seen(&pass(&comm, tensor(format, &inputs[rank], shape)).unwrap());
+        let run = |pass: &Pass| seen(&pass(tensor(format, &inputs[rank], shape), &comm).unwrap());
         (rank, [SUMS, GATHERS, SCATTERS, IDENTITIES].map(|passes| passes.each_ref().map(run)))
     }) {
         let (rank, [sums, gathers, scatters, identities]) = rank_results;
@@ -96,7 +96,7 @@ fn tensors_stay_where_they_are() {
                 let data = vec![T::from_f64(value); 12];
                 let place = data.as_ptr();
                 let given = HostTensor::new(data, [4, 3]).unwrap();
-                let back = pass(comm, given).unwrap().into_vec::<T>().expect("the dtype is kept");
+                let back = pass(given, comm).unwrap().into_vec::<T>().expect("the dtype is kept");
                 assert_eq!(back.as_ptr(), place, "{} over {}", T::DTYPE, comm.world_size());
             }
         }
@@ -116,9 +116,9 @@ fn tensors_stay_where_they_are() {
                 Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduceGradient);
             let scalar = HostTensor::new(vec![2.0f32], []).unwrap();
             let place = start(&scalar);
-            let output = pipeline.forward(&comm, scalar).unwrap();
+            let output = pipeline.forward(scalar, &comm).unwrap();
             assert_eq!(start(&output), place);
-            assert_eq!(start(&pipeline.backward(&comm, output).unwrap()), place);
+            assert_eq!(start(&pipeline.backward(output, &comm).unwrap()), place);
         });
     });
 }
@@ -131,7 +131,7 @@ fn what_the_caller_keeps_is_not_written() {
             for pass in [SUMS, GATHERS, SCATTERS, IDENTITIES].concat() {
                 let kept = tensor(Format::F16, &vector(Format::F16, 12, 3), &[6, 2]);
                 let before = seen(&kept);
-                pass(&comm, kept.clone()).unwrap();
+                pass(kept.clone(), &comm).unwrap();
                 assert_eq!(seen(&kept), before);
             }
         });
@@ -161,13 +161,13 @@ fn dimension_0_is_missing_or_not_divided() {
     guarded(60, || {
         let ones = |shape: &[usize]| tensor(Format::F32, &vec![1.0; shape.iter().product()], shape);
         for pass in SCATTERS {
-            refused_everywhere(3, &["[4, 3]", "3 ranks"], |comm| pass(comm, ones(&[4, 3])));
-            refused_everywhere(4, &["[6]", "4 ranks"], |comm| pass(comm, ones(&[6])));
-            refused_everywhere(2, &["[]", "2 ranks"], |comm| pass(comm, ones(&[])));
+            refused_everywhere(3, &["[4, 3]", "3 ranks"], |comm| pass(ones(&[4, 3]), comm));
+            refused_everywhere(4, &["[6]", "4 ranks"], |comm| pass(ones(&[6]), comm));
+            refused_everywhere(2, &["[]", "2 ranks"], |comm| pass(ones(&[]), comm));
         }
         for pass in GATHERS {
-            refused_everywhere(3, &["[]", "3 tensors"], |comm| pass(comm, ones(&[])));
-            refused_everywhere(2, &["18446744073709551615", "2 tensors"], |comm| pass(comm, ones(&[usize::MAX, 0])));
+            refused_everywhere(3, &["[]", "3 tensors"], |comm| pass(ones(&[]), comm));
+            refused_everywhere(2, &["18446744073709551615", "2 tensors"], |comm| pass(ones(&[usize::MAX, 0]), comm));
         }
     });
 }
@@ -180,24 +180,24 @@ fn ranks_that_disagree() {
         for pass in [SUMS, GATHERS, SCATTERS].concat() {
             refused_everywhere(3, &["rank 0", "[6, 2]", "rank 2", "[12]"], |comm| {
                 let shape: &[usize] = if comm.rank() == 2 { &[12] } else { &[6, 2] };
-                pass(comm, ones(Format::F32, shape))
+                pass(ones(Format::F32, shape), comm)
             });
             refused_everywhere(4, &["rank 0", "f16 [8]", "rank 1", "f64 [8]"], |comm| {
-                pass(comm, ones(if comm.rank() == 1 { Format::F64 } else { Format::F16 }, &[8]))
+                pass(ones(if comm.rank() == 1 { Format::F64 } else { Format::F16 }, &[8]), comm)
             });
             // Only one of them would have refused it alone.
             refused_everywhere(2, &["rank 0", "[2]", "rank 1", "[]"], |comm| {
-                pass(comm, ones(Format::F32, if comm.rank() == 1 { &[] } else { &[2] }))
+                pass(ones(Format::F32, if comm.rank() == 1 { &[] } else { &[2] }), comm)
             });
         }
         refused_everywhere(3, &["AllReduce forward", "AllGather backward", "rank 1"], |comm| {
             let tensor = ones(Format::F32, &[3]);
-            if comm.rank() == 1 { AllGather.backward(comm, tensor) } else { AllReduce.forward(comm, tensor) }
+            if comm.rank() == 1 { AllGather.backward(tensor, comm) } else { AllReduce.forward(tensor, comm) }
         });
         refused_everywhere(2, &["AllReduce forward", "Pipeline forward", "[AllReduce, AllGather]"], |comm| {
             let tensor = ones(Format::F32, &[3]);
             let mut pipeline = Pipeline::new().then(AllReduce).then(AllGather);
-            if comm.rank() == 1 { pipeline.forward(comm, tensor) } else { AllReduce.forward(comm, tensor) }
+            if comm.rank() == 1 { pipeline.forward(tensor, comm) } else { AllReduce.forward(tensor, comm) }
         });
     });
 }
@@ -234,10 +234,10 @@ fn the_way_back_is_the_adjoint() {
                 let sides = on_ranks(world_size, |comm| {
                     let mut operation = maker();
                     let x: Vec<f64> = integers(comm.rank(), rows * 2).collect();
-                    let output = operation.forward(&comm, tensor(Format::F64, &x, &[rows, 2])).unwrap();
+                    let output = operation.forward(tensor(Format::F64, &x, &[rows, 2]), &comm).unwrap();
                     let y: Vec<f64> = integers(comm.rank() + 9, output.as_slice().len()).collect();
                     let left = inner(&output.as_slice().to_f64_vec(), &y);
-                    let gradient = operation.backward(&comm, tensor(Format::F64, &y, output.shape())).unwrap();
+                    let gradient = operation.backward(tensor(Format::F64, &y, output.shape()), &comm).unwrap();
                     assert_eq!(gradient.shape(), [rows, 2]);
                     (left, inner(&x, &gradient.as_slice().to_f64_vec()))
                 });
@@ -256,12 +256,12 @@ impl TensorOp for Digit {
         "Digit"
     }
 
-    fn forward(&mut self, _: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+    fn forward(&mut self, input: HostTensor, _: &dyn Communicator) -> Result<HostTensor> {
         HostTensor::new(vec![input.as_slice().to_f64_vec()[0] * 10.0 + self.0], [1])
     }
 
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
-        self.forward(comm, gradient)
+    fn backward(&mut self, gradient: HostTensor, comm: &dyn Communicator) -> Result<HostTensor> {
+        self.forward(gradient, comm)
     }
 }
 
@@ -270,9 +270,48 @@ fn a_pipeline_goes_back_in_reverse() {
     on_ranks(1, |comm| {
         let mut pipeline = Pipeline::new().then(Digit(1.0)).then(Digit(2.0)).then(Digit(3.0));
         let zero = || HostTensor::new(vec![0.0f64], [1]).unwrap();
-        assert_eq!(pipeline.forward(&comm, zero()).unwrap().into_vec::<f64>(), Some(vec![123.0]));
-        assert_eq!(pipeline.backward(&comm, zero()).unwrap().into_vec::<f64>(), Some(vec![321.0]));
+        assert_eq!(pipeline.forward(zero(), &comm).unwrap().into_vec::<f64>(), Some(vec![123.0]));
+        assert_eq!(pipeline.backward(zero(), &comm).unwrap().into_vec::<f64>(), Some(vec![321.0]));
         assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Digit"; 3]);
+    });
+}
+
+/// An operation of the caller's that is written once for every kind of tensor.
+struct Twice<O>(O);
+
+impl<T: Tensor, O: TensorOp<T>> TensorOp<T> for Twice<O> {
+    fn name(&self) -> &str {
+        "Twice"
+    }
+
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+        let once = self.0.forward(input, comm)?;
+        assert_eq!(once.dtype().to_string(), "f32");
+        self.0.forward(once, comm)
+    }
+
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        let once = self.0.backward(gradient, comm)?;
+        assert_eq!(once.shape().len(), 1);
+        self.0.backward(once, comm)
+    }
+}
+
+#[test]
+fn operations_for_every_kind_of_tensor() {
+    guarded(60, || {
+        on_ranks(2, |comm| {
+            let mut pipeline = Pipeline::new().then(Twice(AllGather)).then(Twice(AllReduce));
+            let input = tensor(Format::F32, &[1.0, 2.0, 4.0].map(|value| value * (comm.rank() + 1) as f64), &[3]);
+            let output = pipeline.forward(input, &comm).unwrap();
+            let joined = [4.0, 8.0, 16.0, 8.0, 16.0, 32.0];
+            assert_eq!(output.as_slice().to_f64_vec(), [joined, joined].concat());
+            let gradient = pipeline.backward(output, &comm).unwrap();
+            // Two sums over two ranks that have the same.
+            let own = &joined[3 * comm.rank()..][..3];
+            assert_eq!(gradient.as_slice().to_f64_vec(), own.iter().map(|value| value * 4.0).collect::<Vec<_>>());
+            assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Twice", "Twice"]);
+        });
     });
 }
 
@@ -282,38 +321,38 @@ fn a_pipeline_goes_back_only_where_it_came_from() {
     guarded(60, || {
         let ones = |format, rows: usize| tensor(format, &vec![1.0; rows], &[rows]);
         let pipeline = || Pipeline::new().then(AllGather).then(AllReduce);
-        refused_everywhere(2, &["no pass forward"], |comm| pipeline().backward(comm, ones(Format::F32, 4)));
+        refused_everywhere(2, &["no pass forward"], |comm| pipeline().backward(ones(Format::F32, 4), comm));
         refused_everywhere(2, &["rank 0", "rank 1", "after no forward"], |comm| {
             let mut pipeline = pipeline();
-            let output = pipeline.forward(comm, ones(Format::F32, 2))?;
+            let output = pipeline.forward(ones(Format::F32, 2), comm)?;
             let mut other = self::Pipeline::new().then(AllGather).then(AllReduce);
-            if comm.rank() == 1 { other.backward(comm, output) } else { pipeline.backward(comm, output) }
+            if comm.rank() == 1 { other.backward(output, comm) } else { pipeline.backward(output, comm) }
         });
         refused_everywhere(2, &["no pass forward"], |comm| {
             let mut pipeline = pipeline();
-            let output = pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
-            pipeline.backward(comm, output.clone()).unwrap();
-            pipeline.backward(comm, output)
+            let output = pipeline.forward(ones(Format::F32, 2), comm).unwrap();
+            pipeline.backward(output.clone(), comm).unwrap();
+            pipeline.backward(output, comm)
         });
         refused_everywhere(2, &["[4]", "[6]"], |comm| {
             let mut pipeline = pipeline();
-            pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
-            let outcome = pipeline.backward(comm, ones(Format::F32, 6));
+            pipeline.forward(ones(Format::F32, 2), comm).unwrap();
+            let outcome = pipeline.backward(ones(Format::F32, 6), comm);
             // The pass forward still counts.
-            assert_eq!(pipeline.backward(comm, ones(Format::F32, 4)).unwrap().shape(), [2]);
+            assert_eq!(pipeline.backward(ones(Format::F32, 4), comm).unwrap().shape(), [2]);
             outcome
         });
         refused_everywhere(2, &["f32", "bf16"], |comm| {
             let mut pipeline = pipeline();
-            pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
-            pipeline.backward(comm, ones(Format::BF16, 4))
+            pipeline.forward(ones(Format::F32, 2), comm).unwrap();
+            pipeline.backward(ones(Format::BF16, 4), comm)
         });
         // A pass forward that failed is none.
         refused_everywhere(2, &["no pass forward"], |comm| {
             let mut pipeline = Pipeline::new().then(ReduceScatter);
-            let output = pipeline.forward(comm, ones(Format::F32, 2)).unwrap();
-            pipeline.forward(comm, ones(Format::F32, 3)).expect_err("2 ranks do not divide 3");
-            pipeline.backward(comm, output)
+            let output = pipeline.forward(ones(Format::F32, 2), comm).unwrap();
+            pipeline.forward(ones(Format::F32, 3), comm).expect_err("2 ranks do not divide 3");
+            pipeline.backward(output, comm)
         });
     });
 }

@@ -1,4 +1,4 @@
-//! The program `gradsync`: reduces gradient files of several ranks, and tells what a machine has.
+//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and measures it.
 //!
 //! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
 //! line). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
@@ -6,6 +6,7 @@
 mod backend;
 mod checkpoint;
 mod info;
+mod perf;
 mod reduce;
 mod report;
 
@@ -28,6 +29,8 @@ enum Command {
     Reduce(reduce::Reduce),
     /// Tell the version, and which CPU features, GPUs and libraries are found, or where they were looked for.
     Info(info::Info),
+    /// Measure operations beside their baselines, as nccl-tests does, and check their results.
+    Perf(perf::Perf),
 }
 
 /// Writes a result to stdout. A reader that has seen enough and closed the pipe is no failure.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Reduce(reduce) => reduce.run().map_err(|error| error.to_string()),
         Command::Info(info) => info.run().map_err(|error| error.to_string()),
+        Command::Perf(perf) => perf.run().map_err(|error| error.to_string()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,7 +4,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::comm::{Communicator, gather_words};
+use super::Tensor;
 use crate::error::{Error, Result};
 
 /// Bytes in one number that a communicator carries.
@@ -12,17 +12,23 @@ const WORD: usize = size_of::<u64>();
 
 /// Refuses ranks whose `call`s differ; the error names two ranks and quotes both.
 ///
-/// One small exchange where they agree; the texts themselves travel only where they do not.
-pub(super) fn same_call(operation: &'static str, comm: &dyn Communicator, call: &str) -> Result<()> {
-    if comm.world_size() == 1 {
+/// One small exchange where they agree, or none where the group remembers the call; the texts themselves travel only
+/// where ranks differ.
+pub(super) fn same_call<T: Tensor>(operation: &'static str, call: &str, comm: T::Comm<'_>) -> Result<()> {
+    if T::world_size(comm) == 1 {
         return Ok(());
     }
     let mut hasher = DefaultHasher::new();
     call.hash(&mut hasher);
+    let value = hasher.finish();
+    if T::was_agreed(value, comm) {
+        return Ok(());
+    }
     let words = call.len().div_ceil(WORD) as u64;
-    let all = gather_words(comm, &[hasher.finish(), words])?;
+    let all = T::gather_words(&[value, words], comm)?;
     let ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
     let Some(odd) = ranks.iter().position(|rank| rank != &ranks[0]) else {
+        T::remember(value, comm);
         return Ok(());
     };
 
@@ -34,7 +40,7 @@ pub(super) fn same_call(operation: &'static str, comm: &dyn Communicator, call: 
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_ne_bytes(padded);
     }
-    let texts = gather_words(comm, &text)?;
+    let texts = T::gather_words(&text, comm)?;
     let quote = |rank: usize| {
         let words = &texts[rank * longest..(rank + 1) * longest];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -1,30 +1,29 @@
 //! The three collectives that the operations are made of, on tensors: a sum, a concatenation, and a part of a sum.
 //!
 //! Each compares the ranks' calls, then checks the shape that they share, then communicates. A group of one hands the
-//! tensor back unseen. They know no direction: which of them is the way back of which is said in the parent module.
+//! tensor back unseen. They know no direction: which of them is the way back of which is said in the parent module. They
+//! know no kind of memory either.
 
-use super::HostTensor;
+use super::Tensor;
 use super::agreement::same_call;
-use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Result};
 
 /// The sum of the ranks' tensors, in the memory that was handed over.
-pub(super) fn sum(operation: &'static str, comm: &dyn Communicator, mut tensor: HostTensor) -> Result<HostTensor> {
-    if comm.world_size() == 1 {
+pub(super) fn sum<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+    if T::world_size(comm) == 1 {
         return Ok(tensor);
     }
-    agree(operation, comm, &tensor)?;
-    comm.all_reduce(tensor.as_mut_slice(), ReduceOp::Sum)?;
-    Ok(tensor)
+    agree(operation, &tensor, comm)?;
+    tensor.sum(comm)
 }
 
 /// The ranks' tensors one after the other along dimension 0.
-pub(super) fn concatenate(operation: &'static str, comm: &dyn Communicator, tensor: HostTensor) -> Result<HostTensor> {
-    let world_size = comm.world_size();
+pub(super) fn concatenate<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+    let world_size = T::world_size(comm);
     if world_size == 1 {
         return Ok(tensor);
     }
-    agree(operation, comm, &tensor)?;
+    agree(operation, &tensor, comm)?;
     let mut shape = tensor.shape().to_vec();
     let grown = shape.first().and_then(|first| first.checked_mul(world_size));
     let Some(grown) = grown else {
@@ -32,18 +31,16 @@ pub(super) fn concatenate(operation: &'static str, comm: &dyn Communicator, tens
         return Err(Error::InvalidArgument { operation, reason });
     };
     shape[0] = grown;
-    let mut output = HostTensor::zeroed(operation, tensor.dtype(), shape)?;
-    comm.all_gather(tensor.as_slice(), output.as_mut_slice())?;
-    Ok(output)
+    tensor.concatenate(operation, shape, comm)
 }
 
 /// This rank's part, along dimension 0, of the sum of the ranks' tensors.
-pub(super) fn sum_part(operation: &'static str, comm: &dyn Communicator, tensor: HostTensor) -> Result<HostTensor> {
-    let world_size = comm.world_size();
+pub(super) fn sum_part<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+    let world_size = T::world_size(comm);
     if world_size == 1 {
         return Ok(tensor);
     }
-    agree(operation, comm, &tensor)?;
+    agree(operation, &tensor, comm)?;
     let mut shape = tensor.shape().to_vec();
     match shape.first_mut() {
         Some(first) if *first % world_size == 0 => *first /= world_size,
@@ -53,11 +50,9 @@ pub(super) fn sum_part(operation: &'static str, comm: &dyn Communicator, tensor:
             return Err(Error::InvalidArgument { operation, reason });
         }
     }
-    let mut output = HostTensor::zeroed(operation, tensor.dtype(), shape)?;
-    comm.reduce_scatter(tensor.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
-    Ok(output)
+    tensor.sum_part(operation, shape, comm)
 }
 
-fn agree(operation: &'static str, comm: &dyn Communicator, tensor: &HostTensor) -> Result<()> {
-    same_call(operation, comm, &format!("{operation} of {} {:?}", tensor.dtype(), tensor.shape()))
+fn agree<T: Tensor>(operation: &'static str, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
+    same_call::<T>(operation, &format!("{operation} of {} {:?}", tensor.dtype(), tensor.shape()), comm)
 }

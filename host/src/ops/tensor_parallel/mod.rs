@@ -11,28 +11,58 @@
 //! | [`AllGather`] | concatenates along dimension 0 | sums, and keeps this rank's part of dimension 0 |
 //! | [`ReduceScatter`] | sums, and keeps this rank's part of dimension 0 | concatenates along dimension 0 |
 //!
+//! The same operations serve two kinds of [`Tensor`], of `f64`, `f32`, `f16` or `bf16`: a [`HostTensor`] over any
+//! [`Communicator`](crate::comm::Communicator), and with the feature `cuda` a `DeviceTensor`, in the memory of a GPU,
+//! over any `DeviceCommunicator`. On the host, calls block. On the device they put work into the tensor's queue and
+//! return.
+//!
 //! Tensors are handed over and handed back: nothing that the caller still has is ever written, and a group of one rank
-//! gets back the very tensor that it gave. Sums run in `f64` in rank order and are rounded once, so that they are the
-//! same bits on every rank. Nothing here computes a layer, keeps a tensor, or holds parameters.
+//! gets back the very tensor that it gave. Nothing here computes a layer, keeps a tensor, or holds parameters.
+//!
+//! # Numerics
+//!
+//! Sums are the same bits on every rank. On the host they run in `f64` in rank order and are rounded once. On the device
+//! they are the transport's: NCCL adds in the tensor's dtype, in an order that depends on the length and on the machine,
+//! so that [`AllReduce`], and [`ReduceScatter`] followed by [`AllGather`], may differ in their last bits. The other
+//! directions move bits and compute nothing.
+//!
+//! # Agreement
+//!
+//! Ranks compare what they call before any data move: another shape, dtype, operation or direction on one rank is an
+//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank that names two ranks and quotes what each
+//! called; the group stays usable. The identities ask nobody and accept everything.
+//!
+//! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
+//! it is the communicator's choice (`DeviceCommunicator::agreements`). One that remembers what its ranks have agreed on,
+//! as `NcclCommunicator` does unless `NcclOptions::checks` is on, has them compare the first call of each operation,
+//! direction, dtype and shape, and of each pipeline's pass; the host never waits after that. What a rank does differently
+//! later on is found if it is new to the group: that rank waits for an agreement that nobody else comes to, and the
+//! deadline makes it an error on every rank, which quotes no call. Calls that are not new, in another order, are not
+//! found: turn `checks` on to look for those.
 
 mod agreement;
 mod collective;
+#[cfg(feature = "cuda")]
+mod device;
+mod host;
 mod pipeline;
 mod tensor;
 
+#[cfg(feature = "cuda")]
+pub use device::DeviceTensor;
+pub use host::HostTensor;
 pub use pipeline::Pipeline;
-pub use tensor::HostTensor;
+pub use tensor::Tensor;
 
-use crate::comm::Communicator;
 use crate::error::Result;
 
 /// A step of a computation with its way back: a collective of this module, or a layer of the caller's.
 ///
-/// All ranks of the communicator call the same operation in the same order. Those of this module compare their calls
-/// before any data move: another shape, dtype, operation or direction on one rank is an
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank that names two ranks and what each called.
-/// The identities ask nobody and accept everything. An error drops the tensor that was handed over.
-pub trait TensorOp: Send {
+/// All ranks of the communicator call the same operation in the same order; see the [module](self) on how they compare.
+/// An error drops the tensor that was handed over. One that a single rank runs into after the comparison, such as memory
+/// that does not suffice, leaves the others waiting for it until it drops its communicator or their deadline is over.
+// The tensor stands before the communicator because types are inferred from left to right: it decides what the other is.
+pub trait TensorOp<T: Tensor = HostTensor>: Send {
     /// What messages call this operation.
     fn name(&self) -> &str;
 
@@ -40,14 +70,14 @@ pub trait TensorOp: Send {
     ///
     /// # Errors
     /// What the operation refuses, and what its communication fails with.
-    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor>;
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T>;
 
     /// The gradient with respect to the input, from the one with respect to the output of the last
     /// [`forward`](Self::forward).
     ///
     /// # Errors
     /// What the operation refuses, and what its communication fails with.
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor>;
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T>;
 }
 
 /// Sums the ranks' tensors; the gradient passes as it is, being the same on all ranks already (Megatron-LM's *g*).
@@ -61,7 +91,7 @@ pub trait TensorOp: Send {
 ///
 /// let sums = local::run(2, |comm| {
 ///     let partial = HostTensor::new(vec![1.0f32, 2.0, 3.0], [1, 3])?;
-///     AllReduce.forward(&comm, partial)
+///     AllReduce.forward(partial, &comm)
 /// })?;
 /// for sum in sums {
 ///     assert_eq!(sum.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![2.0, 4.0, 6.0]));
@@ -96,58 +126,58 @@ pub struct AllGather;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReduceScatter;
 
-impl TensorOp for AllReduce {
+impl<T: Tensor> TensorOp<T> for AllReduce {
     fn name(&self) -> &str {
         "AllReduce"
     }
 
-    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
-        collective::sum("AllReduce forward", comm, input)
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::sum("AllReduce forward", input, comm)
     }
 
-    fn backward(&mut self, _: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
+    fn backward(&mut self, gradient: T, _: T::Comm<'_>) -> Result<T> {
         Ok(gradient)
     }
 }
 
-impl TensorOp for AllReduceGradient {
+impl<T: Tensor> TensorOp<T> for AllReduceGradient {
     fn name(&self) -> &str {
         "AllReduceGradient"
     }
 
-    fn forward(&mut self, _: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+    fn forward(&mut self, input: T, _: T::Comm<'_>) -> Result<T> {
         Ok(input)
     }
 
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
-        collective::sum("AllReduceGradient backward", comm, gradient)
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::sum("AllReduceGradient backward", gradient, comm)
     }
 }
 
-impl TensorOp for AllGather {
+impl<T: Tensor> TensorOp<T> for AllGather {
     fn name(&self) -> &str {
         "AllGather"
     }
 
-    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
-        collective::concatenate("AllGather forward", comm, input)
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::concatenate("AllGather forward", input, comm)
     }
 
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
-        collective::sum_part("AllGather backward", comm, gradient)
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::sum_part("AllGather backward", gradient, comm)
     }
 }
 
-impl TensorOp for ReduceScatter {
+impl<T: Tensor> TensorOp<T> for ReduceScatter {
     fn name(&self) -> &str {
         "ReduceScatter"
     }
 
-    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
-        collective::sum_part("ReduceScatter forward", comm, input)
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::sum_part("ReduceScatter forward", input, comm)
     }
 
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
-        collective::concatenate("ReduceScatter backward", comm, gradient)
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        collective::concatenate("ReduceScatter backward", gradient, comm)
     }
 }

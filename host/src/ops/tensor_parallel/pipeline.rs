@@ -3,8 +3,7 @@
 //! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
 
 use super::agreement::same_call;
-use super::{HostTensor, TensorOp};
-use crate::comm::Communicator;
+use super::{HostTensor, Tensor, TensorOp};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -27,29 +26,28 @@ struct Pass {
 ///
 /// let outcomes = local::run(2, |comm| {
 ///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
-///     let output = pipeline.forward(&comm, HostTensor::new(vec![1.0f32; 3], [1, 3])?)?;
-///     pipeline.backward(&comm, output)
+///     let output = pipeline.forward(HostTensor::new(vec![1.0f32; 3], [1, 3])?, &comm)?;
+///     pipeline.backward(output, &comm)
 /// })?;
 /// for gradient in outcomes {
 ///     assert_eq!(gradient.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![4.0; 3]));
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
-#[derive(Default)]
-pub struct Pipeline {
-    operations: Vec<Box<dyn TensorOp>>,
+pub struct Pipeline<T: Tensor = HostTensor> {
+    operations: Vec<Box<dyn TensorOp<T>>>,
     last: Option<Pass>,
 }
 
-impl Pipeline {
-    /// No operations yet: the identity.
+impl<T: Tensor> Pipeline<T> {
+    /// No operations yet: the identity. What is done with it decides for which tensors it is.
     pub fn new() -> Self {
-        Self::default()
+        Self { operations: Vec::new(), last: None }
     }
 
     /// The same with one more operation at the end. A pass forward that was made before no longer counts.
     #[must_use]
-    pub fn then(mut self, operation: impl TensorOp + 'static) -> Self {
+    pub fn then(mut self, operation: impl TensorOp<T> + 'static) -> Self {
         self.operations.push(Box::new(operation));
         self.last = None;
         self
@@ -60,7 +58,7 @@ impl Pipeline {
         self.operations.iter().map(|operation| operation.name())
     }
 
-    fn agree(&self, direction: &'static str, comm: &dyn Communicator, tensor: &HostTensor) -> Result<()> {
+    fn agree(&self, direction: &'static str, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
         let names: Vec<&str> = self.names().collect();
         let state = match &self.last {
             Some(last) => format!("an output of {} {:?} over {} ranks", last.dtype, last.shape, last.world_size),
@@ -69,14 +67,20 @@ impl Pipeline {
         let of = format!("of {} {:?}", tensor.dtype(), tensor.shape());
         // What went before matters on the way back only.
         let after = if direction == BACKWARD { format!(" after {state}") } else { String::new() };
-        same_call(direction, comm, &format!("{direction} through [{}] {of}{after}", names.join(", ")))
+        same_call::<T>(direction, &format!("{direction} through [{}] {of}{after}", names.join(", ")), comm)
     }
 }
 
 const FORWARD: &str = "Pipeline forward";
 const BACKWARD: &str = "Pipeline backward";
 
-impl TensorOp for Pipeline {
+impl<T: Tensor> Default for Pipeline<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     fn name(&self) -> &str {
         "Pipeline"
     }
@@ -86,12 +90,12 @@ impl TensorOp for Pipeline {
     /// # Errors
     /// [`Error::InvalidArgument`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
     /// which there is no pass to go back from.
-    fn forward(&mut self, comm: &dyn Communicator, input: HostTensor) -> Result<HostTensor> {
+    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
         self.last = None;
-        self.agree(FORWARD, comm, &input)?;
-        let output = self.operations.iter_mut().try_fold(input, |tensor, operation| operation.forward(comm, tensor))?;
+        self.agree(FORWARD, &input, comm)?;
+        let output = self.operations.iter_mut().try_fold(input, |tensor, operation| operation.forward(tensor, comm))?;
         let (dtype, shape) = (output.dtype(), output.shape().to_vec());
-        self.last = Some(Pass { dtype, shape, world_size: comm.world_size() });
+        self.last = Some(Pass { dtype, shape, world_size: T::world_size(comm) });
         Ok(output)
     }
 
@@ -102,15 +106,15 @@ impl TensorOp for Pipeline {
     /// number of ranks, or if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
     /// [`Error::DTypeMismatch`] for a gradient unlike the output of the pass forward, which stays good for another try;
     /// and the first error of an operation.
-    fn backward(&mut self, comm: &dyn Communicator, gradient: HostTensor) -> Result<HostTensor> {
-        self.agree(BACKWARD, comm, &gradient)?;
+    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        self.agree(BACKWARD, &gradient, comm)?;
         let refused = |reason| Error::InvalidArgument { operation: BACKWARD, reason };
         let Some(last) = &self.last else {
             return Err(refused("there was no pass forward since the last one backward".into()));
         };
-        if last.world_size != comm.world_size() {
-            let reason =
-                format!("the pass forward was over {} ranks, this is over {}", last.world_size, comm.world_size());
+        let world_size = T::world_size(comm);
+        if last.world_size != world_size {
+            let reason = format!("the pass forward was over {} ranks, this is over {world_size}", last.world_size);
             return Err(refused(reason));
         }
         if last.dtype != gradient.dtype() {
@@ -123,11 +127,11 @@ impl TensorOp for Pipeline {
         }
         self.last = None;
         let mut operations = self.operations.iter_mut().rev();
-        operations.try_fold(gradient, |tensor, operation| operation.backward(comm, tensor))
+        operations.try_fold(gradient, |tensor, operation| operation.backward(tensor, comm))
     }
 }
 
-impl std::fmt::Debug for Pipeline {
+impl<T: Tensor> std::fmt::Debug for Pipeline<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<&str> = self.names().collect();
         f.debug_struct("Pipeline").field("operations", &names).field("last", &self.last).finish()

@@ -1,130 +1,52 @@
-//! [`HostTensor`]: an owned tensor that is passed from operation to operation.
+//! [`Tensor`]: what the operations ask of a tensor, wherever its elements are.
 //!
-//! It takes a `Vec` and gives it back, without a copy either way. It does no arithmetic and never communicates.
+//! It says what can be done with one kind of memory. What is done, and in which order, stands in the modules beside it.
 
-use bytemuck::allocation::{cast_vec, try_zeroed_vec};
-use half::{bf16, f16};
+use crate::dtype::DType;
+use crate::error::Result;
 
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::slice::{Slice, SliceMut, TensorView, shape_len};
-
-/// Elements of one of the four dtypes.
-#[derive(Clone)]
-enum Elements {
-    F64(Vec<f64>),
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
+pub(super) mod sealed {
+    pub trait Sealed {}
 }
 
-impl Elements {
-    fn of<T: Element>(data: Vec<T>) -> Self {
-        match T::DTYPE {
-            DType::F64 => Elements::F64(cast_vec(data)),
-            DType::F32 => Elements::F32(cast_vec(data)),
-            DType::F16 => Elements::F16(cast_vec(data)),
-            DType::BF16 => Elements::BF16(cast_vec(data)),
-        }
-    }
-
-    fn zeroed<T: Element>(operation: &'static str, len: usize) -> Result<Self> {
-        let bytes = len.saturating_mul(T::DTYPE.size_bytes());
-        try_zeroed_vec::<T>(len).map(Self::of).map_err(|()| Error::OutOfMemory { operation, bytes })
-    }
-}
-
-/// A tensor that owns its elements, in row-major order. `[]` is the shape of a scalar, with one element.
+/// A tensor that operations are handed and hand back: [`HostTensor`](super::HostTensor), and with the feature `cuda`
+/// `DeviceTensor`.
 ///
-/// ```
-/// use gradsync::ops::tensor_parallel::HostTensor;
-///
-/// let tensor = HostTensor::new(vec![1.0f32; 6], [2, 3])?;
-/// assert_eq!(tensor.shape(), [2, 3]);
-/// assert_eq!(tensor.into_vec::<f32>(), Some(vec![1.0; 6]));
-/// # Ok::<(), gradsync::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct HostTensor {
-    elements: Elements,
-    shape: Vec<usize>,
-}
-
-impl HostTensor {
-    /// Gives elements a shape.
-    ///
-    /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as there are.
-    pub fn new<T: Element>(data: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
-        let shape = shape.into();
-        TensorView::new(&data, &shape)?;
-        Ok(Self { elements: Elements::of(data), shape })
-    }
-
-    /// Zeros of a shape; memory that cannot be had is an error.
-    pub(super) fn zeroed(operation: &'static str, dtype: DType, shape: Vec<usize>) -> Result<Self> {
-        let len = shape_len(operation, &shape)?;
-        let elements = match dtype {
-            DType::F64 => Elements::zeroed::<f64>(operation, len),
-            DType::F32 => Elements::zeroed::<f32>(operation, len),
-            DType::F16 => Elements::zeroed::<f16>(operation, len),
-            DType::BF16 => Elements::zeroed::<bf16>(operation, len),
-        };
-        Ok(Self { elements: elements?, shape })
-    }
-
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
+/// Its type decides what carries it between ranks, and with that, which communicators an operation takes.
+pub trait Tensor: sealed::Sealed + Sized + Send + 'static {
+    /// A communicator that carries such tensors: `&dyn Communicator` or `&dyn DeviceCommunicator`.
+    type Comm<'c>: Copy;
 
     /// The type of every element.
-    pub fn dtype(&self) -> DType {
-        self.as_slice().dtype()
-    }
+    fn dtype(&self) -> DType;
 
-    /// The elements.
-    pub fn as_slice(&self) -> Slice<'_> {
-        match &self.elements {
-            Elements::F64(data) => data.into(),
-            Elements::F32(data) => data.into(),
-            Elements::F16(data) => data.into(),
-            Elements::BF16(data) => data.into(),
-        }
-    }
+    /// The dimensions, outermost first.
+    fn shape(&self) -> &[usize];
 
-    /// The elements, to write.
-    pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
-        match &mut self.elements {
-            Elements::F64(data) => data.into(),
-            Elements::F32(data) => data.into(),
-            Elements::F16(data) => data.into(),
-            Elements::BF16(data) => data.into(),
-        }
-    }
+    #[doc(hidden)]
+    fn world_size(comm: Self::Comm<'_>) -> usize;
 
-    /// The tensor, to read.
-    pub fn view(&self) -> TensorView<'_> {
-        TensorView::new(self.as_slice(), &self.shape).expect("a tensor has its shape's length")
-    }
+    /// Every rank's words, in rank order; the host waits for the others.
+    #[doc(hidden)]
+    fn gather_words(words: &[u64], comm: Self::Comm<'_>) -> Result<Vec<u64>>;
 
-    /// The elements, if `T` is their type: the memory that they have been in all along.
-    pub fn into_vec<T: Element>(self) -> Option<Vec<T>> {
-        if self.dtype() != T::DTYPE {
-            return None;
-        }
-        Some(match self.elements {
-            Elements::F64(data) => cast_vec(data),
-            Elements::F32(data) => cast_vec(data),
-            Elements::F16(data) => cast_vec(data),
-            Elements::BF16(data) => cast_vec(data),
-        })
-    }
-}
+    /// Whether all ranks are known to have agreed on this value before; the same answer on all ranks that ask alike.
+    #[doc(hidden)]
+    fn was_agreed(value: u64, comm: Self::Comm<'_>) -> bool;
 
-/// Dtype and shape; never the elements.
-impl std::fmt::Debug for HostTensor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()
-    }
+    /// All ranks agree on this value.
+    #[doc(hidden)]
+    fn remember(value: u64, comm: Self::Comm<'_>);
+
+    /// The sum over the ranks, in this tensor's memory.
+    #[doc(hidden)]
+    fn sum(self, comm: Self::Comm<'_>) -> Result<Self>;
+
+    /// The ranks' tensors one after the other, as a new tensor of a shape that has room for them.
+    #[doc(hidden)]
+    fn concatenate(self, operation: &'static str, shape: Vec<usize>, comm: Self::Comm<'_>) -> Result<Self>;
+
+    /// This rank's part of the sum over the ranks, as a new tensor of a shape of which all ranks' make one of this.
+    #[doc(hidden)]
+    fn sum_part(self, operation: &'static str, shape: Vec<usize>, comm: Self::Comm<'_>) -> Result<Self>;
 }

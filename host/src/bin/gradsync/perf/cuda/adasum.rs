@@ -1,0 +1,128 @@
+//! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
+//! processors.
+
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp};
+use gradsync::driver::Queue;
+use gradsync::ops::cuda::{Adasum, StagedAdasum};
+use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::{DeviceGradientBuffer, GradientBuffer};
+
+use super::collectives::unreachable_peers;
+use super::plain::Plain;
+use super::vectors::slots;
+use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
+use crate::perf::host::collectives::{fill_gradients, gradients, tensor_lens, wrong_gradients};
+use crate::perf::operation::{Redop, Row};
+use crate::perf::subject::{Side, Subject};
+
+/// Buffers with workspace of their own, at most.
+const MOST_WORKSPACES: usize = 8;
+
+/// What an Adasum is held against.
+enum Baseline<'a> {
+    /// The staged mode over a transport of the hosts' memory.
+    Staged(&'a dyn Communicator, Box<StagedAdasum>),
+    /// Where there is none: the plain sum of as many bytes.
+    Sum(&'a Plain),
+}
+
+/// The name of the baseline, with or without a transport of the hosts' memory.
+pub(super) fn baseline(host: Option<&dyn Communicator>) -> &'static str {
+    match host {
+        Some(_) => "the staged mode, through host memory",
+        None => "plain NCCL's sum of as many bytes (the staged mode needs MPI, or ranks in one process)",
+    }
+}
+
+/// An Adasum of gradient buffers.
+pub(super) struct Reduction<'a> {
+    comm: &'a NcclCommunicator,
+    queue: &'a Queue,
+    buffers: Vec<(DeviceGradientBuffer, Adasum)>,
+    host: GradientBuffer,
+    baseline: Option<Baseline<'a>>,
+}
+
+impl<'a> Reduction<'a> {
+    pub(super) fn new(
+        (comm, queue, plain): (&'a NcclCommunicator, &'a Queue, &'a Plain),
+        host_comm: Option<&'a dyn Communicator>,
+        with_peers: bool,
+        row: &Row,
+        counts: Counts,
+    ) -> Result<Self, PerfError> {
+        let algorithm = match row.redop {
+            Redop::Adasum(algorithm) => algorithm,
+            _ => Algorithm::Auto,
+        };
+        let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+        let lens = tensor_lens(row);
+        let mut buffers = Vec::new();
+        for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
+            let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
+            let buffer = DeviceGradientBuffer::new(queue, row.types.to, row.ranks, tensors)?;
+            let make = if with_peers { Adasum::new } else { Adasum::over_transport };
+            let adasum = make(comm, &buffer, options)?;
+            if with_peers && !adasum.uses_peers() {
+                return Err(unreachable_peers());
+            }
+            buffers.push((buffer, adasum));
+        }
+        let baseline = match host_comm {
+            _ if !counts.baseline => None,
+            Some(host) => {
+                let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
+                Some(Baseline::Staged(host, Box::new(staged)))
+            }
+            None => Some(Baseline::Sum(plain)),
+        };
+        let mut reduction = Self { comm, queue, buffers, host: gradients(row)?, baseline };
+        reduction.prepare()?;
+        Ok(reduction)
+    }
+
+    /// The algorithm that ran. Waits for the queue.
+    pub(super) fn ran(&self) -> Result<Algorithm, PerfError> {
+        Ok(self.buffers[0].1.report()?.algorithm)
+    }
+
+    fn prepare(&mut self) -> Result<(), PerfError> {
+        fill_gradients(&mut self.host, self.comm.world_size(), self.comm.rank());
+        for (buffer, _) in &mut self.buffers {
+            buffer.copy_from_host(&self.host)?;
+        }
+        Ok(())
+    }
+}
+
+impl Subject for Reduction<'_> {
+    fn has(&self, side: Side) -> bool {
+        match side {
+            Side::OutOfPlace => false,
+            Side::InPlace => true,
+            Side::Baseline => self.baseline.is_some(),
+        }
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        let place = round % self.buffers.len();
+        let (buffer, adasum) = &mut self.buffers[place];
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(Baseline::Staged(host, staged))) => Ok(staged.all_reduce(*host, buffer)?),
+            (Side::Baseline, Some(Baseline::Sum(plain))) => plain.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum),
+            _ => Ok(adasum.all_reduce(self.comm, buffer)?),
+        }
+    }
+
+    fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
+        self.prepare()?;
+        // No rank reads from a buffer that its owner is still filling.
+        self.comm.agree_on("perf", "round", 0)?;
+        self.call(side, 0)?;
+        self.comm.synchronize(self.queue)?;
+        self.buffers[0].0.copy_to_host(&mut self.host)?;
+        Ok(wrong_gradients(&self.host))
+    }
+}

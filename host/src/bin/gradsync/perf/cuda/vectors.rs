@@ -1,0 +1,110 @@
+//! Vectors in device memory, several of each for the iterations to take turns with, and the copy that they are held against.
+
+use cust::device::{Device, DeviceAttribute};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::{DType, GradientBuffer};
+
+use crate::perf::PerfError;
+use crate::perf::data::{count_wrong, fill};
+
+/// Vectors lie at multiples of this many bytes.
+const ALIGNMENT: usize = 256;
+/// How many times the L2 cache the buffers of all turns hold together.
+const CACHES: usize = 3;
+
+/// How many sets of buffers make up a working set, where each turn moves `bytes` bytes: three times the L2 cache, unless the user says
+/// otherwise.
+pub(super) fn slots(queue: &Queue, working_set: Option<usize>, bytes: usize, most: usize) -> Result<usize, PerfError> {
+    let set = match working_set {
+        Some(set) => set,
+        None => {
+            let device = Device::get_device(queue.ordinal());
+            let cache = device.and_then(|device| device.get_attribute(DeviceAttribute::L2CacheSize));
+            let cache = cache.ok().and_then(|bytes| usize::try_from(bytes).ok());
+            CACHES * cache.unwrap_or(0)
+        }
+    };
+    Ok(set.div_ceil(bytes.max(1)).clamp(1, most))
+}
+
+/// Equal vectors, one after the other.
+pub(super) struct Vectors {
+    buffer: DeviceBuffer,
+    dtype: DType,
+    len: usize,
+    stride: usize,
+    slots: usize,
+}
+
+impl Vectors {
+    pub(super) fn new(queue: &Queue, dtype: DType, len: usize, slots: usize) -> Result<Self, PerfError> {
+        let stride = len.next_multiple_of(ALIGNMENT / dtype.size_bytes());
+        Ok(Self { buffer: DeviceBuffer::zeroed(queue, dtype, stride * slots)?, dtype, len, stride, slots })
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(super) fn slice(&self, round: usize) -> DeviceSlice<'_> {
+        let begin = round % self.slots * self.stride;
+        self.buffer.as_slice().range(begin..begin + self.len)
+    }
+
+    pub(super) fn slice_mut(&mut self, round: usize) -> DeviceSliceMut<'_> {
+        let begin = round % self.slots * self.stride;
+        self.buffer.as_mut_slice().range_mut(begin..begin + self.len)
+    }
+
+    /// Writes to every vector.
+    pub(super) fn fill(&mut self, value: impl Fn(usize) -> f64 + Sync) -> Result<(), PerfError> {
+        let mut host = GradientBuffer::new(self.dtype, 1, [("vector", [self.len])])?;
+        fill(host.tensor_mut(0).into_data(), value);
+        for slot in 0..self.slots {
+            if slot < 1 {
+                self.slice_mut(slot).copy_from_host(host.tensor(0).data())?;
+            } else {
+                let (first, rest) = self.buffer.as_mut_slice().split_at_mut(slot * self.stride);
+                rest.range_mut(0..self.len).copy_from_device(first.as_slice().range(0..self.len))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the queue, and counts the elements of the first vector that are not what is expected.
+    pub(super) fn count_wrong(&self, tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> Result<u64, PerfError> {
+        wrong(self.slice(0), tolerance, expected)
+    }
+}
+
+/// Waits for the queue, and counts the elements that are not what is expected.
+pub(super) fn wrong(
+    data: DeviceSlice<'_>,
+    tolerance: f64,
+    expected: impl Fn(usize) -> f64 + Sync,
+) -> Result<u64, PerfError> {
+    let mut host = GradientBuffer::new(data.dtype(), 1, [("vector", [data.len()])])?;
+    data.copy_to_host(host.tensor_mut(0).into_data())?;
+    Ok(count_wrong(host.tensor(0).data(), tolerance, expected))
+}
+
+/// The driver's copy on the device, of as many bytes as an operation moves.
+pub(super) struct Copy {
+    from: Vectors,
+    to: Vectors,
+}
+
+impl Copy {
+    pub(super) const NAME: &'static str = "the driver's copy that moves as many bytes";
+
+    pub(super) fn new(queue: &Queue, traffic: f64, slots: usize) -> Result<Self, PerfError> {
+        let len = ((traffic / 2.0) as usize / DType::F32.size_bytes()).max(1);
+        let mut from = Vectors::new(queue, DType::F32, len, slots)?;
+        from.fill(|index| (index % 1000) as f64)?;
+        Ok(Self { from, to: Vectors::new(queue, DType::F32, len, slots)? })
+    }
+
+    pub(super) fn call(&mut self, round: usize) -> Result<(), PerfError> {
+        Ok(self.to.slice_mut(round).copy_from_device(self.from.slice(round))?)
+    }
+}

@@ -1,0 +1,95 @@
+//! Vectors in host memory, several of each for the iterations to take turns with, and the copy that they are held against.
+
+use gradsync::{DType, GradientBuffer, Slice, SliceMut};
+use rayon::prelude::*;
+
+use crate::perf::PerfError;
+
+/// Vectors lie at multiples of this many bytes.
+const ALIGNMENT: usize = 256;
+
+/// Equal vectors, one after the other.
+pub(super) struct Vectors {
+    buffer: GradientBuffer,
+    len: usize,
+    stride: usize,
+    slots: usize,
+}
+
+/// How many vectors of `bytes` bytes make up a working set.
+pub(super) fn slots(working_set: Option<usize>, bytes: usize) -> usize {
+    working_set.map_or(1, |set| set.div_ceil(bytes.max(1)).max(1))
+}
+
+impl Vectors {
+    pub(super) fn new(dtype: DType, len: usize, slots: usize) -> Result<Self, PerfError> {
+        let stride = len.next_multiple_of(ALIGNMENT / dtype.size_bytes());
+        let buffer = GradientBuffer::new(dtype, 1, [("vectors", [stride * slots])])?;
+        Ok(Self { buffer, len, stride, slots })
+    }
+
+    /// The vector whose turn it is in a round.
+    pub(super) fn slice(&self, round: usize) -> Slice<'_> {
+        let begin = round % self.slots * self.stride;
+        self.buffer.as_slice().range(begin..begin + self.len)
+    }
+
+    pub(super) fn slice_mut(&mut self, round: usize) -> SliceMut<'_> {
+        let begin = round % self.slots * self.stride;
+        self.buffer.as_mut_slice().range_mut(begin..begin + self.len)
+    }
+
+    /// Writes to every vector.
+    pub(super) fn fill(&mut self, value: impl Fn(usize) -> f64 + Sync) {
+        for slot in 0..self.slots {
+            crate::perf::data::fill(self.slice_mut(slot), &value);
+        }
+    }
+}
+
+/// A copy by all threads that moves as many bytes as an operation must.
+pub(crate) struct Copy {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    /// Bytes of one copy.
+    bytes: usize,
+}
+
+impl Copy {
+    pub(crate) const NAME: &'static str = "a parallel memcpy that moves as many bytes";
+
+    /// A copy that reads and writes `traffic` bytes together, with as many pairs of buffers as the operation has.
+    pub(crate) fn new(traffic: f64, slots: usize) -> Self {
+        let bytes = ((traffic / 2.0) as usize).max(1);
+        Self { from: vec![1; bytes * slots], to: vec![2; bytes * slots], bytes }
+    }
+
+    pub(crate) fn call(&mut self, round: usize) {
+        let begin = round * self.bytes % self.from.len();
+        let range = begin..begin + self.bytes;
+        parallel_copy(&mut self.to[range.clone()], &self.from[range]);
+    }
+}
+
+/// Copies with every thread of the pool, a contiguous part each: the C library goes around the caches only where one call is larger
+/// than they are.
+fn parallel_copy(to: &mut [u8], from: &[u8]) {
+    let part = to.len().div_ceil(rayon::current_num_threads()).next_multiple_of(4096);
+    if to.len() <= part {
+        to.copy_from_slice(from);
+    } else {
+        to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
+    }
+}
+
+/// Bytes a second that a copy of `bytes` bytes by all threads reads and writes, at its best.
+pub(crate) fn copy_rate(bytes: usize) -> f64 {
+    let mut copy = Copy::new(2.0 * bytes as f64, 1);
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let start = std::time::Instant::now();
+        copy.call(0);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    2.0 * bytes as f64 / best
+}

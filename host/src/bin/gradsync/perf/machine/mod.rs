@@ -1,0 +1,177 @@
+//! What a run says of the machine that it ran on: versions, and clocks as they were found.
+
+#[cfg(feature = "cuda")]
+mod nvml;
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::limits::Limits;
+use super::plan::Place;
+
+/// The machine, as far as it concerns the run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) version: &'static str,
+    pub(crate) cpu: Cpu,
+    /// The GPUs that the run may use; empty where it uses none.
+    pub(crate) gpus: Vec<Gpu>,
+    /// The version of NVIDIA's driver.
+    pub(crate) driver: Option<String>,
+    pub(crate) nccl: Option<String>,
+    pub(crate) mpi: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Cpu {
+    name: Option<String>,
+    threads: usize,
+    /// Of the fastest core, as found; nothing where the system does not tell.
+    mhz: Option<f64>,
+    /// GB/s that a copy with all cores reads and writes.
+    copy_gbs: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Gpu {
+    name: String,
+    /// As found, and the most that it may have.
+    sm_mhz: Option<u32>,
+    sm_max_mhz: Option<u32>,
+    memory_mhz: Option<u32>,
+    /// From clock and width.
+    memory_gbs: Option<f64>,
+    l2_bytes: Option<usize>,
+    /// Of all its links to other GPUs, in one direction.
+    links_gbs: Option<f64>,
+}
+
+impl Machine {
+    /// Looks at what the places of a run need.
+    pub(crate) fn look(places: &[Place], copy_rate: Option<f64>) -> Self {
+        let uses_gpus = places.iter().any(|place| place.backend() == "cuda");
+        let (gpus, driver) = if uses_gpus { gpus() } else { (Vec::new(), None) };
+        let has = |transports: &[&str]| {
+            places.iter().filter_map(|place| place.transport()).any(|transport| transports.contains(&transport))
+        };
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            cpu: Cpu {
+                name: cpu_lines("model name").next(),
+                threads: std::thread::available_parallelism().map_or(1, usize::from),
+                mhz: cpu_lines("cpu MHz").filter_map(|text| text.parse().ok()).reduce(f64::max),
+                copy_gbs: copy_rate.map(|rate| rate / 1e9),
+            },
+            gpus,
+            driver,
+            nccl: if has(&["nccl", "peer"]) { nccl() } else { None },
+            mpi: if has(&["mpi"]) { mpi() } else { None },
+        }
+    }
+
+    /// Fills in what this machine says of bandwidths.
+    pub(crate) fn limits(&self, given: Option<f64>) -> Limits {
+        let gpu = self.gpus.first();
+        Limits {
+            given,
+            host_memory: self.cpu.copy_gbs.map(|rate| rate * 1e9),
+            device_memory: gpu.and_then(|gpu| gpu.memory_gbs).map(|rate| rate * 1e9),
+            links: gpu.and_then(|gpu| gpu.links_gbs).map(|rate| rate * 1e9),
+        }
+    }
+
+    pub(crate) fn lines(&self) -> String {
+        let mhz = |clock: Option<f64>| clock.map_or("clock unknown".into(), |mhz| format!("{mhz:.0} MHz"));
+        let mut lines = format!("# gradsync {}\n", self.version);
+        let (cpu, threads) = (self.cpu.name.as_deref().unwrap_or("unknown"), self.cpu.threads);
+        lines += &format!("# CPU: {cpu}, {threads} threads, {} as found", mhz(self.cpu.mhz));
+        lines += &self.cpu.copy_gbs.map_or(String::new(), |rate| format!(", copies at {rate:.1} GB/s"));
+        lines += "\n";
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let clock = |mhz: Option<u32>| mhz.map_or("unknown".into(), |mhz| format!("{mhz} MHz"));
+            let (sm, most, memory) = (clock(gpu.sm_mhz), clock(gpu.sm_max_mhz), clock(gpu.memory_mhz));
+            lines += &format!("# GPU {index}: {}, SM clock {sm} as found (at most {most}), memory {memory}", gpu.name);
+            lines += &gpu.memory_gbs.map_or(String::new(), |rate| format!(", {rate:.0} GB/s by its width"));
+            lines += &gpu.links_gbs.map_or(String::new(), |rate| format!(", links {rate:.0} GB/s"));
+            lines += "\n";
+        }
+        let versions = [("driver", &self.driver), ("NCCL", &self.nccl), ("MPI", &self.mpi)];
+        for (name, version) in versions {
+            if let Some(version) = version {
+                lines += &format!("# {name}: {version}\n");
+            }
+        }
+        lines
+    }
+}
+
+/// Values of a key in Linux's list of processors; none elsewhere.
+fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let values = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() == key);
+    values.map(|(_, value)| value.trim().to_owned()).collect::<Vec<_>>().into_iter()
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> (Vec<Gpu>, Option<String>) {
+    use cust::device::{Device, DeviceAttribute};
+    let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
+    let nvml = nvml::Nvml::open();
+    let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
+        let device = Device::get_device(ordinal as u32).ok();
+        let attribute = |attribute: DeviceAttribute| {
+            let value = device.as_ref().and_then(|device| device.get_attribute(attribute).ok())?;
+            usize::try_from(value).ok().filter(|&value| value > 0)
+        };
+        let uuid = device.as_ref().and_then(uuid);
+        let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
+        // kHz and bits; two transfers a clock.
+        let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
+        Gpu {
+            name,
+            sm_mhz: clocks.as_ref().and_then(|clocks| clocks.sm),
+            sm_max_mhz: clocks.as_ref().and_then(|clocks| clocks.sm_max),
+            memory_mhz: clocks.as_ref().and_then(|clocks| clocks.memory),
+            memory_gbs: memory.map(|(clock, width)| 2.0 * clock as f64 * 1e3 * width as f64 / 8.0 / 1e9),
+            l2_bytes: attribute(DeviceAttribute::L2CacheSize),
+            links_gbs: clocks.as_ref().and_then(|clocks| clocks.links_gbs),
+        }
+    });
+    (gpus.collect(), nvml.as_ref().and_then(nvml::Nvml::driver))
+}
+
+#[cfg(feature = "cuda")]
+fn uuid(device: &cust::device::Device) -> Option<[u8; 16]> {
+    let mut uuid = cust::sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: writes 16 bytes; the handle is that of a device.
+    let status = unsafe { cust::sys::cuDeviceGetUuid(&mut uuid, device.as_raw()) };
+    (status == cust::sys::cudaError_enum::CUDA_SUCCESS).then(|| uuid.bytes.map(|byte| byte as u8))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> (Vec<Gpu>, Option<String>) {
+    (Vec::new(), None)
+}
+
+#[cfg(feature = "cuda")]
+fn nccl() -> Option<String> {
+    let nccl = gradsync::sys::nccl::Nccl::get().ok()?;
+    Some(format!("{} ({})", nccl.version(), nccl.library()))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nccl() -> Option<String> {
+    None
+}
+
+#[cfg(feature = "mpi")]
+fn mpi() -> Option<String> {
+    let version = gradsync::comm::mpi::rsmpi::environment::library_version().ok()?;
+    version.lines().next().map(|line| line.trim_end_matches('\0').trim().to_owned())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi() -> Option<String> {
+    None
+}

@@ -1,0 +1,61 @@
+//! Ranks as the processes of an MPI job, on host memory.
+//!
+//! Collectives are held against plain MPI's, Adasum against Horovod's algorithm over plain MPI.
+
+mod horovod;
+mod plain;
+
+use gradsync::comm::mpi::{MpiCommunicator, rsmpi};
+use rsmpi::topology::SimpleCommunicator;
+use rsmpi::traits::Communicator;
+
+use self::horovod::Horovod;
+use self::plain::Plain;
+use super::PerfError;
+use super::arguments::Counts;
+use super::host::collectives::{self, HostBaseline, HostBaselines};
+use super::operation::{Operation, Row};
+use super::output::Output;
+use super::plan::Section;
+
+/// Measures sections; every process of the job has to call it.
+pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError> {
+    let comm = MpiCommunicator::world()?;
+    let outcome = collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() });
+    if let Err(error) = outcome {
+        // The others would wait for this rank, here or at MPI's end.
+        eprintln!("gradsync: error: {error}");
+        comm.abort(1);
+    }
+    Ok(())
+}
+
+struct Beside {
+    world: SimpleCommunicator,
+}
+
+impl HostBaselines for Beside {
+    fn name(&self, operation: Operation) -> &'static str {
+        if operation == Operation::Adasum { horovod::NAME } else { plain::NAME }
+    }
+
+    fn make(&self, row: &Row, _: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
+        Ok(match row.operation {
+            // Horovod has no other number of ranks.
+            Operation::Adasum if !row.ranks.is_power_of_two() => None,
+            Operation::Adasum => Some(Box::new(Horovod::new(&self.world, row)?)),
+            _ => Plain::new(&self.world, row).map(|plain| Box::new(plain) as Box<dyn HostBaseline>),
+        })
+    }
+}
+
+/// Bytes of one message; MPI counts in 32 bits.
+const MESSAGE_BYTES: usize = 1 << 30;
+
+/// Sends to one rank while it receives as many bytes from another.
+fn exchange(world: &SimpleCommunicator, (to, send): (i32, &[u8]), (from, receive): (i32, &mut [u8])) {
+    let (to, from) = (world.process_at_rank(to), world.process_at_rank(from));
+    for (send, receive) in send.chunks(MESSAGE_BYTES).zip(receive.chunks_mut(MESSAGE_BYTES)) {
+        rsmpi::point_to_point::send_receive_into(send, &to, receive, &from);
+    }
+}

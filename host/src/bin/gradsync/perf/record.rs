@@ -1,0 +1,138 @@
+//! What is kept of a run: the rows as `--json` writes them, and as `--model --fit` reads them.
+
+use gradsync::ops::Algorithm;
+use serde::{Deserialize, Serialize};
+
+use super::operation::{Redop, Row};
+use super::plan::Section;
+use super::statistics::Times;
+use super::subject::{Found, Side};
+
+/// The version of this format.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// One way that an operation ran.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Timing {
+    /// Microseconds at the median.
+    pub(crate) time_us: f64,
+    pub(crate) p99_us: f64,
+    /// GB/s at the median.
+    pub(crate) algbw: f64,
+    pub(crate) busbw: f64,
+    /// Wrong elements; null where results were not checked.
+    pub(crate) wrong: Option<u64>,
+}
+
+/// What a row is held against.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Baseline {
+    pub(crate) name: String,
+    pub(crate) time_us: f64,
+    pub(crate) p99_us: f64,
+    /// GB/s, with the row's own factor.
+    pub(crate) busbw: f64,
+    /// The baseline's time over the row's: above 1 where the row is faster.
+    pub(crate) ratio: f64,
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measurement {
+    pub(crate) operation: String,
+    pub(crate) backend: String,
+    /// Null for kernels.
+    pub(crate) transport: Option<String>,
+    pub(crate) ranks: usize,
+    pub(crate) dtype: String,
+    /// The dtype of the values, which is another for some casts and sums.
+    pub(crate) from_dtype: String,
+    pub(crate) redop: String,
+    pub(crate) size_bytes: usize,
+    pub(crate) count: usize,
+    /// Tensors of an Adasum.
+    pub(crate) layers: usize,
+    pub(crate) out_of_place: Option<Timing>,
+    pub(crate) in_place: Option<Timing>,
+    pub(crate) baseline: Option<Baseline>,
+    /// What the hardware can do, in GB/s of busbw.
+    pub(crate) limit_busbw: Option<f64>,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Document<M> {
+    pub(crate) schema: u32,
+    pub(crate) program: String,
+    pub(crate) machine: M,
+    pub(crate) warm_ups: usize,
+    pub(crate) iterations: usize,
+    pub(crate) measurements: Vec<Measurement>,
+    /// What was asked for and left out, with the reasons.
+    pub(crate) left_out: Vec<String>,
+    /// Wrong elements of all rows.
+    pub(crate) wrong: u64,
+}
+
+impl Measurement {
+    /// From what the ranks found; `baseline` is the name of what the row is held against, `limit` in GB/s of busbw.
+    pub(crate) fn new(section: &Section, row: &Row, found: &Found, baseline: &str, limit: Option<f64>) -> Self {
+        let times = |side: Side| Times::of(&found.seconds[side as usize]);
+        let gigabytes = |times: Times| if times.median > 0.0 { row.bytes() as f64 / times.median / 1e9 } else { 0.0 };
+        let timing = |side: Side| {
+            let times = times(side)?;
+            let algbw = gigabytes(times);
+            Some(Timing {
+                time_us: times.median * 1e6,
+                p99_us: times.p99 * 1e6,
+                algbw,
+                busbw: algbw * row.bus_factor(),
+                wrong: found.wrong[side as usize],
+            })
+        };
+        let (out_of_place, in_place) = (timing(Side::OutOfPlace), timing(Side::InPlace));
+        let own = in_place.as_ref().or(out_of_place.as_ref()).map(|timing| timing.time_us);
+        let baseline = times(Side::Baseline).zip(own).map(|(times, own)| Baseline {
+            name: baseline.to_owned(),
+            time_us: times.median * 1e6,
+            p99_us: times.p99 * 1e6,
+            busbw: gigabytes(times) * row.bus_factor(),
+            ratio: if own > 0.0 { times.median * 1e6 / own } else { 0.0 },
+        });
+        Self {
+            operation: row.operation.name().into(),
+            backend: section.place.backend().into(),
+            transport: section.place.transport().map(Into::into),
+            ranks: row.ranks,
+            dtype: row.types.to.name().into(),
+            from_dtype: row.types.from.name().into(),
+            redop: row.redop.name().into(),
+            size_bytes: row.bytes(),
+            count: row.count(),
+            layers: if matches!(row.redop, Redop::Adasum(_)) { row.layers } else { 1 },
+            out_of_place,
+            in_place,
+            baseline,
+            limit_busbw: limit,
+        }
+    }
+
+    /// The side that is drawn, and held against the baseline.
+    pub(crate) fn timing(&self) -> Option<&Timing> {
+        self.in_place.as_ref().or(self.out_of_place.as_ref())
+    }
+
+    pub(crate) fn wrong(&self) -> u64 {
+        [&self.out_of_place, &self.in_place].into_iter().flatten().filter_map(|timing| timing.wrong).sum()
+    }
+
+    /// The type column.
+    pub(crate) fn types(&self) -> String {
+        if self.dtype == self.from_dtype { self.dtype.clone() } else { format!("{}:{}", self.dtype, self.from_dtype) }
+    }
+}
+
+/// The algorithm that ran, where the library chose.
+pub(crate) fn resolved(redop: Redop, ran: Algorithm) -> Redop {
+    if redop == Redop::Adasum(Algorithm::Auto) { Redop::Adasum(ran) } else { redop }
+}

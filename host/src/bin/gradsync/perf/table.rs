@@ -1,0 +1,109 @@
+//! The table: nccl-tests' columns, with p99 beside each time and the baseline at the end.
+
+use super::operation::Operation;
+use super::plan::Section;
+use super::record::{Measurement, Timing};
+
+/// What stands above the rows of a section.
+pub(crate) fn heading(section: &Section, baseline: Option<&str>, note: &str) -> String {
+    let mut title = format!("\n# {} on {}", section.operation.name(), section.place.backend());
+    if let Some(transport) = section.place.transport() {
+        title += &format!(" over {transport}, {} ranks", section.ranks);
+    }
+    title += &baseline.map_or(String::new(), |name| format!("; baseline: {name}"));
+    if !note.is_empty() {
+        title += &format!("; {note}");
+    }
+    let side = |name: &str| format!("{name:^44}");
+    let columns = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "time", "p99", "algbw", "busbw", "#wrong");
+    let units = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
+    let left = |size: &str, count: &str, kind: &str, redop: &str, root: &str| {
+        format!("#{size:>12} {count:>13} {kind:>9} {redop:>7} {root:>5}")
+    };
+    let lines = [
+        title,
+        format!("{} {} {} {:^17}", left("", "", "", "", ""), side("out-of-place"), side("in-place"), "baseline"),
+        format!("{} {columns} {columns} {:>9} {:>7}", left("size", "count", "type", "redop", "root"), "time", "ratio"),
+        format!("{} {units} {units} {:>9} {:>7}", left("(B)", "(elements)", "", "", ""), "(us)", ""),
+    ];
+    lines.map(|line| line.trim_end().to_owned() + "\n").concat()
+}
+
+/// One row. A side that an operation does not have, and a baseline that was left out, are `N/A`.
+pub(crate) fn row(measurement: &Measurement) -> String {
+    let Measurement { size_bytes, count, redop, .. } = measurement;
+    let side = |timing: &Option<Timing>| match timing {
+        Some(Timing { time_us, p99_us, algbw, busbw, wrong }) => {
+            let wrong = wrong.map_or("N/A".into(), |wrong| wrong.to_string());
+            format!("{:>9} {:>9} {:>8} {:>8} {wrong:>6}", time(*time_us), time(*p99_us), rate(*algbw), rate(*busbw))
+        }
+        None => ["N/A"; 5]
+            .into_iter()
+            .zip([9, 9, 8, 8, 6])
+            .map(|(text, width)| format!("{text:>width$}"))
+            .collect::<Vec<_>>()
+            .join(" "),
+    };
+    let baseline = match &measurement.baseline {
+        Some(baseline) => format!("{:>9} {:>7.3}", time(baseline.time_us), baseline.ratio),
+        None => format!("{:>9} {:>7}", "N/A", "N/A"),
+    };
+    let (out, own) = (side(&measurement.out_of_place), side(&measurement.in_place));
+    let types = measurement.types();
+    format!(" {size_bytes:>12} {count:>13} {types:>9} {redop:>7} {:>5} {out} {own} {baseline}\n", -1)
+}
+
+/// Microseconds in at most nine characters.
+fn time(microseconds: f64) -> String {
+    match microseconds {
+        time if time < 1e3 => format!("{time:.2}"),
+        time if time < 1e5 => format!("{time:.1}"),
+        time => format!("{time:.0}"),
+    }
+}
+
+/// GB/s in at most eight characters.
+fn rate(rate: f64) -> String {
+    if rate < 1e4 { format!("{rate:.2}") } else { format!("{rate:.0}") }
+}
+
+/// What stands below all tables.
+pub(crate) fn footer(measurements: &[Measurement], left_out: &[String], wrong: u64, is_checked: bool) -> String {
+    let mut text = "\n".to_owned();
+    for reason in left_out {
+        text += &format!("# not measured: {reason}\n");
+    }
+    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+    text += &match is_checked {
+        true => format!("# Out of bounds values : {wrong} {verdict}\n"),
+        false => "# Out of bounds values : not checked\n".into(),
+    };
+    let rates: Vec<f64> = measurements.iter().filter_map(|row| Some(row.timing()?.busbw)).collect();
+    let average = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+    text + &format!("# Avg bus bandwidth    : {average:.4}\n#\n")
+}
+
+/// What an operation adds to a section's heading.
+pub(crate) fn note(section: &Section) -> String {
+    match section.operation {
+        Operation::Gram | Operation::Combine => format!("{} vectors", section.ranks),
+        Operation::Adasum => {
+            let most = section.rows.iter().map(|row| row.layers).max().unwrap_or(0);
+            format!("{most} tensors, fewer where there are fewer elements")
+        }
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_to_their_columns() {
+        for microseconds in [0.01, 12.345, 999.99, 1e4, 99_999.9, 1e8] {
+            assert!(time(microseconds).len() <= 9, "{}", time(microseconds));
+        }
+        assert_eq!((time(12.345), time(123_456.7), rate(0.126)), ("12.35".into(), "123457".into(), "0.13".into()));
+    }
+}

@@ -1,0 +1,199 @@
+//! `--tensors`: the gradients of well-known models, separately allocated, accumulated and cleared by one call for all of them.
+//!
+//! bf16 gradients are added to f32 sums, as in mixed-precision training. On a GPU each call is one launch, whatever the number of
+//! tensors; on the CPU it goes through them one by one.
+
+use clap::ValueEnum;
+use gradsync::kernels::cpu;
+use gradsync::{DType, GradientBuffer};
+
+use super::PerfError;
+use super::data::{count_wrong, fill, value};
+use super::host::vectors::Copy;
+use super::operation::{Operation, Redop, Row, Types};
+use super::output::Output;
+use super::places::Places;
+#[cfg(feature = "cuda")]
+use super::plan::Place;
+use super::plan::Section;
+use super::subject::{self, Found, Side, Subject};
+
+/// A model whose tensors are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Model {
+    /// ResNet-50: 161 tensors, 25.6 million elements.
+    Resnet50,
+    /// BERT-large with the heads of its pre-training: 398 tensors, 336 million elements.
+    BertLarge,
+}
+
+pub(crate) const TYPES: Types = Types { to: DType::F32, from: DType::BF16 };
+
+impl Model {
+    /// The number of elements of each tensor, in the order of the model.
+    pub(crate) fn lens(self) -> Vec<usize> {
+        match self {
+            Model::Resnet50 => resnet50(),
+            Model::BertLarge => bert_large(),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Model::Resnet50 => "ResNet-50",
+            Model::BertLarge => "BERT-large",
+        }
+    }
+}
+
+fn resnet50() -> Vec<usize> {
+    // A convolution without bias, and its normalisation's scale and shift.
+    let convolution = |from: usize, to: usize, width: usize| [from * to * width * width, to, to];
+    let mut lens = convolution(3, 64, 7).to_vec();
+    let mut from = 64;
+    for (blocks, width) in [(3, 64), (4, 128), (6, 256), (3, 512)] {
+        for block in 0..blocks {
+            lens.extend(convolution(from, width, 1));
+            lens.extend(convolution(width, width, 3));
+            lens.extend(convolution(width, 4 * width, 1));
+            if block == 0 {
+                lens.extend(convolution(from, 4 * width, 1));
+            }
+            from = 4 * width;
+        }
+    }
+    lens.extend([2048 * 1000, 1000]);
+    lens
+}
+
+fn bert_large() -> Vec<usize> {
+    const WIDTH: usize = 1024;
+    const WORDS: usize = 30522;
+    let linear = |from: usize, to: usize| [from * to, to];
+    let norm = [WIDTH, WIDTH];
+    let mut lens = vec![WORDS * WIDTH, 512 * WIDTH, 2 * WIDTH];
+    lens.extend(norm);
+    for _ in 0..24 {
+        // Query, key, value, and the projection.
+        (0..4).for_each(|_| lens.extend(linear(WIDTH, WIDTH)));
+        lens.extend(norm);
+        lens.extend(linear(WIDTH, 4 * WIDTH));
+        lens.extend(linear(4 * WIDTH, WIDTH));
+        lens.extend(norm);
+    }
+    // The pooler; the prediction of words, whose matrix is that of the words' embedding; the prediction of the next sentence.
+    lens.extend(linear(WIDTH, WIDTH));
+    lens.push(WORDS);
+    lens.extend(linear(WIDTH, WIDTH));
+    lens.extend(norm);
+    lens.extend(linear(WIDTH, 2));
+    lens
+}
+
+/// Measures both calls wherever kernels are to run.
+pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), PerfError> {
+    let lens = model.lens();
+    for &place in places.kernels.iter().filter(|_| places.is_speaker) {
+        for operation in [Operation::Accumulate, Operation::Zero] {
+            let types = if operation == Operation::Zero { Types::both(TYPES.to) } else { TYPES };
+            let row =
+                Row { operation, types, redop: Redop::None, ranks: 1, len: lens.iter().sum(), layers: lens.len() };
+            let section = Section { operation, place, ranks: 1, rows: vec![row], left_out: Vec::new() };
+            crate::print(&format!(
+                "\n# {}: {} tensors, separately allocated, in one call\n",
+                model.name(),
+                lens.len()
+            ))?;
+            match place {
+                #[cfg(feature = "cuda")]
+                Place::Cuda => super::cuda::tensors::run(&section, &lens, output)?,
+                _ => on_cpu(&section, &lens, output)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn on_cpu(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
+    output.begin(section, Copy::NAME)?;
+    for row in &section.rows {
+        let mut tensors = Tensors::new(row, lens, output)?;
+        let seconds = subject::time(&mut tensors, output.counts, || Ok(()))?;
+        let wrong = subject::check(&mut tensors, output.counts)?;
+        output.row(section, row, &Found { seconds, wrong }, Copy::NAME)?;
+    }
+    Ok(())
+}
+
+struct Tensors {
+    operation: Operation,
+    sums: Vec<GradientBuffer>,
+    values: Vec<GradientBuffer>,
+    copy: Option<Copy>,
+}
+
+impl Tensors {
+    fn new(row: &Row, lens: &[usize], output: &Output) -> Result<Self, PerfError> {
+        let buffer = |dtype: DType, rank: usize, len: usize| {
+            let mut buffer = GradientBuffer::new(dtype, 1, [("tensor", [len])])?;
+            fill(buffer.tensor_mut(0).into_data(), |index| value(rank, index));
+            Ok(buffer)
+        };
+        let buffers = |dtype, rank| lens.iter().map(|&len| buffer(dtype, rank, len)).collect::<Result<_, PerfError>>();
+        Ok(Self {
+            operation: row.operation,
+            sums: buffers(TYPES.to, 1)?,
+            values: if row.operation == Operation::Zero { Vec::new() } else { buffers(TYPES.from, 0)? },
+            copy: output.counts.baseline.then(|| Copy::new(row.traffic(), 1)),
+        })
+    }
+
+    fn run(&mut self) -> Result<(), PerfError> {
+        if self.operation == Operation::Zero {
+            self.sums.iter_mut().for_each(|sum| cpu::zero(sum.tensor_mut(0).into_data()));
+            return Ok(());
+        }
+        for (sum, value) in self.sums.iter_mut().zip(&self.values) {
+            cpu::accumulate(sum.tensor_mut(0).into_data(), value.tensor(0).data())?;
+        }
+        Ok(())
+    }
+}
+
+impl Subject for Tensors {
+    fn has(&self, side: Side) -> bool {
+        side == Side::InPlace || side == Side::Baseline && self.copy.is_some()
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        match (side, &mut self.copy) {
+            (Side::Baseline, Some(copy)) => copy.call(round),
+            _ => self.run()?,
+        }
+        Ok(())
+    }
+
+    fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
+        self.sums.iter_mut().for_each(|sum| fill(sum.tensor_mut(0).into_data(), |index| value(1, index)));
+        self.run()?;
+        let operation = self.operation;
+        Ok(self.sums.iter().map(|sum| count_wrong(sum.tensor(0).data(), 0.0, |index| expected(operation, index))).sum())
+    }
+}
+
+/// What a call leaves at an index of a tensor.
+pub(crate) fn expected(operation: Operation, index: usize) -> f64 {
+    if operation == Operation::Zero { 0.0 } else { value(0, index) + value(1, index) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_as_many_tensors_and_elements_as_they_are_known_for() {
+        let counted = |model: Model| (model.lens().len(), model.lens().iter().sum::<usize>());
+        assert_eq!(counted(Model::Resnet50), (161, 25_557_032));
+        assert_eq!(counted(Model::BertLarge), (398, 336_226_108));
+    }
+}

@@ -1,0 +1,265 @@
+//! What comes before a payload whose receiver does not know the shapes: a header one way, and an answer the other.
+//!
+//! It moves small messages in the host's memory, over whatever carries them, and reserves memory only for what it has checked.
+//!
+//! # The protocol
+//!
+//! | message | direction | bytes |
+//! |---|---|---|
+//! | the first part of the [header](crate::plan::bundle), or all of it, and zeros | to the receiver | [`HEAD_BYTES`] |
+//! | the answer | to the sender | [`ANSWER_BYTES`] |
+//! | the rest of the header, if it is longer | to the receiver | as its prefix says |
+//! | the answer to that | to the sender | [`ANSWER_BYTES`] |
+//! | the payload, unless the answer is a refusal | to the receiver | as the header says |
+//!
+//! An answer is a zero, or a one and the reason in UTF-8, and zeros. A refusal ends the transfer on both ranks, and leaves nothing
+//! behind that a later one could mistake for its own. What is no header at all is not answered: whoever sent it expects nothing.
+//!
+//! # Two ranks that choose differently
+//!
+//! A sender that describes meets a receiver that does not, or the reverse: the first message of the one is [`HEAD_BYTES`] long, and no
+//! message of the other is, since a payload of just that length is sent [in two parts](PART_BYTES). Transports refuse transfers of
+//! unequal lengths on both ranks, and so bytes of one kind are never taken for the other, whatever they are.
+
+use crate::error::{CommError, Error, Operation, Result};
+use crate::plan::bundle::{Header, HeaderError, Limits, PREFIX_BYTES, Prefix, decode};
+
+/// Bytes of the first message about a bundle that is described: room for about 30 tensors of 3 dimensions. A length that payloads
+/// hardly ever have.
+pub(crate) const HEAD_BYTES: usize = 1016;
+
+/// Bytes of a receiver's answer.
+pub(crate) const ANSWER_BYTES: usize = 256;
+
+/// Bytes of the first part of a payload that is as long as a head.
+pub(crate) const PART_BYTES: usize = 256;
+
+/// A way for small messages between ranks, all of a call at once.
+pub(crate) trait Messages {
+    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
+}
+
+/// A bundle that this rank describes to a peer.
+pub(crate) struct Offer {
+    pub(crate) peer: usize,
+    /// All of it.
+    pub(crate) header: Vec<u8>,
+}
+
+/// A bundle that a peer describes to this rank.
+pub(crate) struct Want {
+    pub(crate) peer: usize,
+    pub(crate) tag: u64,
+    pub(crate) limits: Limits,
+}
+
+/// What has become of offers and wants, in their order.
+pub(crate) struct Outcome<P> {
+    pub(crate) offers: Vec<Result<()>>,
+    pub(crate) wants: Vec<Result<P>>,
+}
+
+/// Where a want stands.
+enum State<P> {
+    /// The first part of a header that is as long as this.
+    Begun(Vec<u8>, usize),
+    Settled(Result<P>),
+}
+
+/// Describes, and is described to. `reserve` makes memory for what a header says; if it cannot, the sender is told so.
+///
+/// # Errors
+/// Those of the transport, and [`Error::InvalidArgument`] for a message that is no header. A bundle that is refused is in the outcome.
+pub(crate) fn negotiate<P>(
+    messages: &dyn Messages,
+    offers: &[Offer],
+    wants: &[Want],
+    mut reserve: impl FnMut(Header) -> Result<P>,
+) -> Result<Outcome<P>> {
+    let mut accepted: Vec<Result<()>> = offers.iter().map(|_| Ok(())).collect();
+    if offers.is_empty() && wants.is_empty() {
+        return Ok(Outcome { offers: accepted, wants: Vec::new() });
+    }
+    let heads: Vec<[u8; HEAD_BYTES]> = offers.iter().map(|offer| padded(&offer.header)).collect();
+    let sends: Vec<(usize, &[u8])> = offers.iter().zip(&heads).map(|(offer, head)| (offer.peer, &head[..])).collect();
+    let mut arrived: Vec<Vec<u8>> = wants.iter().map(|_| vec![0; HEAD_BYTES]).collect();
+    messages.exchange(&sends, &mut places(wants.iter().map(|want| want.peer), &mut arrived))?;
+
+    let begin = |(want, head): (&Want, Vec<u8>)| begin(want, head, &mut reserve);
+    let mut states: Vec<State<P>> = wants.iter().zip(arrived).map(begin).collect::<Result<_>>()?;
+    let all_offers: Vec<usize> = (0..offers.len()).collect();
+    let all_wants: Vec<usize> = (0..wants.len()).collect();
+    answer(messages, (offers, &mut accepted, &all_offers), (wants, &mut states, &all_wants))?;
+
+    let is_long = |index: &usize| offers[*index].header.len() > HEAD_BYTES && accepted[*index].is_ok();
+    let long_offers: Vec<usize> = all_offers.into_iter().filter(is_long).collect();
+    let is_begun = |index: &usize| matches!(states[*index], State::Begun(..));
+    let long_wants: Vec<usize> = all_wants.into_iter().filter(is_begun).collect();
+    if !(long_offers.is_empty() && long_wants.is_empty()) {
+        let rest = |&index: &usize| (offers[index].peer, &offers[index].header[HEAD_BYTES..]);
+        let sends: Vec<(usize, &[u8])> = long_offers.iter().map(rest).collect();
+        let mut arrived = Vec::new();
+        for &index in &long_wants {
+            if let State::Begun(_, len) = &states[index] {
+                // At most the limit on headers.
+                arrived.push(vec![0; len - HEAD_BYTES]);
+            }
+        }
+        let peers = long_wants.iter().map(|&index| wants[index].peer);
+        messages.exchange(&sends, &mut places(peers, &mut arrived))?;
+        for (&index, rest) in long_wants.iter().zip(arrived) {
+            if let State::Begun(header, _) = &mut states[index] {
+                header.extend(rest);
+                let settled = settle(&wants[index], header, &mut reserve);
+                states[index] = State::Settled(settled);
+            }
+        }
+        answer(messages, (offers, &mut accepted, &long_offers), (wants, &mut states, &long_wants))?;
+    }
+    let settled = |state| match state {
+        State::Settled(outcome) => outcome,
+        State::Begun(..) => unreachable!("a header that was begun has been read to its end"),
+    };
+    Ok(Outcome { offers: accepted, wants: states.into_iter().map(settled).collect() })
+}
+
+/// Looks at the first part of a header, and at all of it if that is all. An error is that the message is no header.
+fn begin<P>(want: &Want, head: Vec<u8>, reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<State<P>> {
+    let prefix: &[u8; PREFIX_BYTES] = head.first_chunk().expect("a head is longer than a prefix");
+    let prefix = match Prefix::decode(prefix, &want.limits) {
+        Ok(prefix) => prefix,
+        Err(error @ (HeaderError::Magic { .. } | HeaderError::Version { .. })) => return Err(refusal(want, error)),
+        Err(error) => return Ok(State::Settled(Err(refusal(want, error)))),
+    };
+    let len = prefix.header_bytes as usize;
+    if prefix.sequence != want.tag {
+        let text = format!("it has tag {}, and tag {} is expected", prefix.sequence, want.tag);
+        return Ok(State::Settled(Err(refusal(want, text))));
+    }
+    if len > HEAD_BYTES {
+        return Ok(State::Begun(head, len));
+    }
+    Ok(State::Settled(settle(want, &head[..len], reserve)))
+}
+
+/// Checks all of a header, and makes memory for what it describes.
+fn settle<P>(want: &Want, header: &[u8], reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<P> {
+    let header = decode(header, &want.limits).map_err(|error| refusal(want, error))?;
+    if header.tensors.is_empty() {
+        return Err(refusal(want, "it has no tensors"));
+    }
+    reserve(header)
+}
+
+/// Tells the wants' senders what has become of their headers, and hears what has become of the offers.
+fn answer<P>(
+    messages: &dyn Messages,
+    (offers, accepted, offered): (&[Offer], &mut [Result<()>], &[usize]),
+    (wants, states, wanted): (&[Want], &mut [State<P>], &[usize]),
+) -> Result<()> {
+    let mut own = Vec::new();
+    for &index in wanted {
+        let text = match &states[index] {
+            State::Settled(Err(error)) => Some(error.to_string()),
+            _ => None,
+        };
+        own.push((wants[index].peer, encode_answer(text.as_deref())));
+    }
+    let sends: Vec<(usize, &[u8])> = own.iter().map(|(peer, answer)| (*peer, &answer[..])).collect();
+    let mut theirs: Vec<Vec<u8>> = offered.iter().map(|_| vec![0; ANSWER_BYTES]).collect();
+    let told = messages.exchange(&sends, &mut places(offered.iter().map(|&index| offers[index].peer), &mut theirs));
+    if let Err(error) = told {
+        // Why this rank refused says more than that nobody wanted to know.
+        let refused = wanted.iter().find(|&&index| matches!(states[index], State::Settled(Err(_))));
+        return Err(match refused.map(|&index| std::mem::replace(&mut states[index], State::Begun(Vec::new(), 0))) {
+            Some(State::Settled(Err(refusal))) => refusal,
+            _ => error,
+        });
+    }
+    for (&index, answer) in offered.iter().zip(theirs) {
+        let peer = offers[index].peer;
+        if let Some(reason) = decode_answer(&answer) {
+            let operation = "send";
+            let reason = format!("rank {peer} refuses the bundle: {reason}");
+            accepted[index] = Err(Error::InvalidArgument { operation, reason });
+        }
+    }
+    Ok(())
+}
+
+fn encode_answer(refusal: Option<&str>) -> [u8; ANSWER_BYTES] {
+    let mut answer = [0; ANSWER_BYTES];
+    if let Some(text) = refusal {
+        let mut end = text.len().min(ANSWER_BYTES - 1);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        answer[0] = 1;
+        answer[1..=end].copy_from_slice(&text.as_bytes()[..end]);
+    }
+    answer
+}
+
+/// Why a bundle was refused, if it was.
+fn decode_answer(answer: &[u8]) -> Option<String> {
+    match answer {
+        [0, ..] => None,
+        [1, text @ ..] => Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()),
+        other => Some(format!("its answer begins with {:?}, which means nothing", other.first())),
+    }
+}
+
+fn padded(header: &[u8]) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    let len = header.len().min(HEAD_BYTES);
+    head[..len].copy_from_slice(&header[..len]);
+    head
+}
+
+fn places(peers: impl Iterator<Item = usize>, buffers: &mut [Vec<u8>]) -> Vec<(usize, &mut [u8])> {
+    peers.zip(buffers).map(|(peer, buffer)| (peer, &mut buffer[..])).collect()
+}
+
+fn refusal(want: &Want, reason: impl std::fmt::Display) -> Error {
+    Error::InvalidArgument { operation: "recv", reason: format!("the bundle of rank {}: {reason}", want.peer) }
+}
+
+/// Refuses a false signal, then a peer that is this rank itself or no rank, in ONNX Runtime's order.
+pub(crate) fn check_call(
+    name: &'static str,
+    operation: Operation,
+    signal: bool,
+    peer: usize,
+    (rank, world_size): (usize, usize),
+) -> Result<()> {
+    if !signal {
+        return Err(Error::InvalidArgument { operation: name, reason: "the input signal is false".into() });
+    }
+    if peer < world_size && peer != rank {
+        return Ok(());
+    }
+    Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
+}
+
+/// The first refusal, once everything that was not refused has been transferred.
+pub(crate) fn first_error(offers: Vec<Result<()>>, wants: impl IntoIterator<Item = Error>) -> Result<()> {
+    let refused = offers.into_iter().filter_map(Result::err).chain(wants).next();
+    refused.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_survive_and_are_cut_at_characters() {
+        assert_eq!(decode_answer(&encode_answer(None)), None);
+        for text in ["", "it has tag 3", &"ä".repeat(200), &"x".repeat(255), &format!("x{}", "ä".repeat(200))] {
+            let answer = decode_answer(&encode_answer(Some(text))).expect("a refusal");
+            assert!(text.starts_with(&answer), "{answer:?} is no beginning of {text:?}");
+            assert!(answer.len() == text.len() || answer.len() >= ANSWER_BYTES - 2, "{answer:?}");
+        }
+        assert!(decode_answer(&[7; ANSWER_BYTES]).is_some_and(|reason| reason.contains('7')));
+        assert!(decode_answer(&[1; ANSWER_BYTES]).is_some());
+    }
+}

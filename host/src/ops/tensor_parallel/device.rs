@@ -1,0 +1,231 @@
+//! [`DeviceTensor`]: an owned tensor in the memory of a GPU that is passed from operation to operation.
+//!
+//! It takes a buffer, or another crate's memory, and gives it back, without a copy either way, and it passes itself to a
+//! [`DeviceCommunicator`]. It does no arithmetic and decides nothing.
+
+use std::any::Any;
+
+use super::tensor::sealed::Sealed;
+use super::{HostTensor, Tensor};
+use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::same_len;
+use crate::slice::shape_len;
+
+const NAME: &str = "device tensor";
+
+/// Where the elements are.
+enum Memory {
+    Buffer(DeviceBuffer),
+    Lent { queue: Queue, address: u64, dtype: DType, len: usize, owner: Box<dyn Any + Send> },
+}
+
+/// A tensor that owns its elements, in device memory and row-major order. `[]` is the shape of a scalar, with one element.
+///
+/// Everything that is done with it is ordered on its queue. An operation that makes a new tensor drops the one that it was
+/// given while work in the queue still reads it; whoever gets the memory next uses it behind that work.
+///
+/// ```no_run
+/// use gradsync::comm::DeviceCommunicator;
+/// use gradsync::driver::Queue;
+/// use gradsync::ops::tensor_parallel::{AllGather, DeviceTensor, HostTensor, Pipeline, ReduceScatter, TensorOp};
+///
+/// fn step(comm: &dyn DeviceCommunicator, queue: &Queue) -> gradsync::Result<HostTensor> {
+///     let input = DeviceTensor::from_host(queue, &HostTensor::new(vec![1.0f32; 3], [1, 3])?)?;
+///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
+///     let output = pipeline.forward(input, comm)?;
+///     let gradient = pipeline.backward(output, comm)?;
+///     comm.synchronize(queue)?; // or the error of a rank that failed
+///     gradient.to_host()
+/// }
+/// ```
+pub struct DeviceTensor {
+    memory: Memory,
+    shape: Vec<usize>,
+}
+
+impl DeviceTensor {
+    /// Gives a buffer a shape.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the buffer.
+    pub fn new(buffer: DeviceBuffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        let shape = shape.into();
+        let (len, expected) = (buffer.as_slice().len(), shape_len(NAME, &shape)?);
+        same_len(NAME, (&format!("shape {shape:?}"), expected), ("the buffer", len))?;
+        Ok(Self { memory: Memory::Buffer(buffer), shape })
+    }
+
+    /// Takes over the memory of another crate's tensor, without a copy; operations that work in place work in it.
+    ///
+    /// `owner` is what keeps the memory alive, such as that tensor itself. It is dropped with this tensor, or given back
+    /// by [`into_owner`](Self::into_owner).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that no memory has room for.
+    ///
+    /// # Safety
+    /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner`
+    /// has been dropped and `queue` has got past everything that was put into it before that. Until then, nothing but work
+    /// ordered on `queue` reads or writes them, and nobody writes them but through this tensor while it exists.
+    pub unsafe fn from_raw_parts(
+        queue: &Queue,
+        address: u64,
+        dtype: DType,
+        shape: impl Into<Vec<usize>>,
+        owner: impl Any + Send,
+    ) -> Result<Self> {
+        let shape = shape.into();
+        let len = shape_len(NAME, &shape)?;
+        let memory = Memory::Lent { queue: queue.clone(), address, dtype, len, owner: Box::new(owner) };
+        Ok(Self { memory, shape })
+    }
+
+    /// A copy of a tensor in the host's memory; waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda), code 2 when memory does not suffice.
+    pub fn from_host(queue: &Queue, tensor: &HostTensor) -> Result<Self> {
+        let buffer = DeviceBuffer::from_host(queue, tensor.as_slice())?;
+        Ok(Self { memory: Memory::Buffer(buffer), shape: tensor.shape().to_vec() })
+    }
+
+    /// Waits for the queue and copies the tensor to the host's memory. What a collective that failed leaves behind is
+    /// unspecified: [`DeviceCommunicator::synchronize`] comes first.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda) for any work in the queue that failed;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn to_host(&self) -> Result<HostTensor> {
+        let mut tensor = HostTensor::zeroed("copy to host", self.dtype(), self.shape.clone())?;
+        self.as_slice().copy_to_host(tensor.as_mut_slice())?;
+        Ok(tensor)
+    }
+
+    /// A copy in new memory of the same queue, for a caller who keeps one of the two; put into the queue.
+    ///
+    /// # Errors
+    /// As [`from_host`](Self::from_host).
+    pub fn try_clone(&self) -> Result<Self> {
+        let mut copy = Self::unwritten(self.queue(), self.dtype(), self.shape.clone())?;
+        copy.as_mut_slice().copy_from_device(self.as_slice())?;
+        Ok(copy)
+    }
+
+    /// Room for a shape. Whoever calls this writes all elements before anything reads them.
+    fn unwritten(queue: &Queue, dtype: DType, shape: Vec<usize>) -> Result<Self> {
+        let buffer = DeviceBuffer::allocate(queue, dtype, shape_len(NAME, &shape)?)?;
+        Ok(Self { memory: Memory::Buffer(buffer), shape })
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The type of every element.
+    pub fn dtype(&self) -> DType {
+        self.as_slice().dtype()
+    }
+
+    /// The queue that work on it is ordered on.
+    pub fn queue(&self) -> &Queue {
+        self.as_slice().queue()
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        match &self.memory {
+            Memory::Buffer(buffer) => buffer.as_slice(),
+            // SAFETY: the promise of `from_raw_parts`; the owner lives as long as this tensor.
+            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+                DeviceSlice::from_raw_parts(queue, *address, *dtype, *len)
+            },
+        }
+    }
+
+    /// The elements, to write.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
+        match &mut self.memory {
+            Memory::Buffer(buffer) => buffer.as_mut_slice(),
+            // SAFETY: as above, and this tensor is borrowed mutably.
+            Memory::Lent { queue, address, dtype, len, .. } => unsafe {
+                DeviceSliceMut::from_raw_parts(queue, *address, *dtype, *len)
+            },
+        }
+    }
+
+    /// The buffer, if the elements are in one: that of [`new`](Self::new), or what an operation has made.
+    pub fn into_buffer(self) -> Option<DeviceBuffer> {
+        match self.memory {
+            Memory::Buffer(buffer) => Some(buffer),
+            Memory::Lent { .. } => None,
+        }
+    }
+
+    /// The owner of the memory, if it was handed over by [`from_raw_parts`](Self::from_raw_parts) and `O` is its type.
+    pub fn into_owner<O: Any>(self) -> Option<O> {
+        match self.memory {
+            Memory::Lent { owner, .. } => owner.downcast().ok().map(|owner| *owner),
+            Memory::Buffer(_) => None,
+        }
+    }
+}
+
+impl Sealed for DeviceTensor {}
+
+impl Tensor for DeviceTensor {
+    type Comm<'c> = &'c dyn DeviceCommunicator;
+
+    fn dtype(&self) -> DType {
+        self.dtype()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape()
+    }
+
+    fn world_size(comm: &dyn DeviceCommunicator) -> usize {
+        comm.world_size()
+    }
+
+    fn gather_words(words: &[u64], comm: &dyn DeviceCommunicator) -> Result<Vec<u64>> {
+        comm.gather_words(words)
+    }
+
+    fn was_agreed(value: u64, comm: &dyn DeviceCommunicator) -> bool {
+        comm.agreements().is_some_and(|agreements| agreements.contains(value))
+    }
+
+    fn remember(value: u64, comm: &dyn DeviceCommunicator) {
+        if let Some(agreements) = comm.agreements() {
+            agreements.insert(value);
+        }
+    }
+
+    fn sum(mut self, comm: &dyn DeviceCommunicator) -> Result<Self> {
+        comm.all_reduce(self.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)?;
+        Ok(self)
+    }
+
+    fn concatenate(self, _: &'static str, shape: Vec<usize>, comm: &dyn DeviceCommunicator) -> Result<Self> {
+        let mut output = Self::unwritten(self.queue(), self.dtype(), shape)?;
+        comm.all_gather(self.as_slice(), output.as_mut_slice())?;
+        Ok(output)
+    }
+
+    fn sum_part(self, _: &'static str, shape: Vec<usize>, comm: &dyn DeviceCommunicator) -> Result<Self> {
+        let mut output = Self::unwritten(self.queue(), self.dtype(), shape)?;
+        comm.reduce_scatter(self.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
+        Ok(output)
+    }
+}
+
+/// Dtype and shape; never the elements.
+impl std::fmt::Debug for DeviceTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! [`HostTensor`]: an owned tensor in the host's memory that is passed from operation to operation.
+//!
+//! It takes a `Vec` and gives it back, without a copy either way, and it passes itself to a [`Communicator`]. It does no
+//! arithmetic and decides nothing.
+
+use bytemuck::allocation::{cast_vec, try_zeroed_vec};
+use half::{bf16, f16};
+
+use super::Tensor;
+use super::tensor::sealed::Sealed;
+use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::slice::{Slice, SliceMut, TensorView, shape_len};
+
+/// Elements of one of the four dtypes.
+#[derive(Clone)]
+enum Elements {
+    F64(Vec<f64>),
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+}
+
+impl Elements {
+    fn of<T: Element>(data: Vec<T>) -> Self {
+        match T::DTYPE {
+            DType::F64 => Elements::F64(cast_vec(data)),
+            DType::F32 => Elements::F32(cast_vec(data)),
+            DType::F16 => Elements::F16(cast_vec(data)),
+            DType::BF16 => Elements::BF16(cast_vec(data)),
+        }
+    }
+
+    fn zeroed<T: Element>(operation: &'static str, len: usize) -> Result<Self> {
+        let bytes = len.saturating_mul(T::DTYPE.size_bytes());
+        try_zeroed_vec::<T>(len).map(Self::of).map_err(|()| Error::OutOfMemory { operation, bytes })
+    }
+}
+
+/// A tensor that owns its elements, in the host's memory and row-major order. `[]` is the shape of a scalar, with one element.
+///
+/// ```
+/// use gradsync::ops::tensor_parallel::HostTensor;
+///
+/// let tensor = HostTensor::new(vec![1.0f32; 6], [2, 3])?;
+/// assert_eq!(tensor.shape(), [2, 3]);
+/// assert_eq!(tensor.into_vec::<f32>(), Some(vec![1.0; 6]));
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct HostTensor {
+    elements: Elements,
+    shape: Vec<usize>,
+}
+
+impl HostTensor {
+    /// Gives elements a shape.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as there are.
+    pub fn new<T: Element>(data: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        let shape = shape.into();
+        TensorView::new(&data, &shape)?;
+        Ok(Self { elements: Elements::of(data), shape })
+    }
+
+    /// Zeros of a shape; memory that cannot be had is an error.
+    pub(super) fn zeroed(operation: &'static str, dtype: DType, shape: Vec<usize>) -> Result<Self> {
+        let len = shape_len(operation, &shape)?;
+        let elements = match dtype {
+            DType::F64 => Elements::zeroed::<f64>(operation, len),
+            DType::F32 => Elements::zeroed::<f32>(operation, len),
+            DType::F16 => Elements::zeroed::<f16>(operation, len),
+            DType::BF16 => Elements::zeroed::<bf16>(operation, len),
+        };
+        Ok(Self { elements: elements?, shape })
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The type of every element.
+    pub fn dtype(&self) -> DType {
+        self.as_slice().dtype()
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> Slice<'_> {
+        match &self.elements {
+            Elements::F64(data) => data.into(),
+            Elements::F32(data) => data.into(),
+            Elements::F16(data) => data.into(),
+            Elements::BF16(data) => data.into(),
+        }
+    }
+
+    /// The elements, to write.
+    pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        match &mut self.elements {
+            Elements::F64(data) => data.into(),
+            Elements::F32(data) => data.into(),
+            Elements::F16(data) => data.into(),
+            Elements::BF16(data) => data.into(),
+        }
+    }
+
+    /// The tensor, to read.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView::new(self.as_slice(), &self.shape).expect("a tensor has its shape's length")
+    }
+
+    /// The elements, if `T` is their type: the memory that they have been in all along.
+    pub fn into_vec<T: Element>(self) -> Option<Vec<T>> {
+        if self.dtype() != T::DTYPE {
+            return None;
+        }
+        Some(match self.elements {
+            Elements::F64(data) => cast_vec(data),
+            Elements::F32(data) => cast_vec(data),
+            Elements::F16(data) => cast_vec(data),
+            Elements::BF16(data) => cast_vec(data),
+        })
+    }
+}
+
+impl Sealed for HostTensor {}
+
+impl Tensor for HostTensor {
+    type Comm<'c> = &'c dyn Communicator;
+
+    fn dtype(&self) -> DType {
+        self.dtype()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape()
+    }
+
+    fn world_size(comm: &dyn Communicator) -> usize {
+        comm.world_size()
+    }
+
+    fn gather_words(words: &[u64], comm: &dyn Communicator) -> Result<Vec<u64>> {
+        gather_words(comm, words)
+    }
+
+    /// Every collective waits for all ranks anyway; comparing is one more small one.
+    fn was_agreed(_: u64, _: &dyn Communicator) -> bool {
+        false
+    }
+
+    fn remember(_: u64, _: &dyn Communicator) {}
+
+    fn sum(mut self, comm: &dyn Communicator) -> Result<Self> {
+        comm.all_reduce(self.as_mut_slice(), ReduceOp::Sum)?;
+        Ok(self)
+    }
+
+    fn concatenate(self, operation: &'static str, shape: Vec<usize>, comm: &dyn Communicator) -> Result<Self> {
+        let mut output = Self::zeroed(operation, self.dtype(), shape)?;
+        comm.all_gather(self.as_slice(), output.as_mut_slice())?;
+        Ok(output)
+    }
+
+    fn sum_part(self, operation: &'static str, shape: Vec<usize>, comm: &dyn Communicator) -> Result<Self> {
+        let mut output = Self::zeroed(operation, self.dtype(), shape)?;
+        comm.reduce_scatter(self.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
+        Ok(output)
+    }
+}
+
+/// Dtype and shape; never the elements.
+impl std::fmt::Debug for HostTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostTensor").field("dtype", &self.dtype()).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,209 @@
+//! The model against messages counted one by one, against measurements, and against common sense.
+
+use super::*;
+use crate::plan::tree::steps;
+
+const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
+
+fn seconds(scheme: Scheme, ranks: usize, load: Workload) -> f64 {
+    let work = work(scheme, World::new(ranks, 8), load).expect("the scheme fits");
+    Parameters::default().time(&work)
+}
+
+fn worlds() -> impl Iterator<Item = World> {
+    doublings(4096).map(|ranks| World::new(ranks, 8))
+}
+
+/// What the busiest rank sends inside its node and to other nodes.
+fn busiest(world: World, sends: impl Fn(usize) -> Vec<(usize, usize)>) -> (f64, f64) {
+    let of_rank = |rank: usize| {
+        sends(rank).into_iter().fold((0, 0), |(intra, inter), (peer, bytes)| {
+            let is_near = peer / world.ranks_per_node == rank / world.ranks_per_node;
+            if is_near { (intra + bytes, inter) } else { (intra, inter + bytes) }
+        })
+    };
+    let all = (0..world.ranks).map(of_rank);
+    let (intra, inter) = all.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)));
+    (intra as f64, inter as f64)
+}
+
+#[test]
+fn the_trees_bytes_are_those_of_its_steps() {
+    for world in doublings(256).map(|ranks| World::new(ranks, 8)) {
+        let load = Workload { bytes: GIB, element_bytes: 4, layers: 0 };
+        let (intra, inter) = busiest(world, |rank| {
+            let steps = steps(rank, world.ranks, GIB / 4);
+            steps
+                .into_iter()
+                .flat_map(|step| [(step.peer, 4 * step.give.len()), (step.peer, 4 * step.keep.len())])
+                .collect()
+        });
+        let counted = work(Scheme::Tree, world, load).unwrap();
+        assert_eq!((counted.intra_bytes, counted.inter_bytes), (intra, inter), "{world:?}");
+        let steps = 2 * world.ranks.trailing_zeros() as usize;
+        let sums: usize = (1..=world.ranks.trailing_zeros() as usize).sum();
+        assert_eq!(counted.steps, (steps + sums) as f64, "{world:?}");
+    }
+}
+
+#[test]
+fn the_exchanges_bytes_are_those_of_all_shards() {
+    for world in worlds().take(8) {
+        let shard = GIB / world.ranks;
+        let others = |rank: usize| (0..world.ranks).filter(move |&peer| peer != rank);
+        let (intra, inter) = busiest(world, |rank| others(rank).map(|peer| (peer, shard)).collect());
+        let counted = all_to_all(world, GIB as f64);
+        assert_eq!((counted.intra_bytes, counted.inter_bytes), (intra, inter), "{world:?}");
+    }
+}
+
+/// The second level exchanges the shards that the first has left: nobody sends more between nodes than a rank's share of one vector.
+#[test]
+fn levels_keep_vectors_inside_their_nodes() {
+    for world in worlds().filter(|world| world.nodes() > 1) {
+        let load = Workload { layers: 0, ..Workload::of(GIB) };
+        let flat = work(Scheme::Gram, world, load).unwrap();
+        for scheme in [Scheme::TwoLevelGram, Scheme::GramThenTree, Scheme::Hierarchical] {
+            let levels = work(scheme, world, load).unwrap();
+            let share = 2.0 * GIB as f64 / 8.0 * (1.0 - 1.0 / world.nodes() as f64);
+            assert!((levels.inter_bytes - share).abs() < 1.0, "{scheme} {world:?}: {levels:?}");
+            assert!(flat.inter_bytes > 4.0 * levels.inter_bytes, "{world:?}: {flat:?}");
+        }
+    }
+}
+
+#[test]
+fn times_grow_with_bytes_and_layers() {
+    for world in worlds() {
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.fits(world)) {
+            let time = |bytes, layers| seconds(scheme, world.ranks, Workload { layers, ..Workload::of(bytes) });
+            let sizes = [MIB, 16 * MIB, 256 * MIB, GIB].map(|bytes| time(bytes, 100));
+            assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]), "{scheme} {world:?}: {sizes:?}");
+            let layers = [1, 10, 100, 1000].map(|layers| time(64 * MIB, layers));
+            assert!(layers.windows(2).all(|pair| pair[0] < pair[1]), "{scheme} {world:?}: {layers:?}");
+        }
+    }
+}
+
+#[test]
+fn products_grow_as_their_formula() {
+    let load = Workload { bytes: GIB, element_bytes: 4, layers: 1 };
+    for world in worlds() {
+        let (ranks, len) = (world.ranks as f64, (GIB / 4) as f64);
+        let counted = work(Scheme::Gram, world, load).unwrap();
+        // P(P+1)/2 of each element in a shard, and P for the weighted sum.
+        assert_eq!(counted.products, len / ranks * (ranks * (ranks + 1.0) / 2.0 + ranks), "{world:?}");
+    }
+    // Up to eight vectors are read once.
+    assert_eq!([2, 3, 8].map(reads), [2.0, 3.0, 8.0]);
+    // Two tiles: four pairs of cells between them, eight vectors each.
+    assert_eq!(reads(16), 16.0 + 32.0);
+}
+
+/// Four H200 of one machine over NCCL, in µs: 64 MiB and 1 GiB of f32 in 300 tensors.
+#[test]
+fn four_gpus_take_what_they_took() {
+    let measured = [
+        (Scheme::Gram, 64 * MIB, 509.0),
+        (Scheme::Gram, GIB, 5552.0),
+        (Scheme::Tree, 64 * MIB, 716.0),
+        (Scheme::Tree, GIB, 5665.0),
+    ];
+    for (scheme, bytes, microseconds) in measured {
+        let model = 1e6 * seconds(scheme, 4, Workload { layers: 300, ..Workload::of(bytes) });
+        assert!((0.7..1.3).contains(&(model / microseconds)), "{scheme} {bytes}: {model} µs, measured {microseconds}");
+    }
+}
+
+#[test]
+fn gram_wins_inside_a_node_and_loses_across_many() {
+    for bytes in [MIB / 16, MIB, 64 * MIB, GIB] {
+        for ranks in 1..=8 {
+            let choice = choose(ranks, 8, bytes);
+            assert_eq!(choice.scheme, Scheme::Gram, "{ranks} ranks, {bytes} bytes: {choice}");
+        }
+        let far = choose(4096, 8, bytes);
+        assert_ne!(far.scheme, Scheme::Gram, "{bytes} bytes: {far}");
+        assert!(far.scheme.is_adasum_of_all() && far.seconds < far.gram_seconds);
+        assert!(far.to_string().contains(far.scheme.name()) && far.to_string().contains("gram takes"), "{far}");
+    }
+}
+
+#[test]
+fn switches_are_where_the_choice_changes() {
+    let parameters = Parameters::default();
+    for bytes in [MIB, 64 * MIB, GIB] {
+        let load = Workload::of(bytes);
+        let switches = switches(&parameters, 8, load, 4096);
+        assert_eq!(switches[0], (2, Scheme::Gram));
+        assert!(switches.len() > 1, "the products never stop being free: {switches:?}");
+        for &(ranks, scheme) in &switches[1..] {
+            assert_eq!(choose(ranks, 8, bytes).scheme, scheme);
+            assert_ne!(choose(ranks / 2, 8, bytes).scheme, scheme);
+        }
+    }
+}
+
+#[test]
+fn a_choice_depends_on_what_fits() {
+    // Nodes of six are no whole trees, and twelve ranks no power of two.
+    assert_eq!(choose(12, 6, GIB).scheme, Scheme::Gram);
+    // Three nodes have no tree, but a Gram matrix.
+    assert_eq!(choose(24, 8, GIB).scheme, Scheme::TwoLevelGram);
+    assert!(!Scheme::GramThenTree.fits(World::new(24, 8)) && Scheme::TwoLevelGram.fits(World::new(24, 8)));
+    // A node that is not full.
+    assert!(!Scheme::TwoLevelGram.fits(World::new(20, 8)) && Scheme::Gram.fits(World::new(20, 8)));
+    assert_eq!(work(Scheme::Tree, World::new(20, 8), Workload::of(MIB)), None);
+    // Another result is never chosen, however fast.
+    for ranks in doublings(4096) {
+        assert!(choose(ranks, 8, 64 * MIB).scheme.is_adasum_of_all());
+    }
+    assert_eq!(choose(0, 0, 0).scheme, Scheme::Gram);
+}
+
+#[test]
+fn products_are_free_for_few_and_dear_for_many() {
+    let parameters = Parameters::default();
+    let share =
+        |ranks| products_share(&parameters, Scheme::Gram, World::new(ranks, 8), Workload::of(64 * MIB)).unwrap();
+    assert!(share(2) < 0.1, "{}", share(2));
+    assert!(share(4096) > 0.9, "{}", share(4096));
+    let shares: Vec<f64> = doublings(4096).map(share).collect();
+    assert!(shares.iter().all(|share| (0.0..1.0).contains(share)), "{shares:?}");
+}
+
+#[test]
+fn a_fit_finds_the_parameters_of_exact_points() {
+    let mut truth = Parameters::default();
+    truth.seconds = std::array::from_fn(|part| truth.seconds[part] * [0.5, 1.0, 1.0, 2.0, 1.0, 0.7, 1.5, 1.0][part]);
+    let sizes = [MIB / 16, MIB, 16 * MIB, 256 * MIB, GIB].map(|bytes| bytes as f64);
+    let mut points = Vec::new();
+    for bytes in sizes {
+        let world = World::new(4, 8);
+        let kernels = [Work::kernel(bytes, 0.0), Work::kernel(bytes, 36.0 * bytes / 32.0)];
+        for work in [all_reduce(world, bytes), all_to_all(world, bytes)].into_iter().chain(kernels) {
+            points.push(Point { work, seconds: truth.time(&work) });
+        }
+    }
+    let found = fit(&points, Parameters::default());
+    assert!(found.error < 1e-2, "{found:?}");
+    for part in 0..PARTS {
+        let ratio = found.parameters.seconds[part] / truth.seconds[part];
+        assert!((0.98..1.02).contains(&ratio), "{}: {ratio}", PART_NAMES[part]);
+    }
+    assert_eq!(found.is_fitted, [true, false, false, true, false, true, true, false]);
+}
+
+#[test]
+fn a_fit_keeps_what_no_point_tells_and_never_goes_below_zero() {
+    let known = Parameters::default();
+    assert_eq!(fit(&[], known).parameters, known);
+    // Time that falls as bytes grow: the bytes get the least that a parameter can be.
+    let world = World::new(4, 8);
+    let points =
+        [(MIB, 1e-3), (GIB, 1e-4)].map(|(bytes, seconds)| Point { work: all_reduce(world, bytes as f64), seconds });
+    let found = fit(&points, known);
+    assert!(found.parameters.seconds.iter().all(|&seconds| seconds > 0.0), "{found:?}");
+    assert_eq!(found.parameters.seconds[4], known.seconds[4]);
+}

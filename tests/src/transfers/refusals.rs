@@ -1,0 +1,225 @@
+//! What ranks refuse, and that both of two ranks learn of it.
+
+use super::*;
+
+/// The message of a refused argument.
+#[track_caller]
+fn refused(outcome: Result<impl std::fmt::Debug>, words: &[&str]) {
+    match outcome {
+        Err(Error::InvalidArgument { operation, reason }) => {
+            for word in words {
+                assert!(reason.contains(word), "{operation}: {reason:?} does not say {word:?}");
+            }
+        }
+        other => panic!("{words:?}: {other:?} is no refusal"),
+    }
+}
+
+#[track_caller]
+fn mismatch(outcome: Result<impl std::fmt::Debug>) {
+    match outcome {
+        Err(Error::Comm(CommError::Mismatch { left_rank: 0, right_rank: 1, .. })) => {}
+        other => panic!("{other:?} is no mismatch of ranks 0 and 1"),
+    }
+}
+
+/// The communicator still works, between all ranks.
+fn works(comm: &dyn Communicator) {
+    over(comm, &bundles(31)[0], "afterwards");
+    comm.barrier().unwrap();
+}
+
+pub(super) fn foreign_schedule(comm: &dyn Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let plan = ring(world_size);
+    let larger = ring(world_size + 1);
+    for foreign in [plan.rank((rank + 1) % world_size), larger.rank(rank)] {
+        let mut work = Rounds { rank, given: Vec::new(), taken: Vec::new(), sent: 0 };
+        refused(run_schedule(&comm, foreign, &mut work), &[&format!("rank {rank} of {world_size}")]);
+    }
+    works(comm);
+}
+
+/// Found before anything moves, so that no other rank notices.
+pub(super) fn own_mistakes(comm: &dyn Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let tensors = [Owned::new(DataType::F32, &[2], 0)];
+    let mut given = tensors[0].blank();
+    let limits = Limits::default();
+    let peer = (rank + 1) % world_size;
+    refused(send(comm, false, peer, &bundle(&tensors)), &["signal"]);
+    refused(recv(comm, false, peer, &mut [given.tensor_mut()]), &["signal"]);
+    refused(recv_described(comm, false, peer, 0, &limits), &["signal"]);
+    // The signal comes first, as upstream has it.
+    refused(send(comm, false, rank, &bundle(&tensors)), &["signal"]);
+    for bad in [rank, world_size, usize::MAX] {
+        for outcome in [
+            send(comm, true, bad, &bundle(&tensors)),
+            recv(comm, true, bad, &mut [given.tensor_mut()]),
+            recv_described(comm, true, bad, 0, &limits).map(|_| true),
+            exchange(comm, &[(bad, bundle(&tensors))], &[]).map(|_| true),
+            exchange(comm, &[], &[(bad, known(&tensors))]).map(|_| true),
+        ] {
+            match outcome {
+                Err(Error::Comm(CommError::InvalidPeer { peer, rank: own, .. })) => {
+                    assert_eq!((peer, own), (bad, rank))
+                }
+                other => panic!("{other:?} for peer {bad} of rank {rank}"),
+            }
+        }
+    }
+    refused(Bundle::new(Vec::<TensorBytes<'_>>::new()), &["at least one"]);
+    refused(recv(comm, true, peer, &mut []), &["at least one"]);
+    refused(exchange(comm, &[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
+    refused(TensorBytes::new(DataType::F32, &[3][..], &[0; 11]), &["f32 [3]", "12", "11"]);
+    refused(TensorBytes::new(DataType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
+    works(comm);
+}
+
+/// What the receiver refuses, the sender learns, in the receiver's words.
+pub(super) fn limits_and_tags(comm: &dyn Communicator) {
+    let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
+    let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
+    let many: Vec<Owned> =
+        (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed as usize / 99], seed)).collect();
+    let cases: [(&[Owned], Limits, u64, &str); 8] = [
+        (&tensors, Limits { tensors: 1, ..exact }, 4, "limit is 1"),
+        (&tensors, Limits { dims: 1, ..exact }, 4, "2 dimensions, and the limit is 1"),
+        (&tensors, Limits { dim: 2, ..exact }, 4, "dimension of 3"),
+        (&tensors, Limits { header_bytes: 63, ..exact }, 4, "limit is 63"),
+        (&tensors, Limits { payload_bytes: 256, ..exact }, 4, "limit is 256"),
+        (&tensors, exact, 5, "tag 5 is expected"),
+        // Found in the rest of the header.
+        (&many, Limits { dim: 1, ..Limits::default() }, 4, "dimension of 2"),
+        // Found in its first part.
+        (&many, Limits { payload_bytes: 1000, ..Limits::default() }, 4, "limit is 1000"),
+    ];
+    for (tensors, limits, tag, word) in cases {
+        match comm.rank() {
+            0 => refused(send(comm, true, 1, &bundle(tensors).described(4)), &["rank 1 refuses", "rank 0", word]),
+            1 => refused(recv_described(comm, true, 0, tag, &limits), &["rank 0", word]),
+            _ => {}
+        }
+    }
+    match comm.rank() {
+        0 => assert!(send(comm, true, 1, &bundle(&tensors).described(4)).unwrap()),
+        1 => assert_eq!(recv_described(comm, true, 0, 4, &exact).unwrap().1.len(), 2),
+        _ => {}
+    }
+    works(comm);
+}
+
+/// One of three bundles is refused: the two ranks get the error, and the other two bundles have gone.
+pub(super) fn refused_among_others(comm: &dyn Communicator) {
+    let tensors = &bundles(41)[0];
+    let tight = Limits { payload_bytes: 3, ..Limits::default() };
+    match comm.rank() {
+        0 => {
+            let bundles = [bundle(tensors), bundle(tensors).described(1), bundle(tensors).described(2)];
+            refused(exchange(comm, &bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
+        }
+        1 => {
+            let refusal = Expected::Described { tag: 1, limits: tight };
+            let receives = [(0, known(tensors)), (0, refusal), (0, Expected::described(2))];
+            refused(exchange(comm, &[], &receives), &["limit is 3"]);
+        }
+        _ => {}
+    }
+    works(comm);
+}
+
+/// Bytes of a head's length that are none, or one of another version. They are not answered.
+pub(super) fn no_header(comm: &dyn Communicator) {
+    let mut version = encode(&[spec()], 3).unwrap();
+    version[4] = 2;
+    version.resize(1016, 0);
+    for (bytes, word) in [(vec![0x5a; 1016], "starts with"), (vec![0; 1016], "starts with"), (version, "version 2")] {
+        match comm.rank() {
+            0 => comm.exchange(&[(1, &bytes)], &mut []).unwrap(),
+            1 => refused(recv_described(comm, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            _ => {}
+        }
+    }
+    works(comm);
+}
+
+fn spec() -> TensorSpec {
+    TensorSpec { dtype: DataType::F32, dims: vec![1] }
+}
+
+/// Headers that begin well, from a rank that knows the protocol and lies: refused before any memory is made.
+pub(super) fn strangers(comm: &dyn Communicator) {
+    let good = |tensors: &[TensorSpec]| encode(tensors, 3).unwrap();
+    let with = |mut header: Vec<u8>, offset: usize, bytes: &[u8]| {
+        header[offset..offset + bytes.len()].copy_from_slice(bytes);
+        header
+    };
+    let cases = [
+        (with(good(&[spec()]), 16, &[255; 4]), "4294967295 tensors"),
+        (with(good(&[spec()]), 20, &[255; 4]), "4294967295 bytes of header"),
+        (with(good(&[spec()]), 24, &[255; 8]), "18446744073709551615 bytes of payload"),
+        (with(good(&[spec()]), 24, &[5]), "5 bytes of payload"),
+        (with(good(&[spec()]), 32, &[11]), "dtype 11"),
+        (with(good(&[spec()]), 40, &[255; 8]), "dimension of 18446744073709551615"),
+        (with(good(&[spec()]), 36, &[17]), "17 dimensions"),
+        (with(good(&[spec()]), 36, &[2]), "ends inside tensor 0"),
+        (good(&[]), "no tensors"),
+    ];
+    for (mut header, word) in cases {
+        header.resize(1016, 0);
+        match comm.rank() {
+            0 => {
+                comm.exchange(&[(1, &header)], &mut []).unwrap();
+                let mut answer = vec![0; 256];
+                comm.exchange(&[], &mut [(1, &mut answer[..])]).unwrap();
+                let text = String::from_utf8_lossy(&answer[1..]).into_owned();
+                assert!(answer[0] == 1 && text.contains(word), "{text:?} does not say {word:?}");
+            }
+            1 => refused(recv_described(comm, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            _ => {}
+        }
+    }
+    // An answer that is neither yes nor no.
+    match comm.rank() {
+        0 => {
+            refused(send(comm, true, 1, &bundle(&[Owned::new(DataType::U8, &[1], 0)]).described(3)), &["rank 1", "77"])
+        }
+        1 => {
+            comm.exchange(&[], &mut [(0, &mut [0; 1016][..])]).unwrap();
+            comm.exchange(&[(0, &[77; 256])], &mut []).unwrap();
+        }
+        _ => {}
+    }
+    works(comm);
+}
+
+pub(super) fn other_lengths(comm: &dyn Communicator) {
+    match comm.rank() {
+        0 => mismatch(send(comm, true, 1, &bundle(&[Owned::new(DataType::F32, &[10], 0)]))),
+        1 => mismatch(recv(comm, true, 0, &mut [Owned::new(DataType::F32, &[11], 0).tensor_mut()])),
+        _ => {}
+    }
+}
+
+/// A payload of just the length of the header's first message is what the receiver waits for.
+pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
+    let tensors = [Owned::new(DataType::F32, &[254], 0)];
+    assert_eq!(tensors[0].bytes.len(), 1016);
+    match comm.rank() {
+        0 => mismatch(send(comm, true, 1, &bundle(&tensors).described(3))),
+        1 => mismatch(recv(comm, true, 0, &mut [tensors[0].blank().tensor_mut()])),
+        _ => {}
+    }
+}
+
+/// A payload that is, byte for byte, the first message of a header.
+pub(super) fn known_to_one_who_asks(comm: &dyn Communicator) {
+    let mut bytes = encode(&[spec()], 3).unwrap();
+    bytes.resize(1016, 0);
+    let tensors = [Owned { dtype: DataType::U8, shape: vec![1016], bytes }];
+    match comm.rank() {
+        0 => mismatch(send(comm, true, 1, &bundle(&tensors))),
+        1 => mismatch(recv_described(comm, true, 0, 3, &Limits::default())),
+        _ => {}
+    }
+}

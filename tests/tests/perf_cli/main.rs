@@ -1,0 +1,15 @@
+//! The program `gradsync perf` on the CPU: its table, its JSON, its charts, its cost model, and what it refuses.
+//!
+//! Sizes are small and iterations few: what is measured is no matter here, only that it is said right, and that results are right.
+
+mod arguments;
+mod grid;
+mod json;
+mod model;
+mod run;
+mod table;
+
+// Where the program is, and what a run of it left, is the same for all its commands.
+#[allow(dead_code)]
+#[path = "../reduce_cli/program.rs"]
+mod program;

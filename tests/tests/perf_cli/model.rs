@@ -1,0 +1,95 @@
+//! `--model`: estimates for 2 to 4096 ranks, where the choice switches, and fits to what was measured.
+
+use serde_json::Value;
+
+use crate::run::{QUICK, perf, perf_in};
+
+fn document(arguments: &[&str]) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    perf_in(folder.path(), &[&["--model", "--json", "out.json"][..], arguments].concat()).succeeded("model");
+    serde_json::from_str(&std::fs::read_to_string(folder.path().join("out.json")).unwrap()).expect("JSON")
+}
+
+#[test]
+fn it_prints_every_scheme_and_says_where_the_choice_switches() {
+    let finished = perf(&["--model", "-b", "64M", "--layers", "398"]).succeeded("model");
+    let rows: Vec<Vec<&str>> = finished
+        .stdout
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let ranks: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(ranks, ["2", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096"]);
+    for scheme in ["gram", "tree", "gram+gram", "gram+tree", "sum+gram"] {
+        assert!(finished.stdout.contains(&format!(" {scheme} ")), "{scheme}: {}", finished.stdout);
+    }
+    for words in ["# automatic choice: gram from 2 ranks, gram+", "a tenth of its time from", "assumed", "N/A"] {
+        assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
+    }
+}
+
+#[test]
+fn its_json_names_the_switches_and_the_reasons() {
+    let document = document(&["-b", "1M", "-e", "1G", "-f", "1024", "--ranks-per-node", "4"]);
+    assert_eq!((&document["schema"], &document["ranks_per_node"]), (&1.into(), &4.into()));
+    assert!(document["fit_error"].is_null());
+    let sizes = document["sizes"].as_array().expect("a list");
+    assert_eq!(sizes.len(), 2);
+    for size in sizes {
+        let worlds = size["worlds"].as_array().expect("a list");
+        assert_eq!(worlds[0]["choice"], "gram");
+        assert_eq!(worlds[2]["nodes"], 2, "eight ranks, four a node");
+        for switch in size["switches"].as_array().expect("a list") {
+            let world = worlds.iter().find(|world| world["ranks"] == switch["ranks"]).expect("a world of that size");
+            assert_eq!(world["choice"], switch["scheme"]);
+            assert!(world["reason"].as_str().is_some_and(|reason| reason.contains(" ms")), "{world:#}");
+        }
+        assert!(size["switches"].as_array().is_some_and(|switches| switches.len() > 1), "{size:#}");
+    }
+}
+
+#[test]
+fn it_is_fitted_to_what_was_measured() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sizes = ["-b", "4K", "-e", "1M", "-f", "16", "--json", "measured.json"];
+    let operations = ["zero", "gram", "all_reduce", "all_to_all", "adasum", "-g", "4"];
+    perf_in(folder.path(), &[&QUICK[..], &operations, &sizes].concat()).succeeded("measure");
+    let fitted = ["--model", "--fit", "measured.json", "--json", "model.json", "-b", "1M"];
+    let finished = perf_in(folder.path(), &fitted).succeeded("fit");
+    assert!(finished.stdout.contains("fitted to 15 measured rows"), "{}", finished.stdout);
+    let model: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("model.json")).unwrap()).unwrap();
+    assert_eq!(model["points"], 15);
+    let parameter = |of: &str| {
+        let all = model["parameters"].as_array().expect("a list");
+        all.iter().find(|parameter| parameter["of"] == of).unwrap_or_else(|| panic!("{of}")).clone()
+    };
+    for of in ["steps", "bytes inside the node", "bytes of memory", "products"] {
+        assert_eq!(parameter(of)["is_fitted"], true, "{of}");
+        assert!(parameter(of)["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{of}");
+    }
+    assert_eq!(parameter("bytes between nodes")["is_fitted"], false);
+}
+
+#[test]
+fn files_that_are_no_measurements_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("text.json", "no JSON");
+    write("other.json", "{\"schema\": 1}");
+    let future = "{\"schema\": 2, \"program\": \"\", \"machine\": {}, \"warm_ups\": 0, \"iterations\": 1, \
+                  \"measurements\": [], \"left_out\": [], \"wrong\": 0}";
+    write("future.json", future);
+    write("empty.json", &future.replace("2", "1"));
+    let cases = [
+        ("missing.json", "missing.json"),
+        ("text.json", "text.json"),
+        ("other.json", "gradsync perf --json"),
+        ("future.json", "schema 2"),
+        ("empty.json", "no row"),
+    ];
+    for (name, words) in cases {
+        perf_in(folder.path(), &["--model", "--fit", name]).refused(name, &[words]);
+    }
+}

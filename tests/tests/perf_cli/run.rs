@@ -1,0 +1,41 @@
+//! One run of `gradsync perf`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::program::{Finished, binary};
+
+/// Runs the command in `folder`, without the variables of a launcher that may have started this test.
+pub(crate) fn perf_in(folder: &Path, arguments: &[&str]) -> Finished {
+    let mut command = Command::new(binary());
+    let launchers = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"];
+    launchers.into_iter().chain(["SLURM_PROCID", "SLURM_NTASKS"]).for_each(|name| _ = command.env_remove(name));
+    let Output { status, stdout, stderr } =
+        command.current_dir(folder).arg("perf").args(arguments).output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+}
+
+pub(crate) fn perf(arguments: &[&str]) -> Finished {
+    perf_in(&std::env::temp_dir(), arguments)
+}
+
+/// Few iterations on the CPU.
+pub(crate) const QUICK: [&str; 6] = ["-n", "3", "-w", "1", "--backend", "cpu"];
+
+/// The JSON of a quick run, which has to succeed.
+pub(crate) fn measured(arguments: &[&str]) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arguments = [&QUICK[..], arguments, &["--json", "out.json"]].concat();
+    let what = arguments.join(" ");
+    perf_in(folder.path(), &arguments).succeeded(&what);
+    let text = std::fs::read_to_string(folder.path().join("out.json")).expect("the JSON was written");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{what}: {error}: {text}"))
+}
+
+/// The rows of a run.
+pub(crate) fn rows(document: &Value) -> &[Value] {
+    document["measurements"].as_array().expect("a list of rows")
+}
