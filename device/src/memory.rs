@@ -52,16 +52,6 @@ pub(crate) unsafe fn store<T: Copy, const N: usize>(address: *mut T, values: [T;
     }
 }
 
-/// The words that `N` elements of 16 bits fill, two in each, the first in the lower half.
-///
-/// # Safety
-/// `T` has 16 bits, every pattern of which is a value, and `N` is twice `M`.
-#[inline(always)]
-pub(crate) unsafe fn words<T: Copy, const N: usize, const M: usize>(elements: [T; N]) -> [u32; M] {
-    // SAFETY: the caller's promise.
-    unsafe { reinterpret(elements) }
-}
-
 /// Reads `N` elements one by one.
 ///
 /// # Safety

@@ -6,7 +6,6 @@
 pub mod adasum;
 pub mod element;
 pub mod elementwise;
-pub mod pairs;
 pub mod rounding;
 
 pub use element::Element;

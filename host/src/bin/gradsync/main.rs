@@ -30,7 +30,7 @@ enum Command {
     /// Tell the version, and which CPU features, GPUs and libraries are found, or where they were looked for.
     Info(info::Info),
     /// Measure operations beside their baselines, as nccl-tests does, and check their results.
-    Perf(perf::Perf),
+    Perf(Box<perf::Perf>),
 }
 
 /// Writes a result to stdout. A reader that has seen enough and closed the pipe is no failure.

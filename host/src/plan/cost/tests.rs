@@ -188,9 +188,8 @@ fn a_fit_finds_the_parameters_of_exact_points() {
     }
     let found = fit(&points, Parameters::default());
     assert!(found.error < 1e-2, "{found:?}");
-    for part in 0..PARTS {
-        let ratio = found.parameters.seconds[part] / truth.seconds[part];
-        assert!((0.98..1.02).contains(&ratio), "{}: {ratio}", PART_NAMES[part]);
+    for (name, (found, truth)) in PART_NAMES.iter().zip(found.parameters.seconds.iter().zip(truth.seconds)) {
+        assert!((0.98..1.02).contains(&(found / truth)), "{name}: {found} s, and it is {truth} s");
     }
     assert_eq!(found.is_fitted, [true, false, false, true, false, true, true, false]);
 }

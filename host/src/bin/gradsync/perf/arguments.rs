@@ -134,7 +134,7 @@ pub(crate) struct Perf {
     #[arg(long)]
     no_baseline: bool,
     /// What the hardware can do, in GB/s of busbw, where the program cannot tell
-    #[arg(long, value_name = "GB/s")]
+    #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
     /// Accumulate and clear the tensors of a model instead, in one launch, bf16 into f32
     #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model"])]
@@ -143,10 +143,10 @@ pub(crate) struct Perf {
     #[arg(long, conflicts_with_all = ["operations", "plot"])]
     model: bool,
     /// Fit the cost model to this file, which --json wrote (may be repeated)
-    #[arg(long, value_name = "FILE", requires = "model")]
+    #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]
     fit: Vec<PathBuf>,
     /// Ranks of a node in the cost model
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "model", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "model", conflicts_with = "operations", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: u32,
     /// Write all results as JSON too
     #[arg(long, value_name = "FILE")]

@@ -90,8 +90,8 @@ pub(crate) fn count_wrong(data: Slice<'_>, tolerance: f64, expected: impl Fn(usi
             let begin = chunk * CHUNK_LEN;
             let is_wrong = |(index, element): &(usize, &T)| {
                 let expected = expected(begin + index);
-                // A NaN is wrong as well.
-                !((element.to_f64() - expected).abs() <= tolerance * expected.abs())
+                let error = (element.to_f64() - expected).abs();
+                error.is_nan() || error > tolerance * expected.abs()
             };
             part.iter().enumerate().filter(is_wrong).count() as u64
         };

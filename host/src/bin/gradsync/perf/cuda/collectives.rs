@@ -66,7 +66,7 @@ impl<'a> Collective<'a> {
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let (comm, op, ranks, rank) = (self.comm, op(&self.row), self.comm.world_size(), self.comm.rank());
         let (input, output) = (self.input.slice(round), self.output.slice_mut(round));
-        Ok(match (self.row.operation, side) {
+        match (self.row.operation, side) {
             (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op, Scaling::NONE)?,
             (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
             (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(output)?,
@@ -77,7 +77,8 @@ impl<'a> Collective<'a> {
             (Operation::ReduceScatter, _) => comm.reduce_scatter(input, output, op)?,
             (Operation::AllToAll, _) => comm.all_to_all(input, output)?,
             _ => comm.exchange(vec![((rank + 1) % ranks, input)], vec![((rank + ranks - 1) % ranks, output)])?,
-        })
+        }
+        Ok(())
     }
 
     fn baseline(&mut self, round: usize) -> Result<(), PerfError> {

@@ -43,6 +43,9 @@ fn red_op(op: ReduceOp) -> RedOp {
     }
 }
 
+/// A rank to send to and what, and a rank to receive from and whereto.
+type Pair = ((usize, *const c_void), (usize, *mut c_void));
+
 fn place(data: DeviceSlice<'_>) -> *const c_void {
     data.address() as usize as *const c_void
 }
@@ -124,12 +127,7 @@ impl Plain {
     }
 
     /// Sends and receives of `len` elements of `like`'s type, in its queue.
-    fn exchange(
-        &self,
-        like: DeviceSlice<'_>,
-        len: usize,
-        pairs: &[((usize, *const c_void), (usize, *mut c_void))],
-    ) -> Result<(), PerfError> {
+    fn exchange(&self, like: DeviceSlice<'_>, len: usize, pairs: &[Pair]) -> Result<(), PerfError> {
         let (api, dtype, stream) = (&self.nccl.functions, data_type(like.dtype()), like.queue().stream());
         // SAFETY: as above; the group is closed whatever happens in it.
         unsafe {

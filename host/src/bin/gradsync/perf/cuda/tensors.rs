@@ -57,10 +57,11 @@ impl Tensors {
     fn run(&mut self) -> Result<(), PerfError> {
         let mut sums: Vec<DeviceSliceMut<'_>> = self.sums.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
         let values: Vec<DeviceSlice<'_>> = self.values.iter().map(DeviceBuffer::as_slice).collect();
-        Ok(match self.operation {
+        match self.operation {
             Operation::Zero => cuda::zero_all(&mut sums)?,
             _ => cuda::accumulate_all(&mut sums, &values)?,
-        })
+        }
+        Ok(())
     }
 }
 
