@@ -12,6 +12,7 @@ mod groups;
 mod large;
 mod member;
 mod mismatches;
+mod operations;
 mod point_to_point;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     groups::run(&mut cases);
     member::run(&mut cases);
     adasum::run(&mut cases);
+    operations::run(&mut cases);
     large::run(&mut cases);
     cases.finish()
 }

@@ -45,7 +45,7 @@ pub(super) fn page(shown: &[Shown<'_>], model: &str) -> String {
     page += "</table>\n";
     for part in shown.iter().filter(|part| !part.text.is_empty()) {
         page += &format!("<h2 id=\"{}\">{}</h2>\n", part.part.name, escape(part.part.title));
-        page += &part.json.as_ref().map_or(String::new(), |json| table(json));
+        page += &part.json.as_ref().map_or(String::new(), table);
         if let Some(svg) = &part.svg {
             page += &format!("<figure>{svg}</figure>\n");
         }

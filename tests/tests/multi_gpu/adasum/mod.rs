@@ -28,7 +28,7 @@ use case::Case;
 use device::{Runner, Way};
 
 pub(crate) use large::run as run_large;
-pub(crate) use nodes::run as run_nodes;
+pub(crate) use nodes::{run as run_nodes, run_over as run_nodes_over};
 
 /// What the cases of a suite share.
 struct Cases<'c> {

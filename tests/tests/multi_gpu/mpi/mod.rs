@@ -7,6 +7,7 @@ mod figures;
 mod groups;
 mod large;
 mod mismatch;
+mod operations;
 mod reductions;
 mod streams;
 
@@ -39,6 +40,7 @@ pub(crate) fn suites() -> Vec<Suite> {
         },
         Suite::new("mpi-mismatch", SEVERAL, mismatch::run),
         Suite::new("mpi-groups", RANKS, groups::run),
+        Suite { seconds: 240, ..Suite::new("mpi-operations", RANKS, operations::run) },
         Suite { seconds: 300, ..Suite::new("mpi-figures", &[2, 4], figures::run) },
     ];
     suites.into_iter().map(|suite| Suite { in_job: true, ..suite }).collect()

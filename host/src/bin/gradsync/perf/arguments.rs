@@ -98,7 +98,8 @@ pub(crate) struct Perf {
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE")]
     step: Option<Bytes>,
     /// Iterations that count
-    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
     /// Iterations before those
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
@@ -116,10 +117,12 @@ pub(crate) struct Perf {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     layers: u32,
     /// Check results: 1, or 0 to leave it out
-    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// Numbers of ranks (for gram and combine, of vectors); all GPUs, or 4, if left out, and a launcher's number under one
-    #[arg(short = 'g', long = "ranks", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(short = 'g', long = "ranks", value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: Vec<u32>,
     /// Where to compute
     #[arg(long, value_name = "BACKEND", value_enum, value_delimiter = ',', default_value = "auto")]
@@ -146,7 +149,8 @@ pub(crate) struct Perf {
     #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]
     fit: Vec<PathBuf>,
     /// Ranks of a node in the cost model
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "model", conflicts_with = "operations", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "model", conflicts_with = "operations")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: u32,
     /// Write all results as JSON too
     #[arg(long, value_name = "FILE")]

@@ -7,7 +7,9 @@ use plotters::prelude::*;
 use super::record::Measurement;
 use super::sizes;
 
-const CHART: (u32, u32) = (900, 420);
+const CHART: (u32, u32) = (1000, 420);
+/// The part of a chart's width that its lines have; the rest is their names'.
+const LINES_WIDTH: u32 = 760;
 const INK: RGBColor = RGBColor(0x44, 0x44, 0x44);
 const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
 /// Okabe and Ito's palette, which people with any kind of colour vision can tell apart.
@@ -65,7 +67,8 @@ fn chart(
     let place_of = |row: &Measurement| (row.size_bytes.max(1) as f64).log2();
     let least = rows.iter().map(|row| place_of(row)).fold(f64::INFINITY, f64::min).floor() - 0.5;
     let last = rows.iter().map(|row| place_of(row)).fold(0.0, f64::max).ceil() + 0.5;
-    let mut context = ChartBuilder::on(area)
+    let (lines, legend) = area.split_horizontally(LINES_WIDTH);
+    let mut context = ChartBuilder::on(&lines)
         .margin(12)
         .caption(format!("{operation} on {place}"), ("sans-serif", 18).into_font().color(&INK))
         .x_label_area_size(44)
@@ -88,35 +91,76 @@ fn chart(
             names.push(name);
         }
     }
+    let colour = |index: usize| match COLOURS.get(index) {
+        Some(RGBColor(red, green, blue)) if names.len() <= COLOURS.len() => RGBColor(*red, *green, *blue),
+        _ => {
+            let (red, green, blue) = HSLColor(index as f64 / names.len() as f64, 0.75, 0.4).rgb();
+            RGBColor(red, green, blue)
+        }
+    };
+    let mut entries: Vec<(String, RGBColor, bool)> = Vec::new();
     for (index, wanted) in names.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+        let colour = colour(index);
         let of_series = || rows.iter().filter(|row| name(row) == *wanted);
         let own: Vec<(f64, f64)> = of_series().filter_map(|row| Some((place_of(row), row.timing()?.busbw))).collect();
         let baseline: Vec<(f64, f64)> =
             of_series().filter_map(|row| Some((place_of(row), row.baseline.as_ref()?.busbw))).collect();
-        let legend = move |(x, y): (i32, i32)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2));
-        context.draw_series(LineSeries::new(own.iter().copied(), colour.stroke_width(2)))?.label(wanted).legend(legend);
+        context.draw_series(LineSeries::new(own.iter().copied(), colour.stroke_width(2)))?;
         context.draw_series(own.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
-        if let Some(found) = of_series().find_map(|row| row.baseline.as_ref()) {
-            let legend = move |(x, y): (i32, i32)| PathElement::new([(x, y), (x + 18, y)], colour.mix(0.4));
-            let line = DashedLineSeries::new(baseline.iter().copied(), 6, 4, colour.mix(0.6).stroke_width(1));
-            context.draw_series(line)?.label(format!("{wanted}: {}", found.name)).legend(legend);
-            context.draw_series(baseline.iter().map(|&point| Circle::new(point, 2, colour.mix(0.6))))?;
+        let line = DashedLineSeries::new(baseline.iter().copied(), 6, 4, colour.mix(0.6).stroke_width(1));
+        context.draw_series(line)?;
+        context.draw_series(baseline.iter().map(|&point| Circle::new(point, 3, colour.mix(0.6))))?;
+        entries.push((wanted.clone(), colour, false));
+    }
+    if let Some(baseline) = rows.iter().find_map(|row| row.baseline.as_ref()) {
+        entries.push((format!("dashed: {}", baseline.name), INK, true));
+    }
+    let limits = rows.iter().filter_map(|row| row.limit_busbw);
+    if let Some(limit) = limits.reduce(f64::max) {
+        context.draw_series(LineSeries::new([(least, limit), (last, limit)], LIMIT.stroke_width(2)))?;
+        entries.push(("limit".into(), LIMIT, false));
+    }
+    draw_legend(&legend, &entries)
+}
+
+/// Characters of a line of the legend.
+const LEGEND_LINE: usize = 32;
+
+/// Names of lines, each beside a piece of it.
+fn draw_legend(
+    area: &Area<'_>,
+    entries: &[(String, RGBColor, bool)],
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
+    let font = ("sans-serif", 12).into_font().color(&INK);
+    let mut y = 40;
+    for (name, colour, is_dashed) in entries {
+        let ends: &[(i32, i32)] = if *is_dashed { &[(0, 5), (8, 13), (16, 20)] } else { &[(0, 20)] };
+        for (begin, end) in ends {
+            area.draw(&PathElement::new([(4 + begin, y + 6), (4 + end, y + 6)], colour.stroke_width(2)))?;
+        }
+        for line in wrapped(name) {
+            area.draw(&Text::new(line, (30, y), font.clone()))?;
+            y += 15;
+        }
+        y += 3;
+    }
+    Ok(())
+}
+
+/// A name in lines that fit beside the chart.
+fn wrapped(name: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in name.split(' ') {
+        let last = lines.last_mut().expect("there is always a line");
+        if last.is_empty() {
+            word.clone_into(last);
+        } else if last.len() + word.len() < LEGEND_LINE {
+            *last += &format!(" {word}");
+        } else {
+            lines.push(word.to_owned());
         }
     }
-    let limits: Vec<f64> = rows.iter().filter_map(|row| row.limit_busbw).collect();
-    if let Some(limit) = limits.iter().copied().reduce(f64::max) {
-        let legend = |(x, y): (i32, i32)| PathElement::new([(x, y), (x + 18, y)], LIMIT.stroke_width(2));
-        let ends = [(least, limit), (last, limit)];
-        context.draw_series(LineSeries::new(ends, LIMIT.stroke_width(2)))?.label("limit").legend(legend);
-    }
-    context
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
-        .border_style(INK.mix(0.3))
-        .label_font(("sans-serif", 12).into_font().color(&INK))
-        .draw()
+    lines
 }
 
 /// The name of a row's series within its chart.
@@ -154,7 +198,9 @@ mod tests {
     fn a_chart_has_its_series_its_baseline_and_its_limit() {
         let rows = [measurement("cast", 1 << 20, 5.0), measurement("cast", 1 << 22, 9.0), measurement("zero", 8, 1.0)];
         let svg = svg(&rows).unwrap();
-        for text in ["cast on cpu", "zero on cpu", "f32:bf16", "a parallel memcpy", "limit", "busbw in GB/s", "1 MiB"] {
+        for text in
+            ["cast on cpu", "zero on cpu", "f32:bf16", "dashed: a parallel memcpy", "limit", "busbw in GB/s", "1 MiB"]
+        {
             assert!(svg.contains(text), "{text}");
         }
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

@@ -57,6 +57,7 @@ use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
 use crate::comm::operands::Operand;
+use crate::comm::groups::World;
 use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
@@ -231,6 +232,16 @@ impl Split for MpiDeviceCommunicator {
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let comm = self.comm.split(color, key)?;
         comm.map(|comm| Self::new(comm, &self.queue, self.options)).transpose()
+    }
+}
+
+impl World for MpiDeviceCommunicator {
+    fn place(&self) -> (usize, usize) {
+        (self.rank(), self.world_size())
+    }
+
+    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
+        DeviceCommunicator::agree_on(self, operation, what, value)
     }
 }
 

@@ -144,7 +144,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once; NCCL waits for its work.
-        unsafe { (self.nccl.functions.ncclCommDestroy)(self.comm) };
+        // What counted has been waited for; unlike `ncclCommDestroy`, this does not hang where a peer has failed.
+        // SAFETY: made in `new`, ended once.
+        unsafe { (self.nccl.functions.ncclCommAbort)(self.comm) };
     }
 }

@@ -1,0 +1,146 @@
+//! What runs over any transport, over MPI on device memory: Send and Recv, tensor parallelism, Adasum across nodes and on the
+//! processors, and the communicators of a topology's groups, of MPI's and of NCCL's.
+
+use gradsync::comm::groups::{Groups, World};
+use gradsync::comm::mpi::device::MpiDeviceOptions;
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::DeviceBuffer;
+use gradsync::ops::cuda::{AdasumAllReduce, ReduceAlgo, StagedAdasum};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
+use gradsync::plan::groups::{GroupKind, Sizes, Topology};
+use gradsync::{DeviceGradientBuffer, GradientBuffer};
+use gradsync_tests::array::{dtype, patterns_of, write};
+use gradsync_tests::inputs::{Kind, generate};
+use gradsync_tests::oracle::Format;
+use gradsync_tests::tolerance::gamma;
+
+use crate::context::Context;
+use crate::report::Report;
+use crate::{adasum, send_recv, tensor_parallel};
+
+/// The first takes several chunks.
+const SHAPES: [&[usize]; 6] = [&[2_500_003], &[0], &[257, 3], &[], &[64], &[20, 5, 5]];
+
+pub(super) fn run(context: &Context, report: &mut Report) {
+    let mut comm = None;
+    report.case("communicator", || comm = Some(context.mpi_communicator(MpiDeviceOptions::default())));
+    let Some(comm) = comm else { return };
+    let queue = &context.queue;
+    if context.world_size > 1 {
+        let ranks = send_recv::Ranks { comm: &comm, queue };
+        for case in send_recv::cases::ALL {
+            report.case(&format!("send and recv: {}", case.name), || (case.run)(&ranks));
+        }
+    }
+    let ranks = tensor_parallel::cases::Ranks { comm: &comm, queue };
+    for case in tensor_parallel::cases::of(context.world_size) {
+        report.case(&format!("tensor parallel: {}", case.name), || (case.run)(&ranks));
+    }
+    adasum::run_nodes_over(queue, &comm, "MPI", report);
+    for format in Format::ALL {
+        report.case(&format!("adasum by the processors, {}", format.name()), || staged(context, format));
+    }
+    report.case("adasum by the processors and by the kernels", || against_kernels(context));
+    report.case("groups over MPI", || groups(context, context.mpi_communicator(MpiDeviceOptions::default())));
+    report.case("groups over NCCL", || groups(context, context.communicator(1, &context.options())));
+}
+
+fn filled(context: &Context, format: Format, kind: Kind) -> GradientBuffer {
+    let tensors = SHAPES.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.to_vec()));
+    let mut host = GradientBuffer::new(dtype(format), context.world_size, tensors).unwrap();
+    for (i, segment) in host.segments().to_vec().into_iter().enumerate() {
+        let layer = &generate(kind, format, context.world_size, segment.len(), i as u64)[context.rank];
+        write(host.as_mut_slice(), segment.start, layer);
+    }
+    host
+}
+
+fn on_device(context: &Context, host: &GradientBuffer) -> DeviceGradientBuffer {
+    let table = host.table();
+    let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
+    let mut buffer = DeviceGradientBuffer::new(&context.queue, table.dtype(), context.world_size, tensors).unwrap();
+    buffer.copy_from_host(host).unwrap();
+    buffer
+}
+
+fn bits(host: &GradientBuffer, buffer: &DeviceGradientBuffer) -> Vec<u64> {
+    let table = host.table();
+    let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
+    let mut back = GradientBuffer::new(table.dtype(), table.world_size(), tensors).unwrap();
+    buffer.copy_to_host(&mut back).unwrap();
+    patterns_of(back.as_slice())
+}
+
+/// The bits of Adasum on the host, by one object in two rounds.
+fn staged(context: &Context, format: Format) {
+    let job = context.job();
+    for kind in [Kind::Random, Kind::NearlyOpposite(1e-6)] {
+        for granularity in [Granularity::Tensor, Granularity::Whole] {
+            let options = AdasumOptions { algorithm: Algorithm::Gram, granularity };
+            let mut host = filled(context, format, kind);
+            let mut buffer = on_device(context, &host);
+            let mut adasum = StagedAdasum::new(job, &buffer, options).unwrap();
+            adasum.all_reduce(job, &mut buffer).unwrap();
+            let first = bits(&host, &buffer);
+            buffer.copy_from_host(&host).unwrap();
+            adasum.all_reduce(job, &mut buffer).unwrap();
+            let second = bits(&host, &buffer);
+            let expected = adasum_all_reduce(job, &mut host, options).unwrap();
+            let what = format!("{kind:?} {granularity:?}");
+            assert!(first == patterns_of(host.as_slice()), "{what}: other bits than on the host");
+            assert!(first == second, "{what}: other bits in the second round");
+            assert_eq!(adasum.report(), expected, "{what}");
+        }
+    }
+    let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+    let buffer = on_device(context, &filled(context, format, Kind::Random));
+    let message = StagedAdasum::new(job, &buffer, tree).unwrap_err().to_string();
+    assert!(message.contains("tree"), "{message}");
+}
+
+/// ONNX Runtime's choices on the same gradients: what the processors find is what the kernels find, but for the last bits of f64.
+fn against_kernels(context: &Context) {
+    let (job, nccl) = (context.job(), context.communicator(0, &context.options()));
+    let host = filled(context, Format::F64, Kind::Random);
+    let run = |algo: ReduceAlgo<'_>| {
+        let mut buffer = on_device(context, &host);
+        let mut adasum = AdasumAllReduce::new(algo, &buffer, AdasumOptions::default()).unwrap();
+        adasum.all_reduce(algo, &mut buffer).unwrap();
+        nccl.synchronize(&context.queue).unwrap();
+        let values: Vec<f64> = bits(&host, &buffer).into_iter().map(f64::from_bits).collect();
+        (values, adasum.report().unwrap().weights.unwrap())
+    };
+    let (by_processors, weights) = run(ReduceAlgo::Cpu(job));
+    let (by_kernels, kernel_weights) = run(ReduceAlgo::Gpu(&nccl));
+    // A coefficient `1 - s / 2q` of vectors with `s ≤ q` errs by at most γ_n of each product, in all three of them; with four ranks a
+    // weight is made of two levels of coefficients, of which either is at most 3/2, by both ways. Elements are at most 4.
+    let bound = 2.0 * 2.0 * 3.0 * 1.5 * gamma(SHAPES[0][0]) * 4.0 * context.world_size as f64;
+    let near = |one: f64, other: f64| (one - other).abs() <= bound;
+    let differs = |(one, other): (&f64, &f64)| !near(*one, *other);
+    assert_eq!(by_processors.iter().zip(&by_kernels).position(differs), None, "an element differs");
+    assert_eq!(weights.iter().zip(&kernel_weights).position(differs), None, "a weight differs");
+}
+
+/// A sum over each group of a topology has its ranks and no others.
+fn groups<C: DeviceCommunicator + World>(context: &Context, comm: C) {
+    let (rank, world) = (context.rank, context.world_size);
+    let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };
+    let sizes = Sizes { world, local: world.div_ceil(2), data, horizontal, pipeline: 1 };
+    let (groups, topology) = (Groups::new(comm, sizes).unwrap(), Topology::new(rank, sizes).unwrap());
+    for kind in GroupKind::ALL {
+        let Ok(planned) = topology.group(kind) else {
+            assert!(groups.get(kind).is_err(), "{kind}: a group that cannot be");
+            continue;
+        };
+        let group = groups.get(kind).unwrap();
+        assert_eq!((group.rank(), group.world_size()), (planned.index, planned.ranks.len()), "{kind}");
+        let mut data = DeviceBuffer::from_host(&context.queue, (&[(1u32 << rank) as f32][..]).into()).unwrap();
+        group.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        group.synchronize(&context.queue).unwrap();
+        let mut sum = [0.0f32];
+        data.as_slice().copy_to_host((&mut sum[..]).into()).unwrap();
+        let expected: u32 = planned.ranks.iter().map(|rank| 1 << rank).sum();
+        assert_eq!(sum, [expected as f32], "{kind}: the sum of 2^rank");
+        assert!(std::ptr::eq(group, groups.get(kind).unwrap()), "{kind}: made twice");
+    }
+}
