@@ -8,9 +8,9 @@ use crate::abi::{DType, GRAM_CROSS_WIDTH, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
-use crate::{reduce, thread};
 #[cfg(gradsync_sm = "80")]
 use crate::{abi::WARP, memory, shared::Partials, warp};
+use crate::{reduce, thread};
 
 /// Where `sum_partials` finds the partial of this block for one product.
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors. Knows no dtype: all zeros is zero in each.
 
 use super::kernel;
-use crate::abi::{Piece, ZERO_UNROLL, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES};
+use crate::abi::{Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
 use crate::{memory, reduce, thread};
 
 /// Clears tile number `tile` of `bytes` bytes.

@@ -27,12 +27,7 @@ use crate::error::{Error, Result};
 ///
 /// Counts alone do not tell: tensors of two ranks may lie in another order in arenas of one length. The comparison comes first, so
 /// that whatever is wrong with one rank's call is an error on every rank and nobody waits.
-fn same_plan(
-    operation: &'static str,
-    comm: &dyn Communicator,
-    table: &TensorTable,
-    choices: impl Hash,
-) -> Result<()> {
+fn same_plan(operation: &'static str, comm: &dyn Communicator, table: &TensorTable, choices: impl Hash) -> Result<()> {
     let mut hasher = DefaultHasher::new();
     (table.fingerprint(), choices).hash(&mut hasher);
     let all = gather_words(comm, &[hasher.finish()])?;

@@ -398,7 +398,12 @@ impl DeviceCommunicator for NcclCommunicator {
         let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.deadline);
         let all = all.inspect_err(fail)?;
         if let Some(rank) = all.iter().position(|bytes| bytes.len() != size_of_val(words)) {
-            let reason = format!("it brought {} bytes, where rank {} brought {}", all[rank].len(), self.rank(), size_of_val(words));
+            let reason = format!(
+                "it brought {} bytes, where rank {} brought {}",
+                all[rank].len(),
+                self.rank(),
+                size_of_val(words)
+            );
             let error = CommError::InvalidCall { operation: Operation::Exchange, rank, reason };
             fail(&error);
             return Err(error.into());

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
+pub use self::nodes::{Nodes, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::nodes::{Place, check_algorithm, check_grid, check_within};
-pub use self::nodes::{Nodes, hierarchical_adasum_all_reduce};
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};

@@ -3,10 +3,10 @@
 //!
 //! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
 
-use super::{OPERATION, layer_count};
 use super::gram::Gram;
 use super::over_peers::Peers;
 use super::tree::Tree;
+use super::{OPERATION, layer_count};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
 use crate::error::{Error, Result};
