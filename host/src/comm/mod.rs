@@ -1,7 +1,8 @@
 //! Ranks and what they do together: the [`Communicator`] trait and its transports.
 //!
 //! [`local`] runs ranks as threads of one process; with the feature `mpi` there is `mpi`, whose ranks are the processes of an MPI job.
-//! With the feature `cuda` there is `DeviceCommunicator`, the counterpart for device memory, and `nccl`, which implements it.
+//! With the feature `cuda` there is `DeviceCommunicator`, the counterpart for device memory, and `nccl`, which implements it, as
+//! `mpi::device` does with both features.
 //! Transports never meet: each implements its trait on its own. [`groups`] divides the ranks of any of them.
 
 #[cfg(feature = "cuda")]

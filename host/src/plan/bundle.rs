@@ -5,8 +5,8 @@
 //!
 //! # The header
 //!
-//! All integers are little-endian and without sign. A receiver reads [`PREFIX_BYTES`] bytes, then as many more as the
-//! prefix says, then the payload.
+//! All integers are little-endian and without sign. The first [`PREFIX_BYTES`] bytes say how long the
+//! rest is; how both travel is the business of [`ops::send_recv`](crate::ops::send_recv).
 //!
 //! | byte | size | field |
 //! |---|---|---|

@@ -52,7 +52,7 @@ fn nodes(cases: &mut Cases) {
             let run = |comm: &dyn Communicator| {
                 let len = LONG * world_size;
                 let mut buffer = GradientBuffer::new(DType::F32, world_size, [("long", [len])]).expect("a buffer");
-                let numbers = (0..len as u64).map(|index| (index * 2_654_435_761 >> (comm.rank() + 8)) as u32 as f32);
+                let numbers = (0..len as u64).map(|index| ((index * 2_654_435_761) >> (comm.rank() + 8)) as u32 as f32);
                 let data = buffer.tensor_mut(0).into_data().typed::<f32>().expect("f32");
                 data.iter_mut().zip(numbers).for_each(|(to, number)| *to = number - 2e9);
                 adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).expect("Adasum");

@@ -18,13 +18,15 @@ use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::ops::same_plan;
+use crate::plan::cost::{self, Scheme};
 
 const OPERATION: &str = "adasum_all_reduce";
 
 /// How the ranks' vectors are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// The best for the world at hand; at present always [`Gram`](Self::Gram).
+    /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
+    /// ranks that are so many, a thousand and more, that the products of all pairs stop being free. A switch is logged with its reason.
     #[default]
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
@@ -88,9 +90,28 @@ pub fn adasum_all_reduce(
     }
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
     let (arena, tensors) = buffer.parts_mut();
-    match options.algorithm {
-        Algorithm::Auto | Algorithm::Gram => gram::in_place(comm, arena, tensors, options.granularity),
+    let bytes = arena.len() * arena.dtype().size_bytes();
+    match options.algorithm.chosen(world_size, bytes) {
         Algorithm::Tree => tree::in_place(comm, arena, tensors, options.granularity),
+        _ => gram::in_place(comm, arena, tensors, options.granularity),
+    }
+}
+
+impl Algorithm {
+    /// The algorithm that runs; never [`Auto`](Self::Auto). The same on every rank.
+    pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
+        /// What machines with NVLink have; a communicator does not know.
+        const RANKS_PER_NODE: usize = 8;
+        if self != Algorithm::Auto {
+            return self;
+        }
+        let choice = cost::choose(world_size, RANKS_PER_NODE, bytes);
+        // A Gram matrix inside each node and the tree over nodes is the tree, but for the roundings inside nodes.
+        if !(matches!(choice.scheme, Scheme::Tree | Scheme::GramThenTree) && world_size.is_power_of_two()) {
+            return Algorithm::Gram;
+        }
+        tracing::info!(world_size, bytes, %choice, "Adasum by the tree");
+        Algorithm::Tree
     }
 }
 
@@ -107,4 +128,22 @@ impl Granularity {
 /// The weights of each tensor, `width` numbers each, from those of each layer: one for one, or one for all.
 fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
     if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm;
+
+    #[test]
+    fn gram_until_its_products_cost_and_the_tree_where_it_can() {
+        const BYTES: usize = 64 << 20;
+        for world_size in 1..=512 {
+            assert_eq!(Algorithm::Auto.chosen(world_size, BYTES), Algorithm::Gram, "{world_size} ranks");
+        }
+        assert_eq!(Algorithm::Auto.chosen(4096, BYTES), Algorithm::Tree);
+        // No power of two.
+        assert_eq!(Algorithm::Auto.chosen(4000, BYTES), Algorithm::Gram);
+        assert_eq!(Algorithm::Gram.chosen(4096, BYTES), Algorithm::Gram);
+        assert_eq!(Algorithm::Tree.chosen(2, BYTES), Algorithm::Tree);
+    }
 }

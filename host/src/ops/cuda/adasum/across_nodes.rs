@@ -30,7 +30,7 @@ pub struct HierarchicalAdasum {
     /// The node's result, as far as it is this rank's to exchange.
     shard: DeviceBuffer,
     /// Nothing to combine with one node.
-    gram: Option<Gram>,
+    gram: Option<Box<Gram>>,
     layers: usize,
 }
 
@@ -56,7 +56,7 @@ impl HierarchicalAdasum {
         table.check_world_size(OPERATION, all.world_size())?;
         let node_len = table.arena_len() / node.world_size();
         let gram = (across.world_size() > 1)
-            .then(|| Gram::new(across, buffer, node.rank() * node_len, options.granularity))
+            .then(|| Gram::new(across, buffer, node.rank() * node_len, options.granularity).map(Box::new))
             .transpose()?;
         Ok(Self {
             fingerprint: table.fingerprint(),

@@ -75,6 +75,8 @@ impl Adasum {
             let needs = "a power of two";
             return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
         }
+        let bytes = table.arena_len() * table.dtype().size_bytes();
+        let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
         let peers = match options {
             AdasumOptions { algorithm: Algorithm::Tree, .. }
             | AdasumOptions { granularity: Granularity::Whole, .. } => None,
