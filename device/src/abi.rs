@@ -128,6 +128,9 @@ pub const ZERO_UNROLL: usize = 2;
 /// Bytes that one block of `zero` handles.
 pub const ZERO_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * ZERO_UNROLL;
 
+/// Tiles that one block of a launch over many tensors handles, one after the other: finding its tensor in the table costs as much as a tile.
+pub const PIECE_TILES: usize = 8;
+
 /// One tensor of a launch over many: where it is written, where it is read, and which blocks handle it.
 ///
 /// `zero_segments` reads `len` as bytes and ignores `source`; all others read it as elements.

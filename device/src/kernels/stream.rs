@@ -4,7 +4,7 @@
 //! Reads of a destination whose old value a formula ignores are removed by the compiler.
 
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{DType, Piece, THREADS, finite_tile_len, stream_unroll, vector_len};
+use crate::abi::{DType, PIECE_TILES, Piece, THREADS, finite_tile_len, stream_unroll, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
@@ -47,7 +47,7 @@ unsafe fn update<D: Element, S: Element, const N: usize, const U: usize>(
     }
 }
 
-/// [`update`] over the tensor and tile that this block has in a table of pieces.
+/// [`update`] over the tensor and tiles that this block has in a table of pieces.
 #[inline(always)]
 unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
     pieces: *const Piece,
@@ -59,8 +59,15 @@ unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
     unsafe {
         let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
         let piece = *pieces.add(row as usize);
-        let tile = block - piece.first_block;
-        update::<D, S, N, U>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, formula);
+        let (first, stride) = ((block - piece.first_block) * PIECE_TILES as u64, (THREADS as usize * N * U) as u64);
+        // Until the end of the tensor, which keeps the compiler from writing every tile out.
+        let left = piece.len.div_ceil(stride) - first;
+        let tiles = if left < PIECE_TILES as u64 { left } else { PIECE_TILES as u64 };
+        let mut tile = first;
+        while tile < first + tiles {
+            update::<D, S, N, U>(piece.destination as *mut D, piece.source as *const S, piece.len, tile, &formula);
+            tile += 1;
+        }
     }
 }
 

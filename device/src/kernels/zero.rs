@@ -1,7 +1,7 @@
 //! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors. Knows no dtype: all zeros is zero in each.
 
 use super::kernel;
-use crate::abi::{Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
+use crate::abi::{PIECE_TILES, Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
 use crate::{memory, reduce, thread};
 
 /// Clears tile number `tile` of `bytes` bytes.
@@ -37,5 +37,7 @@ kernel!("zero_segments", fn (pieces: *const Piece, count: u64) {
     let block = thread::block_idx_x() as u64;
     let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
     let piece = *pieces.add(row as usize);
-    clear(piece.destination, piece.len, block - piece.first_block)
+    for tile in 0..PIECE_TILES as u64 {
+        clear(piece.destination, piece.len, (block - piece.first_block) * PIECE_TILES as u64 + tile);
+    }
 });

@@ -8,6 +8,7 @@ use gradsync_device::math::Element as Formula;
 use super::ReduceOp;
 use crate::dtype::DType;
 use crate::kernels::cpu::isa::vectorized;
+use crate::kernels::cpu::{accumulate_chunk, cast_chunk};
 
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
@@ -68,7 +69,7 @@ impl Reduction {
                 } else {
                     let mut scaled = [0.0; BLOCK_LEN];
                     let scaled = &mut scaled[..len];
-                    widen_block(scaled, values);
+                    cast_chunk(scaled, values, false);
                     scaled.iter_mut().for_each(|value| *value *= self.before);
                     join_block(totals, scaled, rank, self.op);
                 }
@@ -83,7 +84,7 @@ impl Reduction {
             for output in outputs {
                 // SAFETY: as above; the slices of the inputs are gone.
                 let values = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(begin), len) };
-                narrow_block(values, totals);
+                cast_chunk(values, totals, false);
             }
         }
     }
@@ -91,22 +92,14 @@ impl Reduction {
 
 fn join_block<T: Formula>(totals: &mut [f64], values: &[T], rank: usize, op: ReduceOp) {
     match op {
-        _ if rank == 0 => widen_block(totals, values),
-        ReduceOp::Sum | ReduceOp::Mean => add_block(totals, values),
+        _ if rank == 0 => cast_chunk(totals, values, false),
+        ReduceOp::Sum | ReduceOp::Mean => accumulate_chunk(totals, values),
         ReduceOp::Max => max_block(totals, values),
         ReduceOp::Min => min_block(totals, values),
     }
 }
 
 vectorized! {
-    fn widen_block<T: Formula>(totals: &mut [f64], values: &[T]) {
-        totals.iter_mut().zip(values).for_each(|(total, value)| *total = value.to_f64());
-    }
-
-    fn add_block<T: Formula>(totals: &mut [f64], values: &[T]) {
-        totals.iter_mut().zip(values).for_each(|(total, value)| *total += value.to_f64());
-    }
-
     fn max_block<T: Formula>(totals: &mut [f64], values: &[T]) {
         let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
         pairs.for_each(|(total, value)| *total = first_if(*total, value, *total >= value));
@@ -115,10 +108,6 @@ vectorized! {
     fn min_block<T: Formula>(totals: &mut [f64], values: &[T]) {
         let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
         pairs.for_each(|(total, value)| *total = first_if(*total, value, *total <= value));
-    }
-
-    fn narrow_block<T: Formula>(values: &mut [T], totals: &[f64]) {
-        values.iter_mut().zip(totals).for_each(|(value, &total)| *value = T::from_f64(total));
     }
 }
 

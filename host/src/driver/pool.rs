@@ -49,6 +49,51 @@ impl Pool {
     }
 }
 
+/// Tables of launches over many tensors that are on the device already, the last used first: a training loop sends the same ones at
+/// every step.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    kept: Vec<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    words: Vec<u64>,
+    address: u64,
+    /// Whether recorded work reads it, at any time from now on.
+    is_recorded: bool,
+}
+
+impl Tables {
+    /// Tables that are kept, besides those of recorded work.
+    const MOST: usize = 64;
+
+    /// Where a table is; it is the last used one from now on.
+    pub(super) fn find(&mut self, words: &[u64], is_recorded: bool) -> Option<u64> {
+        let index = self.kept.iter().position(|table| table.words == words)?;
+        self.kept[..=index].rotate_right(1);
+        self.kept[0].is_recorded |= is_recorded;
+        Some(self.kept[0].address)
+    }
+
+    /// Keeps a table that has been put at this address; gives back the bytes and the address of one to make room, if there are too many.
+    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> Option<(usize, u64)> {
+        self.kept.insert(0, Table { words, address, is_recorded: false });
+        let idle = || self.kept.iter().filter(|table| !table.is_recorded);
+        if idle().count() <= Self::MOST {
+            return None;
+        }
+        let oldest = self.kept.iter().rposition(|table| !table.is_recorded)?;
+        let table = self.kept.remove(oldest);
+        Some((size_of_val(&table.words[..]), table.address))
+    }
+
+    /// Gives up all tables, by bytes and address.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
+        self.kept.drain(..).map(|table| (size_of_val(&table.words[..]), table.address))
+    }
+}
+
 /// New device memory, or `None` where it does not suffice.
 pub(super) fn allocate(bytes: usize) -> Result<Option<u64>, CudaError> {
     let mut address = 0;
@@ -132,5 +177,33 @@ impl Drop for Staging {
                 tracing::error!(%error, "pinned memory was not freed");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tables;
+
+    #[test]
+    fn tables_that_are_used_and_those_of_recordings_stay() {
+        let mut tables = Tables::default();
+        assert_eq!(tables.find(&[0], false), None);
+        for number in 0..Tables::MOST as u64 {
+            assert_eq!(tables.keep(vec![number, 0], 1000 + number), None);
+        }
+        assert_eq!(tables.find(&[0, 0], true), Some(1000), "recorded");
+        assert_eq!(tables.find(&[1, 0], false), Some(1001), "used again");
+        // One is recorded, so that there is room for one more.
+        assert_eq!(tables.keep(vec![70], 70), None);
+        assert_eq!(tables.keep(vec![71], 71), Some((16, 1002)));
+        assert_eq!(tables.keep(vec![72], 72), Some((16, 1003)));
+        assert_eq!(tables.find(&[2, 0], false), None);
+        assert_eq!(tables.find(&[1, 0], false), Some(1001));
+        for number in 0..2 * Tables::MOST as u64 {
+            tables.keep(vec![number, 1, 1], 5000 + number);
+        }
+        assert_eq!(tables.find(&[1, 0], false), None);
+        assert_eq!(tables.find(&[0, 0], false), Some(1000), "recorded");
+        assert_eq!(tables.take_all().count(), Tables::MOST + 1);
     }
 }

@@ -11,7 +11,7 @@ use cust::sys;
 
 use super::event::{Event, Timing};
 use super::module::{Argument, Kernel, Library};
-use super::pool::{self, Pool, Staging};
+use super::pool::{self, Pool, Staging, Tables};
 use super::{CudaError, Named, check};
 use crate::error::Error;
 
@@ -30,6 +30,7 @@ struct Inner {
     kernels: Mutex<HashMap<&'static str, Kernel>>,
     pool: Mutex<Pool>,
     staging: Mutex<Staging>,
+    tables: Mutex<Tables>,
     stream: sys::CUstream,
     /// Destroys `stream`, unless it belongs to somebody else.
     _owned: Option<Stream>,
@@ -89,8 +90,9 @@ impl Queue {
         let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
         CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
         let (stream, owned) = stream()?;
-        let (kernels, pool, staging) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let inner = Inner { kernels, pool, staging, stream, _owned: owned, context, ordinal, library };
+        let (kernels, pool) = (Mutex::default(), Mutex::default());
+        let (staging, tables) = (Mutex::default(), Mutex::default());
+        let inner = Inner { kernels, pool, staging, tables, stream, _owned: owned, context, ordinal, library };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -236,6 +238,26 @@ impl Queue {
         check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
+    /// Where a table is on the device; one that is not there yet is put there, in the queue's order.
+    pub(crate) fn table(&self, words: &[u64]) -> Result<u64, CudaError> {
+        let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        self.make_current()?;
+        if let Some(address) = tables.find(words, self.is_capturing()?) {
+            return Ok(address);
+        }
+        let address = self.allocate(size_of_val(words))?;
+        // SAFETY: just allocated, as large; what used the memory before is in the queue before.
+        let uploaded = unsafe { self.upload(address, bytemuck::cast_slice(words)) };
+        if let Err(error) = uploaded {
+            self.free(address, size_of_val(words));
+            return Err(error);
+        }
+        if let Some((bytes, address)) = tables.keep(words.to_vec(), address) {
+            self.free(address, bytes);
+        }
+        Ok(address)
+    }
+
     /// # Safety
     /// As `Staging::upload`.
     pub(super) unsafe fn upload(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
@@ -285,6 +307,10 @@ impl Drop for Inner {
             tracing::error!(%error, "a queue's memory was not freed");
             return;
         }
-        self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).release();
+        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (bytes, address) in self.tables.get_mut().unwrap_or_else(PoisonError::into_inner).take_all() {
+            pool.give(pool::size_class(bytes), address);
+        }
+        pool.release();
     }
 }

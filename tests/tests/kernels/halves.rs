@@ -159,3 +159,19 @@ proptest! {
         }
     }
 }
+
+/// Whose payload is in bits that a narrower format has not: cut off, it would be an infinity.
+#[test]
+fn nan_of_every_payload_stays_nan() {
+    for bit in 0..23 {
+        for sign in [0, 0x8000_0000] {
+            // Enough for whole registers, and for what is left over.
+            let values = vec![f32::from_bits(0x7f80_0000 | sign | 1 << bit); 41];
+            let (mut brain, mut half) = (vec![bf16::ZERO; 41], vec![f16::ZERO; 41]);
+            cpu::cast((&mut brain).into(), (&values).into()).unwrap();
+            cpu::cast((&mut half).into(), (&values).into()).unwrap();
+            assert!(brain.iter().all(|value| value.is_nan()), "bf16 of a NaN with bit {bit}: {brain:?}");
+            assert!(half.iter().all(|value| value.is_nan()), "f16 of a NaN with bit {bit}: {half:?}");
+        }
+    }
+}

@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use gradsync_device::math::Element as Formula;
-use gradsync_device::math::rounding::f64_to_f32_odd;
 
-use super::isa::vectorized;
+use super::elementwise::cast_chunk;
 use super::products::{add_weighted_block, check_vectors};
-use super::{BLOCK_LEN, CHUNK_LEN, f16c, for_each};
+use super::{BLOCK_LEN, CHUNK_LEN, for_each};
 use crate::dtype::{Element, storage, storage_mut};
 use crate::error::Result;
 use crate::kernels::same_len;
@@ -16,26 +15,7 @@ use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Rounds a block's sums, of which `dst` may take fewer than a whole block.
 pub(super) fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
-    let block = &block[..dst.len()];
-    match f16c::view_mut(dst) {
-        Some(dst) => f16c::narrowed(dst, block, round_odd_loop),
-        None => narrow_loop(dst, block),
-    }
-}
-
-vectorized! {
-    fn narrow_loop<T: Formula>(dst: &mut [T], src: &[f64]) {
-        for (to, &from) in dst.iter_mut().zip(src) {
-            *to = T::from_f64(from);
-        }
-    }
-
-    // Rounded to odd, so that the second rounding, to f16, gives what a single one would.
-    fn round_odd_loop<>(dst: &mut [f32], src: &[f64]) {
-        for (to, &from) in dst.iter_mut().zip(src) {
-            *to = f64_to_f32_odd(from);
-        }
-    }
+    cast_chunk(dst, block, false);
 }
 
 /// `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,

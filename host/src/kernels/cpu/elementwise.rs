@@ -6,9 +6,9 @@
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
-use super::isa::vectorized;
-use super::{CHUNK_LEN, f16c};
-use crate::dtype::{DType, storage, storage_mut};
+use super::CHUNK_LEN;
+use super::isa::{return_on_avx2, vectorized};
+use crate::dtype::{storage, storage_mut};
 use crate::error::Result;
 use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut, with_typed};
@@ -20,6 +20,13 @@ fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&m
     } else {
         dst.par_chunks_mut(CHUNK_LEN).zip(src.par_chunks(CHUNK_LEN)).for_each(|(dst, src)| work(dst, src));
     }
+}
+
+/// Destinations of at least so many bytes are written around the caches, which would not keep them.
+const STREAM_BYTES: usize = 32 << 20;
+
+fn streams(dst: Slice<'_>) -> bool {
+    dst.as_bytes().len() >= STREAM_BYTES
 }
 
 /// Sets every element to zero.
@@ -40,64 +47,31 @@ fn part_bytes(bytes: usize) -> usize {
     bytes.div_ceil(rayon::current_num_threads()).next_multiple_of(4096).max(CHUNK_LEN)
 }
 
-/// Casts one chunk, through hardware conversions where they pay.
-fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
-    if let Some(src) = f16c::view(src) {
-        f16c::widened(dst, src, cast_chunk::<f32, D>);
-    } else if S::DTYPE == DType::F64 {
-        cast_loop(dst, src);
-    } else if let Some(dst) = f16c::view_mut(dst) {
-        f16c::narrowed(dst, src, cast_loop::<S, f32>);
-    } else {
-        cast_loop(dst, src);
+/// Casts one chunk; `stream` says to go around the caches.
+pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
+    return_on_avx2!(cast(dst, src, stream));
+    for (to, &from) in dst.iter_mut().zip(src) {
+        *to = elementwise::cast(from);
     }
 }
 
-/// Accumulates one chunk, through hardware conversions where they pay.
-fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
-    if let Some(value) = f16c::view(value) {
-        f16c::widened(sum, value, accumulate_chunk::<T, f32>);
-    } else if G::DTYPE == DType::F64 {
-        accumulate_loop(sum, value);
-    } else if let Some(sum) = f16c::view_mut(sum) {
-        f16c::updated(sum, value, accumulate_loop::<f32, G>);
-    } else {
-        accumulate_loop(sum, value);
+/// Accumulates one chunk.
+pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
+    return_on_avx2!(accumulate(sum, value));
+    for (to, &from) in sum.iter_mut().zip(value) {
+        *to = elementwise::accumulate(*to, from);
     }
 }
 
-/// Scales one chunk, through hardware conversions where they pay.
-fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64) {
-    if let Some(src) = f16c::view(src) {
-        f16c::widened(dst, src, |dst, src| scale_chunk::<f32, D>(dst, src, factor));
-    } else if S::DTYPE == DType::F64 {
-        scale_loop(dst, src, factor);
-    } else if let Some(dst) = f16c::view_mut(dst) {
-        f16c::narrowed(dst, src, |dst, src| scale_loop::<S, f32>(dst, src, factor));
-    } else {
-        scale_loop(dst, src, factor);
+/// Scales one chunk; `stream` says to go around the caches.
+fn scale_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64, stream: bool) {
+    return_on_avx2!(scale(dst, src, factor, stream));
+    for (to, &from) in dst.iter_mut().zip(src) {
+        *to = elementwise::scale(from, factor);
     }
 }
 
 vectorized! {
-    fn cast_loop<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
-        for (to, &from) in dst.iter_mut().zip(src) {
-            *to = elementwise::cast(from);
-        }
-    }
-
-    fn accumulate_loop<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
-        for (to, &from) in sum.iter_mut().zip(value) {
-            *to = elementwise::accumulate(*to, from);
-        }
-    }
-
-    fn scale_loop<S: Formula, D: Formula>(dst: &mut [D], src: &[S], factor: f64) {
-        for (to, &from) in dst.iter_mut().zip(src) {
-            *to = elementwise::scale(from, factor);
-        }
-    }
-
     fn all_finite_chunk<T: Formula>(src: &[T]) -> bool {
         // No early exit inside a block: a loop without one is vectorised.
         src.chunks(4096).all(|block| block.iter().fold(true, |finite, &value| finite & elementwise::is_finite(value)))
@@ -114,8 +88,9 @@ pub fn cast(dst: SliceMut<'_>, src: Slice<'_>) -> Result<()> {
         copy(dst.as_bytes_mut(), src.as_bytes());
         return Ok(());
     }
+    let stream = streams(dst.as_slice());
     with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
-        zip_chunks(storage_mut(dst), storage(src), cast_chunk);
+        zip_chunks(storage_mut(dst), storage(src), |dst, src| cast_chunk(dst, src, stream));
     }));
     Ok(())
 }
@@ -139,8 +114,9 @@ pub fn accumulate(sum: SliceMut<'_>, value: Slice<'_>) -> Result<()> {
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming both lengths; nothing is written.
 pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     same_len("scale", ("destination", dst.len()), ("source", src.len()))?;
+    let stream = streams(dst.as_slice());
     with_typed!(SliceMut, dst, dst => with_typed!(Slice, src, src => {
-        zip_chunks(storage_mut(dst), storage(src), |dst, src| scale_chunk(dst, src, factor));
+        zip_chunks(storage_mut(dst), storage(src), |dst, src| scale_chunk(dst, src, factor, stream));
     }));
     Ok(())
 }
@@ -151,4 +127,72 @@ pub fn all_finite(src: Slice<'_>) -> bool {
         let src = storage(src);
         if src.len() <= CHUNK_LEN { all_finite_chunk(src) } else { src.par_chunks(CHUNK_LEN).all(all_finite_chunk) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use gradsync_device::{BF16, F16};
+
+    use super::*;
+
+    /// Numbers of every size down to subnormals of each dtype, exact ones, ties and their neighbours; infinities and NaN.
+    fn values() -> Vec<f64> {
+        let mut state = 1_u64;
+        let mut numbers: Vec<f64> = (0..6000)
+            .map(|index| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let exponent = 1023 + (state >> 33) % 300 - 155;
+                let fraction = state >> 12 & !0 << [0, 28, 29, 44, 45, 52][index % 6];
+                f64::from_bits(state & 1 << 63 | exponent << 52 | fraction)
+            })
+            .collect();
+        let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, 65520.0, 1e-46, 5e-324];
+        numbers.extend(special);
+        numbers
+    }
+
+    fn same<T: Formula>(found: &[T], expected: impl Iterator<Item = T>) -> bool {
+        let number = |value: T| (!value.to_f64().is_nan()).then(|| value.to_f64().to_bits());
+        found.iter().copied().map(number).eq(expected.map(number))
+    }
+
+    fn check<S: Formula, D: Formula>() {
+        let src: Vec<S> = values().into_iter().map(S::from_f64).collect();
+        let old: Vec<D> = values().into_iter().rev().map(D::from_f64).collect();
+        for (begin, end) in [(0, src.len()), (1, src.len() - 3), (5, 6), (3, 300), (7, 71)] {
+            let (src, old) = (&src[begin..end], &old[begin..end]);
+            let what = format!("{} to {}, {begin}..{end}", S::DTYPE, D::DTYPE);
+            for stream in [false, true] {
+                // The destination lies at every place relative to what stores need.
+                for shift in 0..9 {
+                    let mut dst = old[..1].repeat(shift + src.len());
+                    cast_chunk(&mut dst[shift..], src, stream);
+                    assert!(same(&dst[shift..], src.iter().map(|&value| elementwise::cast(value))), "cast {what}");
+                    scale_chunk(&mut dst[shift..], src, 1.0 / 3.0, stream);
+                    let scaled = src.iter().map(|&value| elementwise::scale(value, 1.0 / 3.0));
+                    assert!(same(&dst[shift..], scaled), "scale {what}");
+                    assert!(same(&dst[..shift], old[..1].repeat(shift).into_iter()), "before {what}");
+                }
+            }
+            let mut sum = old.to_vec();
+            accumulate_chunk(&mut sum, src);
+            let sums = old.iter().zip(src).map(|(&sum, &value)| elementwise::accumulate(sum, value));
+            assert!(same(&sum, sums), "accumulate {what}");
+        }
+    }
+
+    /// Whatever instructions this machine has, each pair of dtypes gives the bits of the formula.
+    #[test]
+    fn chunks_are_what_the_formulas_say() {
+        fn to_every<S: Formula>() {
+            check::<S, f64>();
+            check::<S, f32>();
+            check::<S, F16>();
+            check::<S, BF16>();
+        }
+        to_every::<f64>();
+        to_every::<f32>();
+        to_every::<F16>();
+        to_every::<BF16>();
+    }
 }

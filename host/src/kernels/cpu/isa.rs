@@ -1,7 +1,8 @@
 //! One loop, two instruction sets: the same Rust, compiled for the baseline of the target and again with AVX2.
 //!
 //! The formulas are branch-free integer and float arithmetic, which the compiler turns into vector code of either width,
-//! conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused.
+//! conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused. Loops that are
+//! written for the wider set by hand are in `avx2`.
 
 /// Defines functions that are compiled twice on x86-64 and run with AVX2 where the machine has it.
 ///
@@ -31,6 +32,18 @@ macro_rules! vectorized {
     )*};
 }
 pub(crate) use vectorized;
+
+/// Returns what a function of the module `avx2` gives, if the machine has what that module needs.
+macro_rules! return_on_avx2 {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        #[cfg(target_arch = "x86_64")]
+        if $crate::kernels::cpu::isa::has_avx2() {
+            // SAFETY: the features were just found on this machine.
+            return unsafe { $crate::kernels::cpu::avx2::$function($($argument),*) };
+        }
+    };
+}
+pub(crate) use return_on_avx2;
 
 /// Whether the wider of the two versions can run here; the standard library remembers the answer.
 #[cfg(target_arch = "x86_64")]

@@ -4,9 +4,10 @@
 //! the number of threads nor on which instruction set runs. Each function checks its operands before it writes anything.
 //! Dtypes are told apart once a call; the loops inside are generic over the formulas' storage types.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod combine;
 mod elementwise;
-mod f16c;
 pub(crate) mod isa;
 mod pack;
 mod products;
@@ -14,6 +15,7 @@ mod tree;
 
 pub use combine::combine;
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
+pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 pub use pack::{pack, unpack};
 pub use products::{Coefficients, coefficients, dots, gram, squared_norms};
 pub use tree::{Trees, tree_combine, tree_dots};

@@ -9,9 +9,10 @@ use std::ops::Range;
 use gradsync_device::math::adasum::{self, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::isa::vectorized;
-use super::{BLOCK_LEN, CHUNK_LEN, f16c, map};
-use crate::dtype::storage;
+use super::elementwise::cast_chunk;
+use super::isa::{return_on_avx2, vectorized};
+use super::{BLOCK_LEN, CHUNK_LEN, map};
+use crate::dtype::{DType, storage};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::plan::segments;
@@ -20,38 +21,63 @@ use crate::slice::{Slice, with_typed};
 /// Sums that run side by side, one vector register's worth or two.
 pub(super) const LANES: usize = 8;
 
-/// Widens a slice of at most a block; the rest of the block becomes zero.
-fn widen_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T]) {
-    block[src.len()..].fill(0.0);
-    let block = &mut block[..src.len()];
-    match f16c::view(src) {
-        Some(src) => f16c::widened(block, src, widen_loop::<f32>),
-        None => widen_loop(block, src),
+/// `block[i] += weight × src[i]`; elements past `src` are left alone.
+pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
+    return_on_avx2!(add_weighted(block, src, weight));
+    for (to, &from) in block.iter_mut().zip(src) {
+        *to = elementwise::add_weighted(*to, weight, from.to_f64());
     }
 }
 
-/// `block[i] += weight × src[i]`; elements past `src` are left alone.
-pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
-    let block = &mut block[..src.len()];
-    match f16c::view(src) {
-        Some(src) => f16c::widened(block, src, |block, src| add_weighted_loop(block, src, weight)),
-        None => add_weighted_loop(block, src, weight),
+/// Adds the products of a block of all vectors with each other.
+fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[[f64; BLOCK_LEN]], fused: bool) {
+    for i in (0..wide.len()).step_by(2) {
+        for j in (i..wide.len()).step_by(2) {
+            add_tile(lanes, wide, i, j, fused);
+        }
+    }
+}
+
+/// Adds the products of vectors `i` and `j`, up to two of each, to those of all pairs.
+fn add_tile(lanes: &mut [[f64; LANES]], wide: &[[f64; BLOCK_LEN]], i: usize, j: usize, fused: bool) {
+    match (wide.len() - i, wide.len() - j) {
+        (1, _) => add_tile_of::<1, 1>(lanes, wide, i, j, fused),
+        (_, 1) => add_tile_of::<2, 1>(lanes, wide, i, j, fused),
+        _ => add_tile_of::<2, 2>(lanes, wide, i, j, fused),
+    }
+}
+
+fn add_tile_of<const ROWS: usize, const COLUMNS: usize>(
+    lanes: &mut [[f64; LANES]],
+    wide: &[[f64; BLOCK_LEN]],
+    i: usize,
+    j: usize,
+    fused: bool,
+) {
+    // On the diagonal, the pair below it is the one above and is dropped.
+    let pairs = || (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));
+    let kept = || pairs().filter(|(row, column)| i + row <= j + column);
+    let index = |row, column| product_index(i + row, j + column, wide.len());
+    let mut sums = [[[0.0; LANES]; COLUMNS]; ROWS];
+    kept().for_each(|(row, column)| sums[row][column] = lanes[index(row, column)]);
+    let (left, right) = (std::array::from_fn(|row| &wide[i + row]), std::array::from_fn(|column| &wide[j + column]));
+    add_products(&mut sums, left, right, fused);
+    kept().for_each(|(row, column)| lanes[index(row, column)] = sums[row][column]);
+}
+
+fn add_products<const ROWS: usize, const COLUMNS: usize>(
+    sums: &mut [[[f64; LANES]; COLUMNS]; ROWS],
+    left: [&[f64; BLOCK_LEN]; ROWS],
+    right: [&[f64; BLOCK_LEN]; COLUMNS],
+    fused: bool,
+) {
+    return_on_avx2!(add_products(sums, left, right, fused));
+    for (sums, left) in sums.iter_mut().zip(left) {
+        sums.iter_mut().zip(right).for_each(|(sums, right)| add_dot(sums, left, right));
     }
 }
 
 vectorized! {
-    fn widen_loop<T: Formula>(block: &mut [f64], src: &[T]) {
-        for (to, &from) in block.iter_mut().zip(src) {
-            *to = from.to_f64();
-        }
-    }
-
-    fn add_weighted_loop<T: Formula>(block: &mut [f64], src: &[T], weight: f64) {
-        for (to, &from) in block.iter_mut().zip(src) {
-            *to = elementwise::add_weighted(*to, weight, from.to_f64());
-        }
-    }
-
     pub(super) fn add_dot<>(lanes: &mut [f64; LANES], x: &[f64; BLOCK_LEN], y: &[f64; BLOCK_LEN]) {
         let mut sums = *lanes;
         for (x, y) in x.chunks_exact(LANES).zip(y.chunks_exact(LANES)) {
@@ -69,9 +95,10 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
-/// Widens a range of a vector into a block.
+/// Widens a range of a vector of at most a block; the rest of the block becomes zero.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
-    with_typed!(Slice, vector.range(range), data => widen_block(block, storage(data)));
+    block[range.len()..].fill(0.0);
+    with_typed!(Slice, vector.range(range), data => cast_chunk(block, storage(data), false));
 }
 
 /// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
@@ -129,6 +156,8 @@ pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>
 fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
     check_vectors(operation, vectors, segments)?;
     let count = products(vectors.len());
+    // Products of f32 and narrower are exact in f64: there, and only there, a fused addition gives the same sum.
+    let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     Ok(sum_chunks(segments, count, |_, chunk| {
         let mut lanes = vec![[0.0; LANES]; count];
         let mut wide = vec![[0.0; BLOCK_LEN]; vectors.len()];
@@ -136,11 +165,7 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
             for (wide, vector) in wide.iter_mut().zip(vectors) {
                 widen(wide, *vector, block.clone());
             }
-            for (i, left) in wide.iter().enumerate() {
-                for (j, right) in wide.iter().enumerate().skip(i) {
-                    add_dot(&mut lanes[product_index(i, j, vectors.len())], left, right);
-                }
-            }
+            add_tiles(&mut lanes, &wide, fused);
         }
         lanes.into_iter().map(lane_sum).collect()
     }))
@@ -203,4 +228,33 @@ pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segm
         same_len(operation, ("vector 0", first.len()), (&format!("vector {rank}"), vector.len()))?;
     }
     segments::check(operation, segments, first.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With and without fusing, on any machine: what one product at a time gives, for every shape of a tile.
+    #[test]
+    fn tiles_are_what_single_products_say() {
+        let wide = |digits: u32| -> Vec<[f64; BLOCK_LEN]> {
+            let value = |index: usize| (index as f64).sin() * 1e3;
+            let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
+            (0..5).map(|vector| std::array::from_fn(|index| kept(value(index + 1000 * vector)))).collect()
+        };
+        for (digits, fused) in [(24, true), (24, false), (53, false)] {
+            let wide = wide(digits);
+            for count in 1..=wide.len() {
+                let mut lanes = vec![[0.5; LANES]; products(count)];
+                let mut expected = lanes.clone();
+                for i in 0..count {
+                    for j in i..count {
+                        add_dot(&mut expected[product_index(i, j, count)], &wide[i], &wide[j]);
+                    }
+                }
+                add_tiles(&mut lanes, &wide[..count], fused);
+                assert_eq!(lanes, expected, "{count} vectors of {digits} digits");
+            }
+        }
+    }
 }

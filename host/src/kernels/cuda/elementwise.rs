@@ -3,10 +3,10 @@
 //!
 //! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
 
-use gradsync_device::abi::{Piece, THREADS, ZERO_TILE_BYTES, finite_tile_len, tile_len};
+use gradsync_device::abi::{PIECE_TILES, Piece, THREADS, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
 use super::{pointer, pointer_mut, upload_words};
-use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::Result;
 use crate::kernels::{Overlap, check_places, same_len};
 
@@ -19,11 +19,11 @@ pub fn zero(dst: DeviceSliceMut<'_>) -> Result<()> {
     let bytes = view.len() * view.dtype().size_bytes();
     let arguments = [pointer_mut(&dst), bytes.into()];
     // SAFETY: the slice is borrowed mutably and belongs to this queue.
-    Ok(unsafe { view.queue().launch("zero", zero_blocks(view.address(), bytes), THREADS, &arguments) }?)
+    Ok(unsafe { view.queue().launch("zero", zero_tiles(view.address(), bytes), THREADS, &arguments) }?)
 }
 
-/// Blocks that clear `bytes` bytes at `address`: tiles count from the aligned address at or before it.
-fn zero_blocks(address: u64, bytes: usize) -> u64 {
+/// Tiles, and blocks of `zero`, that clear `bytes` bytes at `address`: they count from the aligned address at or before it.
+fn zero_tiles(address: u64, bytes: usize) -> u64 {
     let skipped = address as usize % gradsync_device::abi::VECTOR_BYTES;
     if bytes == 0 { 0 } else { (skipped + bytes).div_ceil(ZERO_TILE_BYTES) as u64 }
 }
@@ -99,7 +99,7 @@ pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
     for tensor in tensors.iter() {
         let view = tensor.as_slice();
         let bytes = view.len() * view.dtype().size_bytes();
-        pieces.push(view.queue(), view.address(), 0, bytes, zero_blocks(view.address(), bytes))?;
+        pieces.push(view.queue(), view.address(), 0, bytes, zero_tiles(view.address(), bytes))?;
     }
     // SAFETY: the tensors are borrowed mutably and belong to the queue that `pieces` found.
     unsafe { pieces.launch("zero_segments") }
@@ -163,8 +163,8 @@ fn update_all(operation: &'static str, update: Update, tensors: Vec<(DeviceSlice
         let mut pieces = Pieces::new(operation);
         for (to, from) in tensors.iter().filter(|(to, from)| (to.dtype(), from.dtype()) == (to_dtype, from_dtype)) {
             to.queue().check_same(operation, from.queue())?;
-            let blocks = to.len().div_ceil(tile_len(to_dtype, from_dtype)) as u64;
-            pieces.push(to.queue(), to.address(), from.address(), to.len(), blocks)?;
+            let tiles = to.len().div_ceil(tile_len(to_dtype, from_dtype)) as u64;
+            pieces.push(to.queue(), to.address(), from.address(), to.len(), tiles)?;
         }
         let name = match update {
             Update::Cast => format!("cast_segments_{from_dtype}_{to_dtype}"),
@@ -189,10 +189,11 @@ impl<'a> Pieces<'a> {
         Self { operation, queue: None, pieces: Vec::new(), blocks: 0 }
     }
 
-    fn push(&mut self, queue: &'a Queue, destination: u64, source: u64, len: usize, blocks: u64) -> Result<()> {
+    /// Adds a tensor of `tiles` tiles.
+    fn push(&mut self, queue: &'a Queue, destination: u64, source: u64, len: usize, tiles: u64) -> Result<()> {
         self.queue.get_or_insert(queue).check_same(self.operation, queue)?;
         self.pieces.push(Piece { destination, source, len: len as u64, first_block: self.blocks });
-        self.blocks += blocks;
+        self.blocks += tiles.div_ceil(PIECE_TILES as u64);
         Ok(())
     }
 
@@ -205,9 +206,7 @@ impl<'a> Pieces<'a> {
             .iter()
             .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
             .collect();
-        // The queue takes the table's memory back at the end of this function, and gives it out again behind the launch.
-        let table: DeviceBuffer = upload_words(queue, &words)?;
-        let arguments = [pointer(table.as_slice()), self.pieces.len().into()];
+        let arguments = [Argument::Pointer(queue.table(&words)?), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.
         Ok(unsafe { queue.launch(name, self.blocks, THREADS, &arguments) }?)
     }

@@ -6,7 +6,7 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, THREADS, chunk_len, tile_len};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, THREADS, chunk_len, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
@@ -52,6 +52,11 @@ struct Spread {
     weights: DeviceBuffer,
     /// Of flags, in f32.
     flags: DeviceBuffer,
+}
+
+/// Blocks that copy a row of `len` numbers from one layer to another.
+fn row_blocks(len: usize) -> usize {
+    len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
 }
 
 impl Layers {
@@ -104,15 +109,13 @@ impl Layers {
         let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
             [row(buffer, len * size, index), row(buffer, 0, 0), len as u64, block]
         };
-        // One block a piece: rows are shorter than a tile, the trees of 4096 ranks excepted, whose tiles are counted.
-        let tiles = |len: usize| len.div_ceil(tile_len(DType::F64, DType::F64)) as u64;
         let (width, nodes) = (world_size, 2 * (world_size - 1));
         let (mut weights, mut flags, mut block) = (Vec::new(), Vec::new(), 0);
         for index in others.clone() {
             weights.extend(piece(&layers.weights, 8, width, index, block));
-            block += tiles(width);
+            block += row_blocks(width) as u64;
             weights.extend(piece(&layers.tree, 8, nodes, index, block));
-            block += tiles(nodes);
+            block += row_blocks(nodes) as u64;
         }
         for (block, index) in others.enumerate() {
             flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
@@ -257,9 +260,8 @@ impl Layers {
             // SAFETY: the tables list places in this object's own buffers.
             unsafe { self.queue.launch(name, blocks as u64, THREADS, &[pointer(table.as_slice()), pieces.into()]) }
         };
-        let tiles = |len: usize| len.div_ceil(tile_len(DType::F64, DType::F64));
         let others = self.count.saturating_sub(1);
-        let blocks = others * (tiles(self.world_size) + tiles(2 * (self.world_size - 1)));
+        let blocks = others * (row_blocks(self.world_size) + row_blocks(2 * (self.world_size - 1)));
         copy("cast_segments_f64_f64", weights, blocks)?;
         Ok(copy("cast_segments_f32_f32", flags, others)?)
     }

@@ -1,0 +1,272 @@
+//! Eight elements in registers: loaded and widened, rounded and stored. Never a loop.
+
+use std::arch::x86_64::*;
+
+use gradsync_device::math::Element as Formula;
+
+use crate::dtype::DType;
+
+/// Eight elements in the working precision of a pair of dtypes.
+pub(super) trait Lanes: Copy {
+    /// Widens eight elements.
+    ///
+    /// # Safety
+    /// `from` is valid for eight elements, and the machine has AVX2 and F16C. So it must for all functions of this trait.
+    unsafe fn load<T: Formula>(from: *const T) -> Self;
+
+    /// Rounds to eight elements, once.
+    ///
+    /// # Safety
+    /// `to` is valid for eight elements; to go around the caches, it is also aligned for [`store_bytes`].
+    unsafe fn store<T: Formula, const STREAM: bool>(self, to: *mut T);
+
+    /// The factor in every lane.
+    ///
+    /// # Safety
+    /// As the trait says.
+    unsafe fn splat(factor: f64) -> Self;
+
+    /// Lane by lane.
+    ///
+    /// # Safety
+    /// As the trait says.
+    unsafe fn add(self, other: Self) -> Self;
+
+    /// Lane by lane.
+    ///
+    /// # Safety
+    /// As the trait says.
+    unsafe fn multiply(self, other: Self) -> Self;
+}
+
+/// As f32: pairs without f64.
+#[derive(Clone, Copy)]
+pub(super) struct Narrow(__m256);
+
+/// As f64.
+#[derive(Clone, Copy)]
+pub(super) struct Wide(__m256d, __m256d);
+
+/// Bytes that a store writes at a time, which a store around the caches must be aligned for.
+pub(super) const fn store_bytes<T: Formula>() -> usize {
+    match T::DTYPE {
+        DType::F64 | DType::F32 => 32,
+        DType::F16 | DType::BF16 => 16,
+    }
+}
+
+impl Lanes for Narrow {
+    #[inline(always)]
+    unsafe fn load<T: Formula>(from: *const T) -> Self {
+        // SAFETY: the caller's promise; `T` has the layout of its dtype.
+        unsafe {
+            Narrow(match T::DTYPE {
+                DType::F64 => unreachable!("pairs with f64 work in f64"),
+                DType::F32 => _mm256_loadu_ps(from.cast()),
+                DType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                DType::BF16 => {
+                    let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+                }
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<T: Formula, const STREAM: bool>(self, to: *mut T) {
+        // SAFETY: as above.
+        unsafe {
+            let halves = match T::DTYPE {
+                DType::F64 => unreachable!("pairs with f64 work in f64"),
+                DType::F32 if STREAM => return _mm256_stream_ps(to.cast(), self.0),
+                DType::F32 => return _mm256_storeu_ps(to.cast(), self.0),
+                DType::F16 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+                DType::BF16 => to_bf16(self.0),
+            };
+            if STREAM { _mm_stream_si128(to.cast(), halves) } else { _mm_storeu_si128(to.cast(), halves) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(factor: f64) -> Self {
+        // SAFETY: as above.
+        unsafe { Narrow(_mm256_set1_ps(factor as f32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Narrow(_mm256_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Narrow(_mm256_mul_ps(self.0, other.0)) }
+    }
+}
+
+impl Lanes for Wide {
+    #[inline(always)]
+    unsafe fn load<T: Formula>(from: *const T) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            match T::DTYPE {
+                DType::F64 => Wide(_mm256_loadu_pd(from.cast()), _mm256_loadu_pd(from.add(4).cast())),
+                DType::F32 => {
+                    let (low, high) = (_mm_loadu_ps(from.cast()), _mm_loadu_ps(from.add(4).cast()));
+                    Wide(_mm256_cvtps_pd(low), _mm256_cvtps_pd(high))
+                }
+                DType::F16 | DType::BF16 => {
+                    let Narrow(all) = Narrow::load(from);
+                    Wide(_mm256_cvtps_pd(_mm256_castps256_ps128(all)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(all)))
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<T: Formula, const STREAM: bool>(self, to: *mut T) {
+        // SAFETY: as above.
+        unsafe {
+            match T::DTYPE {
+                DType::F64 if STREAM => {
+                    _mm256_stream_pd(to.cast(), self.0);
+                    _mm256_stream_pd(to.add(4).cast(), self.1);
+                }
+                DType::F64 => {
+                    _mm256_storeu_pd(to.cast(), self.0);
+                    _mm256_storeu_pd(to.add(4).cast(), self.1);
+                }
+                DType::F32 => self.nearest().store::<T, STREAM>(to),
+                DType::F16 => self.cut().store::<T, STREAM>(to),
+                DType::BF16 => self.odd().store::<T, STREAM>(to),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(factor: f64) -> Self {
+        // SAFETY: as above.
+        unsafe { Wide(_mm256_set1_pd(factor), _mm256_set1_pd(factor)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Wide(_mm256_add_pd(self.0, other.0), _mm256_add_pd(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Wide(_mm256_mul_pd(self.0, other.0), _mm256_mul_pd(self.1, other.1)) }
+    }
+}
+
+impl Wide {
+    /// Rounded to `f32`, to nearest with ties to even.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
+    #[inline(always)]
+    unsafe fn nearest(self) -> Narrow {
+        // SAFETY: the caller's promise.
+        unsafe { Narrow(_mm256_set_m128(_mm256_cvtpd_ps(self.1), _mm256_cvtpd_ps(self.0))) }
+    }
+
+    /// Cut to the digits of `f32`, the last one set where anything was cut off. Where `f32` is subnormal it has fewer digits, and
+    /// this rounds twice; f16 has nothing but zero there.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
+    #[inline(always)]
+    unsafe fn cut(self) -> Narrow {
+        // SAFETY: the caller's promise.
+        unsafe { Wide(cut(self.0), cut(self.1)).nearest() }
+    }
+
+    /// Rounded to odd, as `f64_to_f32_odd` does it, so that a second rounding gives what a single one would.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
+    #[inline(always)]
+    unsafe fn odd(self) -> Narrow {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (low, high) = (_mm256_cvtpd_ps(self.0), _mm256_cvtpd_ps(self.1));
+            let back = Wide(_mm256_cvtps_pd(low), _mm256_cvtps_pd(high));
+            let beyond = join_masks(is_beyond(back.0, self.0), is_beyond(back.1, self.1));
+            // Ordered: a NaN is as exact as it can be.
+            let inexact =
+                join_masks(_mm256_cmp_pd::<_CMP_NEQ_OQ>(back.0, self.0), _mm256_cmp_pd::<_CMP_NEQ_OQ>(back.1, self.1));
+            let nearest = _mm256_castps_si256(_mm256_set_m128(high, low));
+            // A mask is -1: one step towards zero where rounding went away from it, then the last bit.
+            let truncated = _mm256_add_epi32(nearest, beyond);
+            Narrow(_mm256_castsi256_ps(_mm256_or_si256(truncated, _mm256_srli_epi32::<31>(inexact))))
+        }
+    }
+}
+
+/// The numbers with 24 digits, of which the last is set if a later one was; an infinity or a NaN stays one.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn cut(value: __m256d) -> __m256d {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (bits, dropped) = (_mm256_castpd_si256(value), _mm256_set1_epi64x((1 << 29) - 1));
+        // The sum carries into the last kept digit unless all that is dropped is zero.
+        let carried = _mm256_add_epi64(_mm256_and_si256(bits, dropped), dropped);
+        _mm256_castsi256_pd(_mm256_andnot_si256(dropped, _mm256_or_si256(bits, carried)))
+    }
+}
+
+/// Where `rounded` is further from zero than `value`.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn is_beyond(rounded: __m256d, value: __m256d) -> __m256d {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sign = _mm256_set1_pd(-0.0);
+        _mm256_cmp_pd::<_CMP_GT_OQ>(_mm256_andnot_pd(sign, rounded), _mm256_andnot_pd(sign, value))
+    }
+}
+
+/// Eight masks of 64 bits as eight of 32.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn join_masks(low: __m256d, high: __m256d) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mixed = _mm256_shuffle_ps::<0b10_00_10_00>(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_castps_si256(mixed))
+    }
+}
+
+/// The formula of `f32_to_bf16`.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn to_bf16(value: __m256) -> __m128i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // A NaN is made quiet and cut, not rounded: its payload may be in the lower half alone.
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+        let quiet = _mm256_and_si256(is_nan, _mm256_set1_epi32(0x0040_0000));
+        let bits = _mm256_or_si256(_mm256_castps_si256(value), quiet);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let bias = _mm256_andnot_si256(is_nan, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let rounded = _mm256_add_epi32(bits, bias);
+        // The upper two bytes of every element, first within each half of the register.
+        let upper = _mm256_set1_epi64x(0x0f0e_0b0a_0706_0302);
+        let halves = _mm256_shuffle_epi8(rounded, upper);
+        _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b10_00>(halves))
+    }
+}
