@@ -8,7 +8,7 @@
 mod lanes;
 mod products;
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch, _mm_sfence};
 
 use gradsync_device::math::{Element as Formula, elementwise};
 
@@ -24,7 +24,7 @@ const GROUP: usize = 32;
 /// How far ahead operands are prefetched. The hardware's own prefetching ends with the page, and stays too close to the loop.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Fetches a group of elements that lies ahead.
+/// Fetches a group of elements that lies ahead, into the second-level cache: several vectors' blocks fill the first.
 ///
 /// # Safety
 /// None but the instruction set: no address is too far for it.
@@ -32,7 +32,7 @@ const PREFETCH_BYTES: usize = 4096;
 unsafe fn prefetch<T>(from: *const T) {
     for line in (0..GROUP * size_of::<T>()).step_by(64) {
         // SAFETY: prefetching does not access memory.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(PREFETCH_BYTES + line)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast::<i8>().wrapping_add(PREFETCH_BYTES + line)) };
     }
 }
 
