@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::ReduceOp;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Mapping, Queue};
 use crate::dtype::DataType;
-use crate::error::{Call, Error, Result};
+use crate::error::{Call, Error, Operation, Result};
+use crate::kernels::same_len;
 
 /// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +24,35 @@ pub struct Scaling {
 impl Scaling {
     /// No scaling.
     pub const NONE: Self = Self { before: 1.0, after: 1.0 };
+
+    /// What ranks call an all-reduce with these factors.
+    pub(in crate::comm) fn operation(self, op: ReduceOp) -> Operation {
+        match self {
+            Self::NONE => Operation::AllReduce(op),
+            Self { before, after } => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
+        }
+    }
+
+    /// Refuses factors that are no numbers to multiply with.
+    pub(in crate::comm) fn check(self) -> Result<()> {
+        let Self { before, after } = self;
+        if before.is_finite() && after.is_finite() {
+            return Ok(());
+        }
+        let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
+        Err(Error::InvalidArgument { operation: "all_reduce", reason })
+    }
+}
+
+/// Refuses an input and an output of an all-reduce that do not fit each other.
+pub(in crate::comm) fn check_into(input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
+    const OPERATION: &str = "all_reduce";
+    same_len(OPERATION, ("input", input.len()), ("output", output.len()))?;
+    if input.dtype() != output.dtype() {
+        let (left, right) = (input.dtype(), output.dtype());
+        return Err(Error::DTypeMismatch { operation: OPERATION, what: "input and output".into(), left, right });
+    }
+    input.queue().check_same(OPERATION, output.queue())
 }
 
 impl Default for Scaling {

@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 pub use self::group::Group;
 use self::primitive::{Primitive, Reduction};
 use self::session::{Failure, Session};
-use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
+use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
 use super::{ReduceOp, Split, local};
 use crate::bootstrap::Member;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
@@ -298,16 +298,8 @@ impl NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        let Scaling { before, after } = scaling;
-        let operation = match scaling {
-            Scaling::NONE => Operation::AllReduce(op),
-            _ => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
-        };
-        if !(before.is_finite() && after.is_finite()) {
-            let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
-            let error = Error::InvalidArgument { operation: "all_reduce", reason };
-            return Err(self.session.refuse(operation, error));
-        }
+        let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
+        self.refused(operation, scaling.check())?;
         let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
         // NCCL's own factor has the dtype's precision, and there is none for maxima.
         let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
@@ -427,15 +419,8 @@ impl DeviceCommunicator for NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        const NAME: &str = "all_reduce";
-        let (operation, view) = (Operation::AllReduce(op), output.as_slice());
-        self.refused(operation, same_len(NAME, ("input", input.len()), ("output", view.len())))?;
-        if input.dtype() != view.dtype() {
-            let (left, right) = (input.dtype(), view.dtype());
-            let error = Error::DTypeMismatch { operation: NAME, what: "input and output".into(), left, right };
-            return Err(self.session.refuse(operation, error));
-        }
-        self.refused(operation, self.same_queue(NAME, input, view))?;
+        let view = output.as_slice();
+        self.refused(Operation::AllReduce(op), check_into(input, view))?;
         // SAFETY: operands of one queue, the output borrowed mutably, hence apart from the input.
         unsafe { self.all_reduce_any(input, view, op, scaling) }
     }

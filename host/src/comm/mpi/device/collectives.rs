@@ -9,7 +9,7 @@ use crate::comm::mpi::transfer::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Queue};
-use crate::error::{Call, CommError, Error, Operation, Result};
+use crate::error::{Call, CommError, Operation, Result};
 
 impl MpiDeviceCommunicator {
     /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all of them.
@@ -42,15 +42,8 @@ impl MpiDeviceCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        let Scaling { before, after } = scaling;
-        let operation = match scaling {
-            Scaling::NONE => Operation::AllReduce(op),
-            _ => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
-        };
-        if !(before.is_finite() && after.is_finite()) {
-            let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
-            return Err(self.refuse(operation, Error::InvalidArgument { operation: "all_reduce", reason }));
-        }
+        let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
+        self.refused(operation, scaling.check())?;
         let (queue, len, dtype, world_size) = (input.queue(), input.len(), input.dtype(), self.world_size());
         self.admit(queue, operation)?;
         let transfer = self.comm.agree(Call::new(operation, len, dtype))?;

@@ -56,12 +56,12 @@ use super::channel::{Incoming, Outgoing};
 use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
+use crate::comm::device::check_into;
 use crate::comm::groups::World;
 use crate::comm::operands::Operand;
 use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
-use crate::kernels::same_len;
 
 const OPERATION: &str = "mpi device communicator";
 /// A block is a window of a collective, or a piece of a transfer.
@@ -271,15 +271,8 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        const NAME: &str = "all_reduce";
-        let (operation, view) = (Operation::AllReduce(op), output.as_slice());
-        self.refused(operation, same_len(NAME, ("input", input.len()), ("output", view.len())))?;
-        if input.dtype() != view.dtype() {
-            let (left, right) = (input.dtype(), view.dtype());
-            let error = Error::DTypeMismatch { operation: NAME, what: "input and output".into(), left, right };
-            return Err(self.refuse(operation, error));
-        }
-        self.refused(operation, input.queue().check_same(NAME, view.queue()))?;
+        let view = output.as_slice();
+        self.refused(Operation::AllReduce(op), check_into(input, view))?;
         // SAFETY: see above.
         unsafe { self.all_reduce_any(input, view, op, scaling) }
     }
