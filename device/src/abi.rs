@@ -128,6 +128,11 @@ pub const ZERO_UNROLL: usize = 2;
 /// Bytes that one block of `zero` handles.
 pub const ZERO_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * ZERO_UNROLL;
 
+/// Vectors that a thread of `sweep` has in flight.
+pub const SWEEP_UNROLL: usize = 8;
+/// Bytes that one block of `sweep` reads.
+pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNROLL;
+
 /// Tiles that one block of a launch over many tensors handles, one after the other: finding its tensor in the table costs as much as a tile.
 pub const PIECE_TILES: usize = 8;
 
@@ -343,7 +348,10 @@ const PEER_COMBINE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U6
 const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 
 /// Kernels that know no dtype.
-pub const PLAIN_ENTRIES: [Entry; 6] = [
+pub const PLAIN_ENTRIES: [Entry; 8] = [
+    plain("empty", &[]),
+    // (sums, source, bytes): the exclusive or of what each warp reads, a u32 a warp; bytes are a multiple of 4
+    plain("sweep", STREAM),
     // (peers): waits for all ranks, and counts the run
     plain("peer_barrier", &[Pointer]),
     // (destination, bytes)

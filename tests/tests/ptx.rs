@@ -25,6 +25,7 @@ fn entry_points(arch: &str) -> BTreeMap<String, (String, Vec<String>, String)> {
             let (params, body) = rest.split_once(')').expect("parameters end");
             let types = params
                 .split(',')
+                .filter(|param| !param.trim().is_empty())
                 .map(|param| param.split_whitespace().nth(1).expect("`.param` and a type").to_owned())
                 .collect();
             assert!(found.insert(name.to_owned(), (family.clone(), types, body.to_owned())).is_none(), "{name} twice");
@@ -97,11 +98,11 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
-                "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" => (true, false),
+                "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
                 "peer_gram" | "peer_combine" | "peer_reduce" => (true, true),
                 // One thread an element or a layer: never the bottleneck.
                 "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair"
-                | "peer_coefficients" | "peer_barrier" => {
+                | "peer_coefficients" | "peer_barrier" | "empty" => {
                     continue;
                 }
                 other => panic!("{arch}: family {other} is not known to this test"),

@@ -23,8 +23,8 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "gram" "gram_cross" "peer_barrier" "peer_coefficients" "peer_combine" "peer_gram" "peer_reduce" "scale" "squared_norms" "sum_partials" "tree_combine" "tree_dots"
-            "zero" "zero_segments")
+            "dots" "empty" "gram" "gram_cross" "peer_barrier" "peer_coefficients" "peer_combine" "peer_gram" "peer_reduce" "scale"
+            "squared_norms" "sum_partials" "sweep" "tree_combine" "tree_dots" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = library!("sm_75");

@@ -1,8 +1,8 @@
 //! Element by element: bitwise what the CPU backend gives, for every pair of dtypes, border length and alignment.
 
-use gradsync::driver::{DeviceBuffer, DeviceSliceMut, Queue};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::{cpu, cuda};
-use gradsync::{DType, Slice, bf16, f16};
+use gradsync::{DType, Slice, SliceMut, bf16, f16};
 
 use crate::{LENS, any_bits, assert_same, download, host, queue, uniform, upload};
 
@@ -195,8 +195,11 @@ fn many_tensors_in_one_launch() {
     }
 }
 
-#[test]
-fn many_sums_in_one_launch() {
+/// Runs `all` over tensors of many lengths and pairs of dtypes, and `one` over each on the host.
+fn many_in_one_launch(
+    all: impl Fn(&mut [DeviceSliceMut<'_>], &[DeviceSlice<'_>]) -> gradsync::Result<()>,
+    one: impl Fn(SliceMut<'_>, Slice<'_>) -> gradsync::Result<()>,
+) {
     let queue = queue();
     let lens = [5, 0, 1, 4097, 100_003, 2, 256, 0, 33];
     let dtype = |index: usize| (DType::ALL[index % 4], DType::ALL[index / 2 % 4]);
@@ -204,16 +207,50 @@ fn many_sums_in_one_launch() {
         lens.iter().enumerate().map(|(index, &len)| any_bits(dtype(index).0, len, index as u64)).collect();
     let values: Vec<_> =
         lens.iter().enumerate().map(|(index, &len)| any_bits(dtype(index).1, len, index as u64 + 50)).collect();
-    let mut sums: Vec<_> = expected.iter().map(|sum| upload(&queue, sum.tensor(0).data(), 0)).collect();
+    let mut results: Vec<_> = expected.iter().map(|to| upload(&queue, to.tensor(0).data(), 0)).collect();
     let devices: Vec<_> = values.iter().map(|value| upload(&queue, value.tensor(0).data(), 0)).collect();
-    let mut destinations: Vec<DeviceSliceMut<'_>> = sums.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
+    let mut destinations: Vec<DeviceSliceMut<'_>> = results.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
     let sources: Vec<_> = devices.iter().map(DeviceBuffer::as_slice).collect();
-    cuda::accumulate_all(&mut destinations, &sources).unwrap();
-    for (index, (sum, value)) in expected.iter_mut().zip(&values).enumerate() {
-        cpu::accumulate(sum.tensor_mut(0).into_data(), value.tensor(0).data()).unwrap();
+    all(&mut destinations, &sources).unwrap();
+    for (index, (to, value)) in expected.iter_mut().zip(&values).enumerate() {
+        one(to.tensor_mut(0).into_data(), value.tensor(0).data()).unwrap();
         let what = format!("tensor {index}, {:?}", dtype(index));
-        assert_same(download(&sums[index], 0).tensor(0).data(), sum.tensor(0).data(), &what);
+        assert_same(download(&results[index], 0).tensor(0).data(), to.tensor(0).data(), &what);
     }
+}
+
+#[test]
+fn many_sums_in_one_launch() {
+    many_in_one_launch(cuda::accumulate_all, cpu::accumulate);
+}
+
+#[test]
+fn many_casts_in_one_launch() {
+    many_in_one_launch(cuda::cast_all, cpu::cast);
+}
+
+#[test]
+fn a_sweep_reads_every_word_once() {
+    let queue = queue();
+    for len in [0, 1, 8191, 8192, 100_003] {
+        let source = any_bits(DType::F32, len, 3);
+        for shift in [0, 1] {
+            let device = upload(&queue, source.tensor(0).data(), shift);
+            let mut sums = DeviceBuffer::zeroed(&queue, DType::F32, cuda::baseline::sweep_sums(4 * len)).unwrap();
+            cuda::baseline::sweep(sums.as_mut_slice(), device.as_slice().range(shift..shift + len)).unwrap();
+            let mut of_warps = vec![0.0f32; sums.as_slice().len()];
+            sums.as_slice().copy_to_host((&mut of_warps[..]).into()).unwrap();
+            let Slice::F32(words) = source.tensor(0).data() else { unreachable!("made as f32") };
+            let xor = |values: &[f32]| values.iter().fold(0, |sum, value| sum ^ value.to_bits());
+            assert_eq!(xor(&of_warps), xor(words), "{len} words, shift {shift}");
+        }
+    }
+    let mut none = DeviceBuffer::zeroed(&queue, DType::F32, 0).unwrap();
+    let odd = DeviceBuffer::zeroed(&queue, DType::BF16, 3).unwrap();
+    let message = cuda::baseline::sweep(none.as_mut_slice(), odd.as_slice()).unwrap_err().to_string();
+    assert!(message.contains("8 f32 are needed"), "{message}");
+    cuda::baseline::empty(&queue).unwrap();
+    queue.synchronize().unwrap();
 }
 
 #[test]

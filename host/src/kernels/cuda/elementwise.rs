@@ -1,5 +1,5 @@
 //! Element by element on the device: [`zero`], [`cast`], [`accumulate`], [`scale`], [`all_finite`], and many tensors in one
-//! launch: [`zero_all`], [`accumulate_all`], [`pack`], [`unpack`].
+//! launch: [`zero_all`], [`cast_all`], [`accumulate_all`], [`pack`], [`unpack`].
 //!
 //! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
 
@@ -133,18 +133,37 @@ pub fn unpack(destinations: &mut [DeviceSliceMut<'_>], src: DeviceSlice<'_>, off
     update_all("unpack", Update::Cast, moves.collect())
 }
 
+/// `destinations[t] = sources[t]`, cast where dtypes differ, for many tensors of equal lengths, in one launch for each pair of dtypes, as
+/// [`cast`].
+///
+/// # Errors
+/// As [`accumulate_all`].
+pub fn cast_all(destinations: &mut [DeviceSliceMut<'_>], sources: &[DeviceSlice<'_>]) -> Result<()> {
+    update_pairs("cast_all", Update::Cast, ("destination", destinations), ("source", sources))
+}
+
 /// `sums[t] += values[t]` for many tensors of equal lengths, in one launch for each pair of dtypes, as [`accumulate`].
 ///
 /// # Errors
 /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn accumulate_all(sums: &mut [DeviceSliceMut<'_>], values: &[DeviceSlice<'_>]) -> Result<()> {
-    same_len("accumulate_all", ("sums", sums.len()), ("values", values.len()))?;
-    for (index, (sum, value)) in sums.iter().zip(values).enumerate() {
-        let (left, right) = (format!("sum {index}"), format!("value {index}"));
-        same_len("accumulate_all", (&left, sum.as_slice().len()), (&right, value.len()))?;
+    update_pairs("accumulate_all", Update::Accumulate, ("sum", sums), ("value", values))
+}
+
+/// Updates tensor by tensor, each side with the name of one of its tensors.
+fn update_pairs(
+    operation: &'static str,
+    update: Update,
+    (to_name, to): (&str, &mut [DeviceSliceMut<'_>]),
+    (from_name, from): (&str, &[DeviceSlice<'_>]),
+) -> Result<()> {
+    same_len(operation, (&format!("{to_name}s"), to.len()), (&format!("{from_name}s"), from.len()))?;
+    for (index, (to, from)) in to.iter().zip(from).enumerate() {
+        let (left, right) = (format!("{to_name} {index}"), format!("{from_name} {index}"));
+        same_len(operation, (&left, to.as_slice().len()), (&right, from.len()))?;
     }
-    let pairs = sums.iter().zip(values).map(|(sum, &value)| (sum.as_slice(), value));
-    update_all("accumulate_all", Update::Accumulate, pairs.collect())
+    let pairs = to.iter().zip(from).map(|(to, &from)| (to.as_slice(), from));
+    update_all(operation, update, pairs.collect())
 }
 
 /// What a launch over many tensors does with each.

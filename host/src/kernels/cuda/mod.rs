@@ -3,10 +3,11 @@
 //! Every call checks lengths, dtypes and queues, then puts its launches into the queue of its destination. Only calls that
 //! return values wait for the queue. Sums of f32, f16 and bf16 products differ from the CPU's only in the order of their `f64` additions.
 
+pub mod baseline;
 mod elementwise;
 mod layers;
 
-pub use elementwise::{accumulate, accumulate_all, all_finite, cast, pack, scale, unpack, zero, zero_all};
+pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub use layers::Layers;
 pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup};
 
