@@ -74,8 +74,9 @@ impl core::str::FromStr for DType {
     }
 }
 
-/// Threads of a block, in every kernel that does not say otherwise.
-pub const THREADS: u32 = 256;
+/// Threads of a block, in every kernel that does not say otherwise. Small blocks begin and end more evenly: on an H200, casts and inner
+/// products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
+pub const THREADS: u32 = 128;
 /// Threads of a warp on every architecture.
 pub const WARP: u32 = 32;
 /// Threads of a block of the per-layer kernels, where one thread handles one layer.
@@ -91,7 +92,7 @@ pub const fn stream_unroll(to: DType, from: DType) -> usize {
 /// whole GPU to share, few enough that adding their partial sums costs nothing. It depends on the length alone, so that results
 /// do not depend on the device.
 pub const fn chunk_len(total: usize) -> usize {
-    let len = (total / 4096).next_power_of_two();
+    let len = (total / 8192).next_power_of_two();
     if len < 2048 {
         2048
     } else if len > 16384 {
@@ -134,7 +135,7 @@ pub const SWEEP_UNROLL: usize = 8;
 pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNROLL;
 
 /// Tiles that one block of a launch over many tensors handles, one after the other: finding its tensor in the table costs as much as a tile.
-pub const PIECE_TILES: usize = 8;
+pub const PIECE_TILES: usize = 16;
 
 /// One tensor of a launch over many: where it is written, where it is read, and which blocks handle it.
 ///

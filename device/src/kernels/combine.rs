@@ -1,13 +1,25 @@
 //! `combine`: the weighted sum of any number of vectors per segment, in `f64` in rank order, rounded once.
 
 use super::{for_each_pair, kernel};
-use crate::abi::{Span, THREADS, vector_len};
+use crate::abi::{DType, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
 use crate::{memory, reduce, thread};
 
 /// Vectors between two steps of a thread.
 const STRIDE: usize = THREADS as usize;
+
+/// Elements that a thread handles at once: four at most, whose sums leave registers for more threads. On an H200, bf16 gains 3 to 9 % over
+/// eight.
+const fn elements(to: DType, from: DType) -> usize {
+    let len = vector_len(to, from);
+    if len > 4 { 4 } else { len }
+}
+
+/// Steps that a thread has under way, by measurement.
+const fn steps(to: DType, from: DType) -> usize {
+    if elements(to, from) == 4 && to.size_bytes() >= from.size_bytes() { 3 } else { 2 }
+}
 
 /// The vectors and weights of one segment.
 #[derive(Clone, Copy)]
@@ -87,7 +99,7 @@ impl<S: Element> Inputs<S> {
 }
 
 #[inline(always)]
-unsafe fn combine<S: Element, D: Element, const N: usize>(
+unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
     destination: *mut D,
     inputs: Inputs<S>,
     chunk: reduce::Chunk,
@@ -100,14 +112,17 @@ unsafe fn combine<S: Element, D: Element, const N: usize>(
             aligned &= memory::is_aligned::<S, N>((*inputs.table.add(rank)).add(start));
         }
         if aligned {
-            // Two steps at once keep more of the memory busy.
+            // A few steps at once keep more of the memory busy.
             let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
-            while rest.begin + 2 * stride <= rest.end {
+            while rest.begin + U as u64 * stride <= rest.end {
                 let index = rest.begin + thread::thread_idx_x() as u64 * N as u64;
-                let [first, second] = inputs.sums::<N, 2>(index);
-                memory::store(destination.add(index as usize), first.map(D::from_f64));
-                memory::store(destination.add((index + stride) as usize), second.map(D::from_f64));
-                rest.begin += 2 * stride;
+                let sums = inputs.sums::<N, U>(index);
+                let mut step = 0;
+                while step < U {
+                    memory::store(destination.add(index as usize + step * STRIDE * N), sums[step].map(D::from_f64));
+                    step += 1;
+                }
+                rest.begin += U as u64 * stride;
             }
             reduce::walk::<N>(rest, |index, count| {
                 if count == N {
@@ -131,10 +146,11 @@ macro_rules! from_to {
             destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {
-            const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
+            const N: usize = elements(<$D>::DTYPE, <$S>::DTYPE);
+            const U: usize = steps(<$D>::DTYPE, <$S>::DTYPE);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
             let weights = weights.add((chunk.span * count) as usize);
-            combine::<$S, $D, N>(destination, Inputs { table, weights, count: count as usize }, chunk)
+            combine::<$S, $D, N, U>(destination, Inputs { table, weights, count: count as usize }, chunk)
         });
     };
 }

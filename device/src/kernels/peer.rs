@@ -323,10 +323,10 @@ impl<'a> Block<'a> {
         (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// Adds each layer's partials up, eight lanes a product, and puts the totals into every mailbox.
+    /// Adds each layer's partials up, four lanes a product, and puts the totals into every mailbox.
     #[inline(always)]
     unsafe fn add_up_and_hand_out(self, partials: *const f64, spans: *const Span, chunks: u64) {
-        const LANES: u32 = 8;
+        const LANES: u32 = 4;
         const TEAMS: usize = (THREADS / LANES) as usize;
         let (own, thread) = (self.group.peers.rank as usize, thread::thread_idx_x());
         let (team, lane) = ((thread / LANES) as usize, (thread % LANES) as usize);

@@ -8,7 +8,7 @@ use super::{pointer, pointer_mut};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::{Error, Result};
 
-/// A launch of one block of 256 threads that do nothing.
+/// A launch of one block of threads that do nothing.
 ///
 /// # Errors
 /// [`Error::Cuda`].
