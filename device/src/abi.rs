@@ -77,6 +77,10 @@ impl core::str::FromStr for DType {
 /// Threads of a block, in every kernel that does not say otherwise. Small blocks begin and end more evenly: on an H200, casts and inner
 /// products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
 pub const THREADS: u32 = 128;
+/// Threads of a block of `sum_partials`, which has few blocks where there are few layers.
+pub const SUM_THREADS: u32 = 256;
+/// Threads of a block of the kernels that reach into the memory of peers, which have more under way at a time.
+pub const PEER_THREADS: u32 = 256;
 /// Threads of a warp on every architecture.
 pub const WARP: u32 = 32;
 /// Threads of a block of the per-layer kernels, where one thread handles one layer.
@@ -90,9 +94,9 @@ pub const fn stream_unroll(to: DType, from: DType) -> usize {
 }
 /// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: many chunks for the
 /// whole GPU to share, few enough that adding their partial sums costs nothing. It depends on the length alone, so that results
-/// do not depend on the device.
-pub const fn chunk_len(total: usize) -> usize {
-    let len = (total / 8192).next_power_of_two();
+/// do not depend on the device. `threads` are those of a block.
+pub const fn chunk_len(total: usize, threads: u32) -> usize {
+    let len = ((total * threads as usize) >> 20).next_power_of_two();
     if len < 2048 {
         2048
     } else if len > 16384 {
@@ -135,7 +139,7 @@ pub const SWEEP_UNROLL: usize = 8;
 pub const SWEEP_TILE_BYTES: usize = THREADS as usize * VECTOR_BYTES * SWEEP_UNROLL;
 
 /// Tiles that one block of a launch over many tensors handles, one after the other: finding its tensor in the table costs as much as a tile.
-pub const PIECE_TILES: usize = 16;
+pub const PIECE_TILES: usize = 8;
 
 /// One tensor of a launch over many: where it is written, where it is read, and which blocks handle it.
 ///

@@ -55,10 +55,10 @@ pub(crate) unsafe fn chunk_of_block(spans: *const Span, count: u64, chunk_len: u
 }
 
 /// Walks a chunk: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
-/// thread's indices ascend.
+/// thread's indices ascend. Blocks have `BLOCK` threads.
 #[inline(always)]
-pub(crate) fn walk<const N: usize>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
-    let stride = THREADS as u64 * N as u64;
+pub(crate) fn walk<const N: usize, const BLOCK: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
+    let stride = BLOCK as u64 * N as u64;
     let mut index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
     while index + N as u64 <= chunk.end {
         visit(index, N);
@@ -113,7 +113,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
             }
             chunk.begin += STEPS as u64 * stride;
         }
-        walk::<N>(chunk, |index, count| {
+        walk::<N, THREADS>(chunk, |index, count| {
             if count == N {
                 take(&mut totals, load(index));
             } else {
@@ -122,7 +122,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
             }
         });
     } else {
-        walk::<N>(chunk, |index, count| {
+        walk::<N, THREADS>(chunk, |index, count| {
             for element in index..index + count as u64 {
                 // SAFETY: one element of the chunk.
                 add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, element).read() }));
@@ -132,46 +132,48 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
     totals
 }
 
-/// Warps of a block.
-pub(crate) const WARPS: usize = (THREADS / WARP) as usize;
+/// Warps of a block of so many threads.
+pub(crate) const fn warps(block: u32) -> usize {
+    (block / WARP) as usize
+}
 
 /// Adds `totals` over the block; `write(product, sum)` is called by one thread for each product.
 ///
 /// # Safety
-/// All threads of a block of [`THREADS`] must call this together, once.
+/// All threads of a block of `BLOCK` must call this together, once.
 #[inline(always)]
-pub(crate) unsafe fn block_sum<const K: usize>(totals: [f64; K], write: impl Fn(usize, f64)) {
+pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
     let warp_index = thread::thread_idx_x() as usize / WARP as usize;
     let shared = Partials::of_block();
     let mut product = 0;
-    // SAFETY: slots are below K × WARPS, which `sum_of_warps` checks; each is written by one lane.
+    // SAFETY: slots are below K × warps, which `sum_of_warps` checks; each is written by one lane.
     unsafe {
         while product < K {
             let sum = warp::sum(totals[product]);
             if warp::lane_id() == 0 {
-                shared.write(product * WARPS + warp_index, sum);
+                shared.write(product * warps(BLOCK) + warp_index, sum);
             }
             product += 1;
         }
-        sum_of_warps::<K>(write);
+        sum_of_warps::<K, BLOCK>(write);
     }
 }
 
-/// Adds what each warp has left in shared memory, its sum of product `k` in slot `k × WARPS + warp`.
+/// Adds what each warp has left in shared memory, its sum of product `k` in slot `k × warps + warp`.
 ///
 /// # Safety
-/// All threads of a block of [`THREADS`] must call this together, once, when every warp has written all of its sums.
+/// All threads of a block of `BLOCK` must call this together, once, when every warp has written all of its sums.
 #[inline(always)]
-pub(crate) unsafe fn sum_of_warps<const K: usize>(write: impl Fn(usize, f64)) {
-    const { assert!(K * WARPS <= SHARED_SLOTS) };
+pub(crate) unsafe fn sum_of_warps<const K: usize, const BLOCK: u32>(write: impl Fn(usize, f64)) {
+    const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };
     let (shared, thread) = (Partials::of_block(), thread::thread_idx_x() as usize);
-    // SAFETY: slots are below K × WARPS, and read after the barrier.
+    // SAFETY: slots are below K × warps, and read after the barrier.
     unsafe {
         thread::sync_threads();
         if thread < K {
             let mut sum = 0.0;
-            for slot in 0..WARPS {
-                sum += shared.read(thread * WARPS + slot);
+            for slot in 0..warps(BLOCK) {
+                sum += shared.read(thread * warps(BLOCK) + slot);
             }
             write(thread, sum);
         }

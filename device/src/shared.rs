@@ -2,9 +2,8 @@
 
 use crate::arch;
 
-/// Slots, as many as `arch` declares: enough for each product of the widest Gram tile and each warp, and for the products and weights of
-/// the layers of a block of `peer_coefficients`.
-pub(crate) const SHARED_SLOTS: usize = 176;
+/// Slots: one for each product of the widest Gram tile and each warp; as many as `arch` declares.
+pub(crate) const SHARED_SLOTS: usize = 36 * 8;
 
 /// The block's array of partial sums.
 #[derive(Clone, Copy)]

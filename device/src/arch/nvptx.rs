@@ -123,14 +123,14 @@ pub(crate) unsafe fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     other
 }
 
-/// The block's static shared memory: 176 numbers in `f64`.
+/// The block's static shared memory: 36 products for each of 8 warps, in `f64`.
 #[inline(always)]
 pub(crate) fn shared_base() -> u32 {
     let base: u32;
     // SAFETY: takes the address of a variable that lives as long as the block; declared in a scope of its own so that
     // inlining the function twice declares two variables, not one name twice.
     unsafe {
-        asm!("{{ .shared .align 8 .b8 gradsync_partials[1408]; mov.u32 {0}, gradsync_partials; }}", out(reg32) base,
+        asm!("{{ .shared .align 8 .b8 gradsync_partials[2304]; mov.u32 {0}, gradsync_partials; }}", out(reg32) base,
             options(pure, nomem, nostack))
     };
     base

@@ -6,7 +6,7 @@
 
 use super::products::{add_dots, partial_slot};
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::Span;
+use crate::abi::{Span, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
@@ -118,12 +118,12 @@ macro_rules! of_dtype {
             }
             let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
             let mut totals = [0.0; 3];
-            reduce::walk::<1>(chunk, |element, _| {
+            reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let left = tree.value(element, begin as usize, middle as usize);
                 let right = tree.value(element, middle as usize, end as usize);
                 totals = add_dots(totals, left, right);
             });
-            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+            reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
         });
     };
 }
@@ -140,7 +140,7 @@ macro_rules! from_to {
                 return;
             }
             let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
-            reduce::walk::<1>(chunk, |element, _| {
+            reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(value));
             });

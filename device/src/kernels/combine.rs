@@ -124,7 +124,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
                 }
                 rest.begin += U as u64 * stride;
             }
-            reduce::walk::<N>(rest, |index, count| {
+            reduce::walk::<N, THREADS>(rest, |index, count| {
                 if count == N {
                     let [totals] = inputs.sums::<N, 1>(index);
                     memory::store(destination.add(index as usize), totals.map(D::from_f64));
@@ -133,7 +133,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
                 }
             });
         } else {
-            reduce::walk::<1>(chunk, |index, _| {
+            reduce::walk::<1, THREADS>(chunk, |index, _| {
                 destination.add(index as usize).write(D::from_f64(inputs.sum_one(index)));
             });
         }

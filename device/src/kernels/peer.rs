@@ -8,7 +8,7 @@
 use super::adasum::{LayerWeights, Tree, keep};
 use super::products::{add_dots, add_triangle, gram_vector_len, partial_slot};
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, MOST_PEERS, Mailbox, PEER_LAYERS, Peers, Span, THREADS, vector_len};
+use crate::abi::{DType, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, Span, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, weights};
 use crate::math::{Element, elementwise};
@@ -64,7 +64,7 @@ unsafe fn copy_and_multiply<T: Element, const W: usize, const N: usize, const K:
             }
         };
         // Two steps at once, where there are registers for them: more of the peers' memory is under way.
-        let stride = THREADS as u64 * N as u64;
+        let stride = PEER_THREADS as u64 * N as u64;
         let mut chunk = chunk;
         while W <= 4 && chunk.begin + 2 * stride <= chunk.end {
             let index = (chunk.begin + thread::thread_idx_x() as u64 * N as u64) as usize;
@@ -73,7 +73,7 @@ unsafe fn copy_and_multiply<T: Element, const W: usize, const N: usize, const K:
             take(&mut totals, index + stride as usize, second);
             chunk.begin += 2 * stride;
         }
-        reduce::walk::<N>(chunk, |index, found| {
+        reduce::walk::<N, PEER_THREADS>(chunk, |index, found| {
             let index = index as usize;
             if found == N {
                 take(&mut totals, index, load(index));
@@ -106,7 +106,7 @@ unsafe fn combine<T: Element, const W: usize, const N: usize>(
     // SAFETY: the launch provides every window and its copy over the chunk, aligned, and a weight for each rank.
     unsafe {
         let weights: [f64; W] = core::array::from_fn(|rank| *weights.add(if rank < count { rank } else { 0 }));
-        reduce::walk::<N>(chunk, |index, found| {
+        reduce::walk::<N, PEER_THREADS>(chunk, |index, found| {
             let index = index as usize;
             if found == N {
                 let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(copies[vector].add(index)));
@@ -170,7 +170,7 @@ macro_rules! of_width {
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
             let totals = copy_and_multiply::<$T, $width, N, K>(group.peers, chunk);
             let ranks = group.peers.world_size as usize;
-            reduce::block_sum(totals, |product, sum| {
+            reduce::block_sum::<K, PEER_THREADS>(totals, |product, sum| {
                 let (row, column) = const { super::products::triangle::<$width, K>() }[product];
                 if column < ranks {
                     partials.add(partial_slot(product_index(row, column, ranks), chunks)).write(sum);
@@ -192,7 +192,7 @@ macro_rules! of_width {
             let table = peers.copies.as_ptr().cast::<*const $T>();
             let tree = Tree::<$T>::of_layer(table, tree, chunk.span, ranks);
             let windows: [*mut $T; $width] = pick(&peers.windows, ranks as usize);
-            reduce::walk::<1>(chunk, |index, _| {
+            reduce::walk::<1, PEER_THREADS>(chunk, |index, _| {
                 let value = tree.value(index, 0, ranks as usize);
                 hand_out(windows, ranks as usize, index as usize, [<$T>::from_f64(value)]);
             });
@@ -203,11 +203,11 @@ macro_rules! of_width {
             start(group);
             let count = group.peers.world_size as usize;
             let windows: [*mut $T; $width] = pick(&group.peers.windows, count);
-            let tile = THREADS as u64 * N as u64;
+            let tile = PEER_THREADS as u64 * N as u64;
             let begin = thread::block_idx_x() as u64 * tile;
             let chunk = reduce::Chunk { span: 0, begin, end: if len - begin < tile { len } else { begin + tile } };
             let factors = [factor; $width];
-            reduce::walk::<N>(chunk, |index, found| {
+            reduce::walk::<N, PEER_THREADS>(chunk, |index, found| {
                 let index = index as usize;
                 if found == N {
                     let loaded: [[$T; N]; $width] =
@@ -323,11 +323,11 @@ impl<'a> Block<'a> {
         (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// Adds each layer's partials up, four lanes a product, and puts the totals into every mailbox.
+    /// Adds each layer's partials up, eight lanes a product, and puts the totals into every mailbox.
     #[inline(always)]
     unsafe fn add_up_and_hand_out(self, partials: *const f64, spans: *const Span, chunks: u64) {
-        const LANES: u32 = 4;
-        const TEAMS: usize = (THREADS / LANES) as usize;
+        const LANES: u32 = 8;
+        const TEAMS: usize = (PEER_THREADS / LANES) as usize;
         let (own, thread) = (self.group.peers.rank as usize, thread::thread_idx_x());
         let (team, lane) = ((thread / LANES) as usize, (thread % LANES) as usize);
         let offset = self.mailbox.products(own);
@@ -380,7 +380,7 @@ impl<'a> Block<'a> {
                 }
                 totals.add(place).write(total);
                 shared.write(item, total);
-                item += THREADS as usize;
+                item += PEER_THREADS as usize;
             }
             thread::sync_threads();
             if thread >= self.count {
@@ -462,7 +462,7 @@ impl<'a> Block<'a> {
                 let chunk = reduce::Chunk { span: layer as u64, begin: span.begin, end: span.begin + span.len };
                 let tree = Tree::<T>::of_layer(peers.copies.as_ptr().cast(), tree, layer as u64, peers.world_size);
                 let mut totals = [0.0; 3];
-                reduce::walk::<1>(chunk, |element, _| {
+                reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
                     let left = tree.value(element, pair.begin, pair.middle);
                     let right = tree.value(element, pair.middle, pair.end);
                     totals = add_dots(totals, left, right);
@@ -470,7 +470,7 @@ impl<'a> Block<'a> {
                 // The block's shared memory may still be read for the sums before these.
                 thread::sync_threads();
                 let place = (layer * (self.ranks - 1) + pair.index()) * 3;
-                reduce::block_sum(totals, |sum_index, sum| {
+                reduce::block_sum::<3, PEER_THREADS>(totals, |sum_index, sum| {
                     for reader in 0..self.ranks {
                         self.slot(reader, offset, place + sum_index).write(sum);
                     }

@@ -4,7 +4,7 @@
 //! tile, where `gram_cross` multiplies the members of two different tiles.
 
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, GRAM_CROSS_WIDTH, Span, THREADS, vector_len};
+use crate::abi::{DType, GRAM_CROSS_WIDTH, SUM_THREADS, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
@@ -73,7 +73,7 @@ unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
     // SAFETY: the launch provides the vectors, and room for every product of every chunk.
     unsafe {
         let totals = reduce::accumulate::<T, W, N, K>(vectors, chunk, add_triangle::<T, W, K>);
-        reduce::block_sum(totals, |product, sum| {
+        reduce::block_sum::<K, THREADS>(totals, |product, sum| {
             let (row, column) = const { triangle::<W, K>() }[product];
             if (column as u64) < count {
                 let index = product_index(first as usize + row, first as usize + column, world_size as usize);
@@ -134,18 +134,18 @@ unsafe fn gram_of_eight<T: Element, const N: usize>(
                 }
                 step += 1;
             }
-            begin += reduce::WARPS as u64 * tile;
+            begin += reduce::warps(THREADS) as u64 * tile;
         }
         let shared = Partials::of_block();
         let mut place = 0;
         while place < 2 {
             let other = 2 * column + place;
             if row <= other {
-                shared.write(product_index(row, other, 8) * reduce::WARPS + warp_index as usize, totals[place]);
+                shared.write(product_index(row, other, 8) * reduce::warps(THREADS) + warp_index as usize, totals[place]);
             }
             place += 1;
         }
-        reduce::sum_of_warps::<{ products(8) }>(|product, sum| {
+        reduce::sum_of_warps::<{ products(8) }, THREADS>(|product, sum| {
             let (row, column) = const { triangle::<8, { products(8) }>() }[product];
             if (column as u64) < count {
                 let index = product_index(first as usize + row, first as usize + column, world_size as usize);
@@ -209,7 +209,7 @@ macro_rules! of_dtype {
                 let (x, y) = (x.to_f64(), y.to_f64());
                 *totals = add_dots(*totals, x, y);
             });
-            reduce::block_sum(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+            reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
         });
         gram_width!($name $T 2 "_p2");
         gram_width!($name $T 4 "_p4");
@@ -235,7 +235,7 @@ macro_rules! of_dtype {
                 }
             };
             let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }>(vectors, chunk, add);
-            reduce::block_sum(totals, |product, sum| {
+            reduce::block_sum::<{ W * W }, THREADS>(totals, |product, sum| {
                 let (row, column) = ((product / W) as u64, (product % W) as u64);
                 if row < left_count && column < right_count {
                     let (i, j) = ((left + row) as usize, (right + column) as usize);
@@ -273,8 +273,15 @@ kernel!("sum_partials", fn (
     let mut sum = 0.0;
     let mut chunk = begin + thread::thread_idx_x() as u64;
     while chunk < end {
-        sum += *row.add(chunk as usize);
-        chunk += THREADS as u64;
+        // Many at once: one after the other, of a large segment, they would take as long as the products of a small one.
+        let loaded: [f64; 16] = core::array::from_fn(|step| {
+            let chunk = chunk + step as u64 * SUM_THREADS as u64;
+            if chunk < end { *row.add(chunk as usize) } else { 0.0 }
+        });
+        for partial in loaded {
+            sum += partial;
+        }
+        chunk += 16 * SUM_THREADS as u64;
     }
-    reduce::block_sum([sum], |_, sum| totals.add(block as usize).write(sum));
+    reduce::block_sum::<1, SUM_THREADS>([sum], |_, sum| totals.add(block as usize).write(sum));
 });

@@ -6,7 +6,7 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, THREADS, chunk_len, tile_len};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, SUM_THREADS, THREADS, chunk_len, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
@@ -66,13 +66,24 @@ impl Layers {
     /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
     /// ranks; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        Self::in_blocks_of(THREADS, queue, len, segments, world_size)
+    }
+
+    /// As [`new`](Self::new), for kernels whose blocks have that many threads.
+    fn in_blocks_of(
+        threads: u32,
+        queue: &Queue,
+        len: usize,
+        segments: &[Range<usize>],
+        world_size: usize,
+    ) -> Result<Self> {
         segments::check("layers", segments, len)?;
         const MOST: usize = 1 << LEVELS;
         if world_size == 0 || world_size > MOST {
             let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
             return Err(Error::InvalidArgument { operation: "layers", reason });
         }
-        let chunk_len = chunk_len(segments.iter().map(Range::len).sum());
+        let chunk_len = chunk_len(segments.iter().map(Range::len).sum(), threads);
         let (spans, chunks) = segments::spans(segments, chunk_len);
         let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
         let count = segments.len();
@@ -406,7 +417,7 @@ impl Layers {
         let blocks = (self.layer_count() * products) as u64;
         // SAFETY: totals and partials have room for that many products. A layer's partials end where the next begins, the last one's
         // at the last chunk.
-        Ok(unsafe { self.queue.launch("sum_partials", blocks, THREADS, &arguments) }?)
+        Ok(unsafe { self.queue.launch("sum_partials", blocks, SUM_THREADS, &arguments) }?)
     }
 
     fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {

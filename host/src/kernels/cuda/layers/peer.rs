@@ -2,7 +2,9 @@
 //!
 //! It launches; who the peers are, and whether they still live, is the transport's business.
 
-use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Mailbox, PEER_LAYERS, Peers, THREADS, vector_len};
+use std::ops::Range;
+
+use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, vector_len};
 
 use super::Layers;
 use crate::driver::{Argument, DeviceBuffer, Queue};
@@ -82,22 +84,27 @@ impl PeerGroup {
     /// elements of `dtype`.
     pub(crate) fn reduce(&self, dtype: DType, len: usize, factor: f64) -> Result<()> {
         let name = format!("peer_reduce_{dtype}_p{}", self.width());
-        let tile = THREADS as usize * vector_len(dtype, DType::F16);
+        let tile = PEER_THREADS as usize * vector_len(dtype, DType::F16);
         // One block at least: the ranks meet in it.
         let blocks = len.div_ceil(tile).max(1) as u64;
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&name, blocks, THREADS, &[self.table(), len.into(), factor.into()]) }?;
+        unsafe { self.queue.launch(&name, blocks, PEER_THREADS, &[self.table(), len.into(), factor.into()]) }?;
         self.barrier()
     }
 
     /// Waits, in the queue, until all ranks have written their results.
     fn barrier(&self) -> Result<()> {
         // SAFETY: the promise made to `new`.
-        Ok(unsafe { self.queue.launch("peer_barrier", 1, THREADS, &[self.table()]) }?)
+        Ok(unsafe { self.queue.launch("peer_barrier", 1, PEER_THREADS, &[self.table()]) }?)
     }
 }
 
 impl Layers {
+    /// As [`new`](Self::new), for [`adasum_of_peers`](Self::adasum_of_peers).
+    pub(crate) fn for_peers(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        Self::in_blocks_of(PEER_THREADS, queue, len, segments, world_size)
+    }
+
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
@@ -127,9 +134,9 @@ impl Layers {
         let name = |kernel: &str| format!("{kernel}_{dtype}_p{width}");
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
         unsafe {
-            self.queue.launch(&name("peer_gram"), self.chunks.max(1), THREADS, &gram)?;
-            self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, THREADS, &coefficients)?;
-            self.queue.launch(&name("peer_combine"), self.chunks, THREADS, &combine)?;
+            self.queue.launch(&name("peer_gram"), self.chunks.max(1), PEER_THREADS, &gram)?;
+            self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, PEER_THREADS, &coefficients)?;
+            self.queue.launch(&name("peer_combine"), self.chunks, PEER_THREADS, &combine)?;
         }
         group.barrier()
     }

@@ -23,7 +23,7 @@ impl Peers {
         let Some(connection) = Connection::new(comm, buffer, table.tensor_count(), true)? else { return Ok(None) };
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
-        let layers = Layers::new(queue, len, &parts, comm.world_size())?;
+        let layers = Layers::for_peers(queue, len, &parts, comm.world_size())?;
         Ok(Some(Self { layers, connection }))
     }
 
