@@ -178,6 +178,8 @@ pub enum Operation {
     SetUp,
     /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
     Exchange,
+    /// Memory of ranks in one address space, lent to each other.
+    LendWindows,
 }
 
 impl std::fmt::Display for Operation {
@@ -200,6 +202,7 @@ impl std::fmt::Display for Operation {
             Operation::Graph => write!(f, "graph"),
             Operation::SetUp => write!(f, "set-up"),
             Operation::Exchange => write!(f, "control exchange"),
+            Operation::LendWindows => write!(f, "lend_windows"),
         }
     }
 }

@@ -140,8 +140,8 @@ impl<'a> SliceMut<'a> {
         })
     }
 
-    /// As [`Slice::of_bytes`], to write.
-    #[cfg(feature = "cuda")]
+    /// Memory as elements of a dtype, which it is aligned for (a panic otherwise), to write; the bytes of a last, incomplete element
+    /// are left out.
     pub(crate) fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {
         let whole = bytes.len() / dtype.size_bytes() * dtype.size_bytes();
         let bytes = &mut bytes[..whole];

@@ -101,6 +101,23 @@ pub trait Communicator {
 
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
     fn barrier(&self) -> Result<()>;
+
+    /// What ranks of one address space can do beside; `None`, and so on every rank, for all others.
+    fn address_space(&self) -> Option<&dyn AddressSpace> {
+        None
+    }
+}
+
+/// Ranks that can reach each other's memory, as threads of one process can: what others have to exchange they use where it lies.
+pub trait AddressSpace {
+    /// Cuts every rank's vector into as many windows of one length as there are ranks, and lends window `rank` of every rank's, in rank
+    /// order, to `work`, which is called once and has them to itself. Collectives of this communicator may be called in there, by every
+    /// rank alike. Returns on no rank before `work` has ended on all of them, whatever has failed.
+    ///
+    /// # Errors
+    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
+    /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
+    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut dyn FnMut(Vec<SliceMut<'_>>) -> Result<()>) -> Result<()>;
 }
 
 /// A communicator whose ranks can form groups among themselves.

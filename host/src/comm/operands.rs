@@ -38,6 +38,7 @@ fn operation_name(operation: Operation) -> &'static str {
         Operation::ReduceScatter(_) => "reduce_scatter",
         Operation::AllGather => "all_gather",
         Operation::AllToAll => "all_to_all",
+        Operation::LendWindows => "lend_windows",
         _ => "collective",
     }
 }

@@ -18,7 +18,7 @@ const SLACK: Duration = Duration::from_secs(2);
 type Step = fn(&LocalCommunicator) -> gradsync::Result<()>;
 
 /// Every way of waiting for the others.
-const WAITS: [(&str, Step); 6] = [
+const WAITS: [(&str, Step); 7] = [
     ("barrier", |comm| comm.barrier()),
     ("all_reduce", |comm| comm.all_reduce(Array::unwritten(Format::F32, 100).slice_mut(), ReduceOp::Sum)),
     ("broadcast", |comm| comm.broadcast(Array::unwritten(Format::F16, 10).slice_mut(), 0)),
@@ -29,6 +29,10 @@ const WAITS: [(&str, Step); 6] = [
     ("reduce_scatter", |comm| {
         let input = Array::unwritten(Format::F32, 3 * comm.world_size());
         comm.reduce_scatter(input.slice(), Array::unwritten(Format::F32, 3).slice_mut(), ReduceOp::Max)
+    }),
+    ("lend_windows", |comm| {
+        let ranks = comm.address_space().expect("threads share one");
+        ranks.lend_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(()))
     }),
 ];
 

@@ -11,6 +11,7 @@ mod point_to_point;
 mod splits;
 mod stress;
 mod transfer_graphs;
+mod windows;
 
 use gradsync::comm::Communicator;
 

@@ -1,10 +1,11 @@
 //! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
 //!
 //! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for (`posts`), and only then move
-//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. A rank that panics,
-//! leaves or is late turns every other rank's call into an error within the deadline; nothing hangs. Never spans
-//! processes.
+//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also lend each
+//! other their memory for work of their own (`loan`). A rank that panics, leaves or is late turns every other rank's call
+//! into an error within the deadline; nothing hangs. Never spans processes.
 
+mod loan;
 mod posts;
 mod rendezvous;
 mod split;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use self::posts::{Memory, Post, Transfer};
 use self::rendezvous::Rendezvous;
 use super::operands::{self, Operand};
-use super::{Communicator, ReduceOp};
+use super::{AddressSpace, Communicator, ReduceOp};
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::slice::{Slice, SliceMut};
@@ -215,6 +216,27 @@ impl Communicator for LocalCommunicator {
     fn barrier(&self) -> Result<()> {
         let call = Call { operation: Operation::Barrier, len: 0, dtype: None };
         self.shared.meet(self.rank, Post { call, input: Memory::NONE, output: Memory::NONE }, |_| ())
+    }
+
+    fn address_space(&self) -> Option<&dyn AddressSpace> {
+        Some(self)
+    }
+}
+
+impl AddressSpace for LocalCommunicator {
+    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut dyn FnMut(Vec<SliceMut<'_>>) -> Result<()>) -> Result<()> {
+        let operation = Operation::LendWindows;
+        let (window, dtype) = (vector.len() / self.world_size(), vector.dtype());
+        self.check_shards(operation, ("vector", vector.len(), dtype), ("windows", window, dtype))?;
+        let call = Call::new(operation, vector.len(), dtype);
+        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(vector) };
+        self.shared.lend(self.rank, post, |posts| {
+            let window = |post: &Post| post.output.shard(self.rank, window * dtype.size_bytes());
+            // SAFETY: the vectors are of one length and dtype, by the compared calls; their owners stay in this call, which has borrowed
+            // them, until no rank works any more; no other rank has the window of this one's number.
+            let memory = |window: Memory| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };
+            work(posts.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
+        })
     }
 }
 

@@ -10,11 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::loan::Loans;
 use super::posts::{Post, Posts, Transfer};
 use crate::error::{CommError, Departure, Error, Operation, Result};
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     posts: Posts,
     departed: Vec<Option<Departure>>,
     /// The first failure; it ends every wait and refuses every later call.
@@ -27,6 +28,7 @@ struct State {
     completed: u64,
     /// The collective in which a rank's work panicked, so that its results are not to be used.
     spoiled: Option<u64>,
+    pub(super) loans: Loans,
     /// Groups within this one, by colour, and how many of their ranks have still to enter.
     nursery: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
 }
@@ -35,7 +37,7 @@ struct State {
 pub(super) struct Rendezvous {
     deadline: Duration,
     state: Mutex<State>,
-    changed: Condvar,
+    pub(super) changed: Condvar,
 }
 
 /// How far a wait has come.
@@ -57,17 +59,18 @@ impl Rendezvous {
             finished: 0,
             completed: 0,
             spoiled: None,
+            loans: Loans::default(),
             nursery: BTreeMap::new(),
         };
         Rendezvous { deadline, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(super) fn world_size(&self) -> usize {
-        self.lock().departed.len()
+        self.lock().world_size()
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -233,6 +236,10 @@ impl Rendezvous {
 }
 
 impl State {
+    pub(super) fn world_size(&self) -> usize {
+        self.departed.len()
+    }
+
     /// The failure of this group, if any, as the error of `operation`.
     fn check(&self, operation: Operation) -> Result<()> {
         self.failure.clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
@@ -271,7 +278,7 @@ impl Drop for Finish<'_> {
             state.spoiled = Some(state.completed);
         }
         state.finished += 1;
-        if state.finished == state.departed.len() {
+        if state.finished == state.world_size() {
             state.posts.withdraw_all();
             (state.work, state.finished) = (None, 0);
             state.completed += 1;

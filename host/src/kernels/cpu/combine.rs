@@ -1,21 +1,26 @@
-//! [`combine`]: the weighted sum of any number of vectors, per segment.
+//! [`combine`]: the weighted sum of any number of vectors, per segment; [`combine_in_place`] puts it in the place of all of them.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use gradsync_device::math::Element as Formula;
+use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::elementwise::cast_chunk;
-use super::products::{add_weighted_block, check_vectors};
+use super::elementwise::cast_near;
+use super::isa::return_on_avx2;
+use super::products::{Halfway, add_weighted_block, blocks, check_vectors};
+use super::tree::{Trees, node};
 use super::{BLOCK_LEN, CHUNK_LEN, for_each};
-use crate::dtype::{Element, storage, storage_mut};
-use crate::error::Result;
+use crate::dtype::{DType, Element, storage, storage_mut};
+use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut, with_typed};
 
+/// The zero that keeps the sign of a zero added to it.
+const NOTHING: f64 = -0.0;
+
 /// Rounds a block's sums, of which `dst` may take fewer than a whole block.
 pub(super) fn narrow_block<T: Formula>(dst: &mut [T], block: &[f64; BLOCK_LEN]) {
-    cast_chunk(dst, block, false);
+    cast_near(dst, block);
 }
 
 /// `dst[i] = D(Σ w[s][p] × x[p][i])` for every element `i` of every segment `s`: added in `f64` in the order of the vectors,
@@ -28,12 +33,123 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     check_vectors("combine", vectors, segments)?;
     same_len("combine", ("destination", dst.len()), ("each vector", vectors[0].len()))?;
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
-    with_typed!(SliceMut, dst, dst => {
+    with_typed!(SliceMut, dst, dst => with_typed!(Slice, vectors[0], first => {
+        let alike = of_one_type(first, vectors);
         for_each(parts(dst, segments), |(segment, range, part)| {
-            combine_chunk(storage_mut(part), vectors, &weights[segment * vectors.len()..][..vectors.len()], range);
+            let weights = &weights[segment * vectors.len()..][..vectors.len()];
+            let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
+            for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
+                let mut sums = [NOTHING; BLOCK_LEN];
+                match &alike {
+                    Some(vectors) => weighted_sums(&mut sums, &mut halfway, vectors, &block, weights),
+                    None => add_vectors(&mut sums, vectors, block, weights),
+                }
+                narrow_block(part, &sums);
+            }
         });
-    });
+    }));
     Ok(())
+}
+
+/// Replaces each of the vectors by what [`combine`] gives of them, or [`tree_combine`](super::tree_combine) in the segments that `trees`
+/// wants; elements outside the segments are left alone.
+///
+/// # Errors
+/// As those two, and [`Error::DTypeMismatch`] for vectors of different dtypes. Nothing is written then.
+pub(crate) fn combine_in_place(
+    vectors: &mut [SliceMut<'_>],
+    weights: &[f64],
+    trees: Option<&Trees>,
+    segments: &[Range<usize>],
+) -> Result<()> {
+    let operation = "combine_in_place";
+    let views: Vec<Slice<'_>> = vectors.iter().map(SliceMut::as_slice).collect();
+    check_vectors(operation, &views, segments)?;
+    same_len(operation, ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
+    if let Some(trees) = trees {
+        trees.check(operation, &views, segments)?;
+    }
+    let dtype = views[0].dtype();
+    if let Some(other) = views.iter().find(|view| view.dtype() != dtype) {
+        let (what, right) = ("vectors".into(), other.dtype());
+        return Err(Error::DTypeMismatch { operation, what, left: dtype, right });
+    }
+    match dtype {
+        DType::F64 => replace::<f64>(vectors, weights, trees, segments),
+        DType::F32 => replace::<f32>(vectors, weights, trees, segments),
+        DType::F16 => replace::<half::f16>(vectors, weights, trees, segments),
+        DType::BF16 => replace::<half::bf16>(vectors, weights, trees, segments),
+    }
+    Ok(())
+}
+
+fn replace<T: Element>(
+    vectors: &mut [SliceMut<'_>],
+    weights: &[f64],
+    trees: Option<&Trees>,
+    segments: &[Range<usize>],
+) {
+    let count = vectors.len();
+    let chunks = segments::chunks(segments, CHUNK_LEN);
+    let mut pieces: Vec<(usize, Vec<&mut [T]>)> = chunks.map(|(segment, _)| (segment, Vec::new())).collect();
+    for vector in vectors.iter_mut().filter_map(|vector| vector.reborrow().typed()) {
+        for ((_, places), (.., place)) in pieces.iter_mut().zip(parts(vector, segments)) {
+            places.push(place);
+        }
+    }
+    for_each(pieces, |(segment, mut places)| {
+        let tree = trees.and_then(|trees| trees.wanted(segment));
+        let mut halfway = vec![[0.0; BLOCK_LEN]; count];
+        for block in blocks(0..places[0].len()) {
+            let mut sums = [NOTHING; BLOCK_LEN];
+            if let Some(tree) = tree {
+                let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
+                sums = node(&views, block.clone(), 0..count, tree);
+            } else {
+                let weights = &weights[segment * count..][..count];
+                weighted_sums(&mut sums, &mut halfway, &places, &block, weights);
+            }
+            // Rounded once; the places have just been read, and are in the cache.
+            let mut result = [T::from_f64(0.0); BLOCK_LEN];
+            narrow_block(storage_mut(&mut result[..block.len()]), &sums);
+            for place in &mut places {
+                place[block.clone()].copy_from_slice(&result[..block.len()]);
+            }
+        }
+    });
+}
+
+/// The vectors as such of the type of `_first`, if that is what all are.
+fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
+    vectors.iter().map(|vector| vector.typed()).collect()
+}
+
+/// Adds to `sums`, which hold nothing yet, the weighted elements of a block of every vector, in the order of the vectors. `halfway` has
+/// a block for each of them, for what needs it.
+fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
+    sums: &mut [f64; BLOCK_LEN],
+    halfway: &mut [Halfway],
+    vectors: &[V],
+    block: &Range<usize>,
+    weights: &[f64],
+) {
+    let sums = &mut sums[..block.len()];
+    if size_of::<T>() == 2 {
+        return_on_avx2!(add_all_weighted_short(sums, halfway, vectors, block.start, weights));
+    }
+    return_on_avx2!(add_all_weighted(sums, vectors, block.start, weights));
+    for (vector, &weight) in vectors.iter().zip(weights) {
+        for (sum, &value) in sums.iter_mut().zip(storage(&vector[block.clone()])) {
+            *sum = elementwise::add_weighted(*sum, weight, value.to_f64());
+        }
+    }
+}
+
+/// As [`weighted_sums`], for vectors of different dtypes.
+fn add_vectors(sums: &mut [f64; BLOCK_LEN], vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) {
+    for (vector, &weight) in vectors.iter().zip(weights) {
+        with_typed!(Slice, vector.range(block.clone()), data => add_weighted_block(sums, storage(data), weight));
+    }
 }
 
 /// The chunks of the segments, each with its piece of the destination.
@@ -51,15 +167,75 @@ pub(super) fn parts<'a, T: Element>(
     parts
 }
 
-fn combine_chunk<D: Formula>(dst: &mut [D], vectors: &[Slice<'_>], weights: &[f64], range: Range<usize>) {
-    for (block, dst) in dst.chunks_mut(BLOCK_LEN).enumerate() {
-        let begin = range.start + block * BLOCK_LEN;
-        let mut sum = [-0.0; BLOCK_LEN]; // the zero that keeps the sign of a zero added to it
-        for (vector, &weight) in vectors.iter().zip(weights) {
-            with_typed!(Slice, vector.range(begin..begin + dst.len()), data => {
-                add_weighted_block(&mut sum, storage(data), weight);
-            });
+#[cfg(test)]
+mod tests {
+    use gradsync_device::math::adasum::pairs;
+
+    use super::*;
+    use crate::kernels::cpu::tree_combine;
+
+    const RANKS: usize = 5;
+    const SEGMENTS: [Range<usize>; 3] = [3..700, 700..701, 900..1333];
+
+    fn vectors<T: Element>() -> Vec<Vec<T>> {
+        let value = |rank: usize, index: usize| T::from_f64(((index * 7 + rank * 1000) as f64).sin() * 100.0);
+        (0..RANKS).map(|rank| (0..1400).map(|index| value(rank, index)).collect()).collect()
+    }
+
+    fn bits<T: Element>(data: &[T]) -> Vec<u64> {
+        data.iter().map(|value| value.to_f64().to_bits()).collect()
+    }
+
+    fn check<T: Element>() {
+        let inputs = vectors::<T>();
+        let slices: Vec<Slice<'_>> = inputs.iter().map(|input| T::slice(input)).collect();
+        let weights: Vec<f64> = (0..SEGMENTS.len() * RANKS).map(|index| (index as f64).cos()).collect();
+
+        // One term after the other, by the formula.
+        let mut expected = inputs[0].clone();
+        for (segment, weights) in SEGMENTS.iter().zip(weights.chunks(RANKS)) {
+            for index in segment.clone() {
+                let terms = inputs.iter().zip(weights);
+                let sum = terms.fold(NOTHING, |sum, (input, &weight)| {
+                    elementwise::add_weighted(sum, weight, input[index].to_f64())
+                });
+                expected[index] = T::from_f64(sum);
+            }
         }
-        narrow_block(dst, &sum);
+        let mut found = inputs[0].clone();
+        combine(T::slice_mut(&mut found), &slices, &weights, &SEGMENTS).unwrap();
+        assert_eq!(bits(&found), bits(&expected), "{}", T::DTYPE);
+
+        // In place of every vector, one segment along its tree.
+        let mut trees = Trees::new(RANKS, vec![false, true, true]).unwrap();
+        let mut of_trees = vec![1.0; weights.len()];
+        for pair in pairs(RANKS) {
+            trees.set_pair(pair, &[[1.0, 3.0, 4.0]; 3], &mut of_trees).unwrap();
+        }
+        tree_combine(T::slice_mut(&mut expected), &slices, &SEGMENTS, &trees, 1.0).unwrap();
+        let mut replaced = inputs.clone();
+        let mut views: Vec<SliceMut<'_>> = replaced.iter_mut().map(|vector| T::slice_mut(vector)).collect();
+        combine_in_place(&mut views, &weights, Some(&trees), &SEGMENTS).unwrap();
+        for (input, replaced) in inputs.iter().zip(&replaced) {
+            let inside = |index: usize| SEGMENTS.iter().any(|segment| segment.contains(&index));
+            let of = |index| if inside(index) { expected[index] } else { input[index] };
+            assert_eq!(bits(replaced), bits(&(0..input.len()).map(of).collect::<Vec<T>>()), "{}", T::DTYPE);
+        }
+    }
+
+    #[test]
+    fn sums_are_what_the_formula_says_in_any_place() {
+        check::<f64>();
+        check::<f32>();
+        check::<half::f16>();
+        check::<half::bf16>();
+    }
+
+    #[test]
+    fn vectors_to_replace_are_of_one_dtype() {
+        let (mut wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
+        let mut views = [SliceMut::from(&mut wide[..]), SliceMut::from(&mut narrow[..])];
+        let error = combine_in_place(&mut views, &[1.0; 2], None, std::slice::from_ref(&(0..4))).unwrap_err();
+        assert!(matches!(error, Error::DTypeMismatch { .. }), "{error}");
     }
 }

@@ -50,6 +50,16 @@ fn part_bytes(bytes: usize) -> usize {
 /// Casts one chunk; `stream` says to go around the caches.
 pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
     return_on_avx2!(cast(dst, src, stream));
+    cast_each(dst, src);
+}
+
+/// Casts what is in the cache and is not to be fetched ahead.
+pub(crate) fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
+    return_on_avx2!(cast_near(dst, src));
+    cast_each(dst, src);
+}
+
+fn cast_each<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
     for (to, &from) in dst.iter_mut().zip(src) {
         *to = elementwise::cast(from);
     }

@@ -45,10 +45,14 @@ macro_rules! return_on_avx2 {
 }
 pub(crate) use return_on_avx2;
 
-/// Whether the wider of the two versions can run here; the standard library remembers the answer.
+/// Whether the wider of the two versions can run here.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
     use std::arch::is_x86_feature_detected as has;
-    has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma")
+    // Asked for every block: one answer to look up, not six.
+    static ANSWER: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+        has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma")
+    });
+    *ANSWER
 }

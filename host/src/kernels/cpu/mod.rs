@@ -6,6 +6,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod combine;
 mod elementwise;
 pub(crate) mod isa;
@@ -14,6 +16,7 @@ mod products;
 mod tree;
 
 pub use combine::combine;
+pub(crate) use combine::combine_in_place;
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 pub use pack::{pack, unpack};
@@ -23,7 +26,7 @@ pub use tree::{Trees, tree_combine, tree_dots};
 /// Elements of a chunk: what one thread takes at a time. A power of two, so that chunks of every dtype keep alignment.
 pub(crate) const CHUNK_LEN: usize = 1 << 16;
 /// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
-const BLOCK_LEN: usize = 512;
+const BLOCK_LEN: usize = 256;
 
 /// Runs `work` for each item, on all threads if there is more than one.
 fn for_each<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync + Send) {

@@ -9,7 +9,9 @@ use std::ops::Range;
 use gradsync_device::math::adasum::{self, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-use super::elementwise::cast_chunk;
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, vectorized};
 use super::{BLOCK_LEN, CHUNK_LEN, map};
 use crate::dtype::{DType, storage};
@@ -29,17 +31,26 @@ pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: 
     }
 }
 
+/// A widened block, aligned as the widest registers like it.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Block(pub(super) [f64; BLOCK_LEN]);
+
 /// Adds the products of a block of all vectors with each other.
-fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[[f64; BLOCK_LEN]], fused: bool) {
+fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {
+    #[cfg(target_arch = "x86_64")]
+    let done = if fused { avx512::add_tiles(lanes, wide) } else { 0 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let done = 0;
     for i in (0..wide.len()).step_by(2) {
-        for j in (i..wide.len()).step_by(2) {
+        for j in (i.max(done)..wide.len()).step_by(2) {
             add_tile(lanes, wide, i, j, fused);
         }
     }
 }
 
 /// Adds the products of vectors `i` and `j`, up to two of each, to those of all pairs.
-fn add_tile(lanes: &mut [[f64; LANES]], wide: &[[f64; BLOCK_LEN]], i: usize, j: usize, fused: bool) {
+fn add_tile(lanes: &mut [[f64; LANES]], wide: &[Block], i: usize, j: usize, fused: bool) {
     match (wide.len() - i, wide.len() - j) {
         (1, _) => add_tile_of::<1, 1>(lanes, wide, i, j, fused),
         (_, 1) => add_tile_of::<2, 1>(lanes, wide, i, j, fused),
@@ -49,7 +60,7 @@ fn add_tile(lanes: &mut [[f64; LANES]], wide: &[[f64; BLOCK_LEN]], i: usize, j: 
 
 fn add_tile_of<const ROWS: usize, const COLUMNS: usize>(
     lanes: &mut [[f64; LANES]],
-    wide: &[[f64; BLOCK_LEN]],
+    wide: &[Block],
     i: usize,
     j: usize,
     fused: bool,
@@ -60,7 +71,8 @@ fn add_tile_of<const ROWS: usize, const COLUMNS: usize>(
     let index = |row, column| product_index(i + row, j + column, wide.len());
     let mut sums = [[[0.0; LANES]; COLUMNS]; ROWS];
     kept().for_each(|(row, column)| sums[row][column] = lanes[index(row, column)]);
-    let (left, right) = (std::array::from_fn(|row| &wide[i + row]), std::array::from_fn(|column| &wide[j + column]));
+    let (left, right) =
+        (std::array::from_fn(|row| &wide[i + row].0), std::array::from_fn(|column| &wide[j + column].0));
     add_products(&mut sums, left, right, fused);
     kept().for_each(|(row, column)| lanes[index(row, column)] = sums[row][column]);
 }
@@ -95,10 +107,20 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
-/// Widens a range of a vector of at most a block; the rest of the block becomes zero.
-pub(super) fn widen(block: &mut [f64; BLOCK_LEN], vector: Slice<'_>, range: Range<usize>) {
+/// A block of 16-bit numbers on their way to `f64`: from memory that is in the first-level cache they are widened by half the instructions
+/// that it takes from register to register.
+pub(super) type Halfway = [f32; BLOCK_LEN];
+
+/// Widens a range of a vector of at most a block; the rest of the block becomes zero. `halfway` is for 16-bit numbers.
+pub(super) fn widen(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, vector: Slice<'_>, range: Range<usize>) {
+    let halfway = &mut halfway[..range.len()];
     block[range.len()..].fill(0.0);
-    with_typed!(Slice, vector.range(range), data => cast_chunk(block, storage(data), false));
+    with_typed!(Slice, vector.range(range), data => if size_of_val(data) == 2 * data.len() {
+        cast_chunk(halfway, storage(data), false);
+        cast_near(block, halfway);
+    } else {
+        cast_chunk(block, storage(data), false);
+    });
 }
 
 /// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
@@ -160,10 +182,11 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     Ok(sum_chunks(segments, count, |_, chunk| {
         let mut lanes = vec![[0.0; LANES]; count];
-        let mut wide = vec![[0.0; BLOCK_LEN]; vectors.len()];
+        let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
+        let mut halfway = [0.0; BLOCK_LEN];
         for block in blocks(chunk) {
             for (wide, vector) in wide.iter_mut().zip(vectors) {
-                widen(wide, *vector, block.clone());
+                widen(&mut wide.0, &mut halfway, *vector, block.clone());
             }
             add_tiles(&mut lanes, &wide, fused);
         }
@@ -237,10 +260,10 @@ mod tests {
     /// With and without fusing, on any machine: what one product at a time gives, for every shape of a tile.
     #[test]
     fn tiles_are_what_single_products_say() {
-        let wide = |digits: u32| -> Vec<[f64; BLOCK_LEN]> {
+        let wide = |digits: u32| -> Vec<Block> {
             let value = |index: usize| (index as f64).sin() * 1e3;
             let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
-            (0..5).map(|vector| std::array::from_fn(|index| kept(value(index + 1000 * vector)))).collect()
+            (0..9).map(|vector| Block(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
         };
         for (digits, fused) in [(24, true), (24, false), (53, false)] {
             let wide = wide(digits);
@@ -249,7 +272,7 @@ mod tests {
                 let mut expected = lanes.clone();
                 for i in 0..count {
                     for j in i..count {
-                        add_dot(&mut expected[product_index(i, j, count)], &wide[i], &wide[j]);
+                        add_dot(&mut expected[product_index(i, j, count)], &wide[i].0, &wide[j].0);
                     }
                 }
                 add_tiles(&mut lanes, &wide[..count], fused);

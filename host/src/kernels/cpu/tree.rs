@@ -73,11 +73,21 @@ impl Trees {
         Err(Error::InvalidArgument { operation, reason })
     }
 
+    /// The coefficients of a layer that takes the exact path.
+    pub(super) fn wanted(&self, layer: usize) -> Option<&[adasum::Coefficients]> {
+        self.wanted[layer].then(|| self.of_layer(layer))
+    }
+
     fn of_layer(&self, layer: usize) -> &[adasum::Coefficients] {
         &self.coefficients[layer * (self.world_size - 1)..][..self.world_size - 1]
     }
 
-    fn check(&self, operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        operation: &'static str,
+        vectors: &[Slice<'_>],
+        segments: &[Range<usize>],
+    ) -> Result<()> {
         check_vectors(operation, vectors, segments)?;
         same_len(operation, ("ranks of the trees", self.world_size), ("vectors", vectors.len()))?;
         same_len(operation, ("layers of the trees", self.wanted.len()), ("segments", segments.len()))
@@ -95,10 +105,15 @@ vectorized! {
 }
 
 /// One block of the node over `ranks`.
-fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &[adasum::Coefficients]) -> Block {
-    let mut nodes = vec![[0.0; BLOCK_LEN]; ranks.len()];
+pub(super) fn node(
+    vectors: &[Slice<'_>],
+    block: Range<usize>,
+    ranks: Range<usize>,
+    tree: &[adasum::Coefficients],
+) -> Block {
+    let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
-        widen(node, *vector, block.clone());
+        widen(node, &mut halfway, *vector, block.clone());
     }
     // Below a node, pairs are those of a tree of its own.
     for Pair { begin, middle, end } in pairs(ranks.len()) {

@@ -42,7 +42,7 @@ impl Cut {
     }
 
     /// A chunk's elements in its part.
-    fn chunk(self, chunk: usize) -> Range<usize> {
+    pub(super) fn chunk(self, chunk: usize) -> Range<usize> {
         chunk * self.chunk_len..self.part_len.min((chunk + 1) * self.chunk_len)
     }
 
@@ -100,6 +100,15 @@ pub(crate) struct Gram<'a> {
     pub(crate) tensors: &'a [Range<usize>],
 }
 
+/// What all products together say.
+pub(super) struct Solution {
+    pub(super) report: AdasumReport,
+    /// `tensors × P` weights.
+    pub(super) of_tensors: Vec<f64>,
+    /// The trees of the tensors, if any is to be computed along one.
+    pub(super) trees: Option<cpu::Trees>,
+}
+
 /// What the arithmetic needs to know; it runs beside the transport.
 #[derive(Clone, Copy)]
 struct Part<'a> {
@@ -110,7 +119,7 @@ struct Part<'a> {
 
 impl Gram<'_> {
     pub(crate) fn run(&self, vector: &mut dyn Vector, workspace: &mut Workspace) -> Result<AdasumReport> {
-        let Gram { across, all, cut, layers, tensors } = *self;
+        let Gram { across, cut, layers, tensors, .. } = *self;
         let part = Part { cut, layers, tensors };
         let (rank, vectors) = (across.rank(), cut.vectors);
         workspace.make(cut)?;
@@ -135,22 +144,9 @@ impl Gram<'_> {
             Ok(())
         })?;
         workspace.received = received;
-        all.all_reduce((&mut products).into(), ReduceOp::Sum)?;
-
-        let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients(&products, vectors)?;
-        let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
-        let trees = if recomputed == 0 {
-            None
-        } else {
-            tracing::debug!(recomputed, "norms cancelled: computing their layers from the vectors");
-            Some(self.recompute(&workspace.received, &products, cancelled, &mut weights)?)
-        };
-
-        // Weights belong to layers, results to tensors: the gaps between tensors stay what they are.
-        let of_tensors = for_tensors(&weights, vectors, tensors.len());
-        let of_tensors = &of_tensors;
-        let trees =
-            trees.map(|trees| if layers.len() == tensors.len() { trees } else { trees.repeated(tensors.len()) });
+        let Solution { report, of_tensors, trees } =
+            self.solve(products, &|chunk| part.vectors(&workspace.received[chunk]))?;
+        let (of_tensors, trees) = (&of_tensors, &trees);
         let mut results = std::mem::take(&mut workspace.results);
         let combine = results.iter_mut().enumerate().map(|(chunk, result)| {
             let vectors = part.vectors(&workspace.received[chunk]);
@@ -159,7 +155,7 @@ impl Gram<'_> {
             // What lies between tensors is what it was in this rank's own vector.
             to.reborrow().as_bytes_mut().copy_from_slice(vectors[rank].as_bytes());
             cpu::combine(to.reborrow(), &vectors, of_tensors, &tensors)?;
-            if let Some(trees) = &trees {
+            if let Some(trees) = trees {
                 cpu::tree_combine(to, &vectors, &tensors, trees, 1.0)?;
             }
             Ok(result.as_slice())
@@ -170,13 +166,36 @@ impl Gram<'_> {
         });
         workspace.results = results;
         outcome?;
-        Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })
+        Ok(report)
+    }
+
+    /// What to make of the vectors, given this rank's products of them. `vectors_of` gives every rank's vector in a chunk.
+    pub(super) fn solve<'v>(
+        &self,
+        mut products: Vec<f64>,
+        vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
+    ) -> Result<Solution> {
+        let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
+        self.all.all_reduce((&mut products).into(), ReduceOp::Sum)?;
+        let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients(&products, vectors)?;
+        let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
+        let trees = if recomputed == 0 {
+            None
+        } else {
+            tracing::debug!(recomputed, "norms cancelled: computing their layers from the vectors");
+            Some(self.recompute(vectors_of, &products, cancelled, &mut weights)?)
+        };
+        // Weights belong to layers, results to tensors: the gaps between tensors stay what they are.
+        let of_tensors = for_tensors(&weights, vectors, tensors);
+        let trees = trees.map(|trees| if self.layers.len() == tensors { trees } else { trees.repeated(tensors) });
+        let report = AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed };
+        Ok(Solution { report, of_tensors, trees })
     }
 
     /// Finds the coefficients of cancelled layers along the tree: of pairs of ranks from their products, above from the vectors.
-    fn recompute(
+    fn recompute<'v>(
         &self,
-        received: &[Arena],
+        vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
         products: &[f64],
         cancelled: Vec<bool>,
         weights: &mut [f64],
@@ -201,8 +220,8 @@ impl Gram<'_> {
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             let mut sums = vec![[0.0; 3]; level.len() * self.layers.len()];
             for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(self.layers.len())) {
-                for (chunk, arena) in received.iter().enumerate() {
-                    let of_chunk = cpu::tree_dots(&part.vectors(arena), &part.layers_of(chunk), &trees, pair)?;
+                for chunk in 0..self.cut.chunks() {
+                    let of_chunk = cpu::tree_dots(&vectors_of(chunk), &part.layers_of(chunk), &trees, pair)?;
                     let pairs = sums.as_flattened_mut().iter_mut().zip(of_chunk.as_flattened());
                     pairs.for_each(|(sum, dot)| *sum += dot);
                 }
@@ -366,5 +385,8 @@ pub(super) fn in_place(
     let tensors = segments::clip(tensors, window);
     let cut = Cut::new(arena.dtype(), comm.world_size(), part_len);
     let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors };
+    if let Some(ranks) = comm.address_space() {
+        return gram.run_in(ranks, arena);
+    }
     gram.run(&mut InPlace { arena, cut }, &mut Workspace::default())
 }

@@ -1,9 +1,11 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
-//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `nodes` reduces inside nodes first. Arithmetic is in
-//! `kernels`, the steps are in `plan`; nothing here depends on a transport.
+//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `in_one_space` is the former for ranks that reach each
+//! other's memory, and `nodes` reduces inside nodes first. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
+//! a transport.
 
 mod gram;
+mod in_one_space;
 mod nodes;
 mod tree;
 

@@ -139,8 +139,7 @@ impl Lanes for Wide {
                     _mm256_storeu_pd(to.add(4).cast(), self.1);
                 }
                 DType::F32 => self.nearest().store::<T, STREAM>(to),
-                DType::F16 => self.cut().store::<T, STREAM>(to),
-                DType::BF16 => self.odd().store::<T, STREAM>(to),
+                DType::F16 | DType::BF16 => self.cut().store::<T, STREAM>(to),
             }
         }
     }
@@ -175,8 +174,9 @@ impl Wide {
         unsafe { Narrow(_mm256_set_m128(_mm256_cvtpd_ps(self.1), _mm256_cvtpd_ps(self.0))) }
     }
 
-    /// Cut to the digits of `f32`, the last one set where anything was cut off. Where `f32` is subnormal it has fewer digits, and
-    /// this rounds twice; f16 has nothing but zero there.
+    /// Cut to 16 digits, the last one set where anything was cut off, so that rounding the result to fewer gives what a single rounding
+    /// would (as `f64_to_f32_odd` explains). Where `f32` is subnormal it still has all of them, down to numbers that are zero in f16
+    /// and in bf16 whichever way they are rounded.
     ///
     /// # Safety
     /// The machine has AVX2.
@@ -185,30 +185,9 @@ impl Wide {
         // SAFETY: the caller's promise.
         unsafe { Wide(cut(self.0), cut(self.1)).nearest() }
     }
-
-    /// Rounded to odd, as `f64_to_f32_odd` does it, so that a second rounding gives what a single one would.
-    ///
-    /// # Safety
-    /// The machine has AVX2.
-    #[inline(always)]
-    unsafe fn odd(self) -> Narrow {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (low, high) = (_mm256_cvtpd_ps(self.0), _mm256_cvtpd_ps(self.1));
-            let back = Wide(_mm256_cvtps_pd(low), _mm256_cvtps_pd(high));
-            let beyond = join_masks(is_beyond(back.0, self.0), is_beyond(back.1, self.1));
-            // Ordered: a NaN is as exact as it can be.
-            let inexact =
-                join_masks(_mm256_cmp_pd::<_CMP_NEQ_OQ>(back.0, self.0), _mm256_cmp_pd::<_CMP_NEQ_OQ>(back.1, self.1));
-            let nearest = _mm256_castps_si256(_mm256_set_m128(high, low));
-            // A mask is -1: one step towards zero where rounding went away from it, then the last bit.
-            let truncated = _mm256_add_epi32(nearest, beyond);
-            Narrow(_mm256_castsi256_ps(_mm256_or_si256(truncated, _mm256_srli_epi32::<31>(inexact))))
-        }
-    }
 }
 
-/// The numbers with 24 digits, of which the last is set if a later one was; an infinity or a NaN stays one.
+/// The numbers with 16 digits, of which the last is set if a later one was; an infinity or a NaN stays one.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -216,36 +195,10 @@ impl Wide {
 unsafe fn cut(value: __m256d) -> __m256d {
     // SAFETY: the caller's promise.
     unsafe {
-        let (bits, dropped) = (_mm256_castpd_si256(value), _mm256_set1_epi64x((1 << 29) - 1));
+        let (bits, dropped) = (_mm256_castpd_si256(value), _mm256_set1_epi64x((1 << 37) - 1));
         // The sum carries into the last kept digit unless all that is dropped is zero.
         let carried = _mm256_add_epi64(_mm256_and_si256(bits, dropped), dropped);
         _mm256_castsi256_pd(_mm256_andnot_si256(dropped, _mm256_or_si256(bits, carried)))
-    }
-}
-
-/// Where `rounded` is further from zero than `value`.
-///
-/// # Safety
-/// The machine has AVX2.
-#[inline(always)]
-unsafe fn is_beyond(rounded: __m256d, value: __m256d) -> __m256d {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let sign = _mm256_set1_pd(-0.0);
-        _mm256_cmp_pd::<_CMP_GT_OQ>(_mm256_andnot_pd(sign, rounded), _mm256_andnot_pd(sign, value))
-    }
-}
-
-/// Eight masks of 64 bits as eight of 32.
-///
-/// # Safety
-/// The machine has AVX2.
-#[inline(always)]
-unsafe fn join_masks(low: __m256d, high: __m256d) -> __m256i {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mixed = _mm256_shuffle_ps::<0b10_00_10_00>(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
-        _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_castps_si256(mixed))
     }
 }
 

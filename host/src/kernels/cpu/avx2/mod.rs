@@ -9,12 +9,15 @@ mod lanes;
 mod products;
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch, _mm_sfence};
+use std::ops::Deref;
 
 use gradsync_device::math::{Element as Formula, elementwise};
 
 use self::lanes::{Lanes, Narrow, Wide, store_bytes};
 pub(super) use self::products::add_products;
-use crate::dtype::DType;
+use crate::dtype::{DType, Element, storage};
+use crate::kernels::cpu::BLOCK_LEN;
+use crate::kernels::cpu::products::Halfway;
 
 /// Elements in a step of any loop here.
 const STEP: usize = 8;
@@ -73,6 +76,28 @@ pub(super) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stre
             (true, true) => map::<Wide, S, D, false, true>(dst, src, 1.0),
         }
     }
+}
+
+/// `elementwise::cast` of every element, which are in the cache.
+///
+/// # Safety
+/// As [`cast`].
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
+    let len = dst.len().min(src.len());
+    let end = len / STEP * STEP;
+    let (to, from) = (dst.as_mut_ptr(), src.as_ptr());
+    for first in (0..end).step_by(STEP) {
+        // SAFETY: the caller's promise; steps lie within both slices.
+        unsafe {
+            if is_wide::<S, D>() {
+                Wide::load(from.add(first)).store::<D, false>(to.add(first));
+            } else {
+                Narrow::load(from.add(first)).store::<D, false>(to.add(first));
+            }
+        }
+    }
+    dst[end..len].iter_mut().zip(&src[end..len]).for_each(|(to, &from)| *to = elementwise::cast(from));
 }
 
 /// `elementwise::scale` of every element; `stream` says to go around the caches.
@@ -160,6 +185,108 @@ unsafe fn accumulate_in<L: Lanes, T: Formula, G: Formula>(sum: &mut [T], value: 
         });
     }
     sum[end..len].iter_mut().zip(&value[end..len]).for_each(|(to, &from)| *to = elementwise::accumulate(*to, from));
+}
+
+/// Adds to each of `sums` the weighted elements of all vectors from `begin` on, in the order of the vectors.
+///
+/// # Safety
+/// As [`cast`].
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn add_all_weighted<T: Element, V: Deref<Target = [T]>>(
+    sums: &mut [f64],
+    vectors: &[V],
+    begin: usize,
+    weights: &[f64],
+) {
+    let len = sums.len();
+    assert!(vectors.iter().all(|vector| begin + len <= vector.len()), "a block of {len} from {begin} exceeds a vector");
+    let end = len / GROUP * GROUP;
+    for first in (0..end).step_by(GROUP) {
+        // SAFETY: the caller's promise; the group lies within the sums and within every vector.
+        unsafe {
+            let to = sums.as_mut_ptr().add(first);
+            let mut totals = [Wide::splat(0.0); GROUP / STEP];
+            for (step, total) in totals.iter_mut().enumerate() {
+                *total = Wide::load(to.add(step * STEP).cast_const());
+            }
+            for (vector, &weight) in vectors.iter().zip(weights) {
+                let from = vector.as_ptr().cast::<T::Storage>().add(begin + first);
+                prefetch(from);
+                let weight = Wide::splat(weight);
+                for (step, total) in totals.iter_mut().enumerate() {
+                    *total = total.add(Wide::load(from.add(step * STEP)).multiply(weight));
+                }
+            }
+            for (step, total) in totals.into_iter().enumerate() {
+                total.store::<f64, false>(to.add(step * STEP));
+            }
+        }
+    }
+    add_rest(&mut sums[end..], vectors, begin + end, weights);
+}
+
+/// As [`add_all_weighted`], for 16-bit elements, which go through `f32` and `halfway`, a group ahead of the sums: that halves the
+/// instructions that widen them, and memory and arithmetic proceed side by side.
+///
+/// # Safety
+/// As [`cast`].
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn add_all_weighted_short<T: Element, V: Deref<Target = [T]>>(
+    sums: &mut [f64],
+    halfway: &mut [Halfway],
+    vectors: &[V],
+    begin: usize,
+    weights: &[f64],
+) {
+    let len = sums.len();
+    assert!(vectors.iter().all(|vector| begin + len <= vector.len()), "a block of {len} from {begin} exceeds a vector");
+    assert!(len <= BLOCK_LEN && size_of::<T>() == 2);
+    let end = len / GROUP * GROUP;
+    // The turn before the first only fetches.
+    for next in (0..end + GROUP).step_by(GROUP) {
+        // SAFETY: the caller's promise; groups lie within the sums, every vector and every block.
+        unsafe {
+            let mut totals = [Wide::splat(0.0); GROUP / STEP];
+            let current = next.wrapping_sub(GROUP);
+            if next > 0 {
+                for (step, total) in totals.iter_mut().enumerate() {
+                    *total = Wide::load(sums.as_ptr().add(current + step * STEP));
+                }
+            }
+            for ((vector, halfway), &weight) in vectors.iter().zip(halfway.iter_mut()).zip(weights) {
+                let halfway = halfway.as_mut_ptr();
+                if next < end {
+                    let from = vector.as_ptr().cast::<T::Storage>().add(begin + next);
+                    prefetch(from);
+                    for step in (0..GROUP).step_by(STEP) {
+                        Narrow::load(from.add(step)).store::<f32, false>(halfway.add(next + step));
+                    }
+                }
+                if next > 0 {
+                    let weight = Wide::splat(weight);
+                    for (step, total) in totals.iter_mut().enumerate() {
+                        let from = halfway.add(current + step * STEP).cast_const();
+                        *total = total.add(Wide::load(from).multiply(weight));
+                    }
+                }
+            }
+            if next > 0 {
+                for (step, total) in totals.into_iter().enumerate() {
+                    total.store::<f64, false>(sums.as_mut_ptr().add(current + step * STEP));
+                }
+            }
+        }
+    }
+    add_rest(&mut sums[end..], vectors, begin + end, weights);
+}
+
+/// What is no whole group, by the formula.
+fn add_rest<T: Element, V: Deref<Target = [T]>>(sums: &mut [f64], vectors: &[V], begin: usize, weights: &[f64]) {
+    for (vector, &weight) in vectors.iter().zip(weights) {
+        for (to, &from) in sums.iter_mut().zip(storage(&vector[begin..])) {
+            *to = elementwise::add_weighted(*to, weight, from.to_f64());
+        }
+    }
 }
 
 /// `elementwise::add_weighted` of every element.
