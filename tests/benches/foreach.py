@@ -1,12 +1,13 @@
-"""Times PyTorch's torch._foreach_add_ on the tensors that `gradsync perf --tensors` accumulates.
+"""Times PyTorch's torch._foreach_add_ and torch._foreach_copy_ on the tensors that `gradsync perf --tensors` accumulates and casts.
 
-Needs PyTorch and an NVIDIA GPU; part of no test. bf16 gradients are added to f32 sums, each tensor allocated on its own:
+Needs PyTorch and an NVIDIA GPU; part of no test. bf16 gradients are added to f32 sums, and f32 weights copied to bf16 ones, each tensor
+allocated on its own:
 
     python3 tests/benches/foreach.py resnet50 bert-large
     gradsync perf --tensors resnet50 --backend cuda
 
-Two forms are timed: _foreach_add_ with bf16 operands as they are, and with operands cast to f32 first, as many training loops do.
-Prints the median and the 99th percentile in µs, GB/s of the bytes that must move, and a device-to-device copy of as many bytes.
+Two forms of the sum are timed: _foreach_add_ with bf16 operands as they are, and with operands cast to f32 first, as many training loops do.
+Prints the median and the 99th percentile in µs, GB/s of the bytes that must move, and device-to-device copies of as many bytes.
 """
 
 import argparse
@@ -70,15 +71,22 @@ def run(torch, name):
     assert (len(lens), sum(lens)) == (count, elements), f"{name}: {len(lens)} tensors, {sum(lens)} elements"
     sums = [torch.ones(length, dtype=torch.float32, device="cuda") for length in lens]
     values = [torch.ones(length, dtype=torch.bfloat16, device="cuda") for length in lens]
-    moved = 10 * elements
-    source = torch.ones(moved // 8, dtype=torch.float32, device="cuda")
+    added, copied = 10 * elements, 6 * elements
+    source = torch.ones(added // 8, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    print(f"\n# {name}: {count} tensors, {elements} elements, bf16 into f32")
+
+    def copy(moved):
+        part = moved // 8
+        return measure(torch, lambda: target[:part].copy_(source[:part]))
+
+    print(f"\n# {name}: {count} tensors, {elements} elements")
     print(f"{'call':<44} {'median us':>10} {'p99 us':>10} {'GB/s':>10}")
-    line("copy that moves as many bytes", measure(torch, lambda: target.copy_(source)), moved)
-    line("_foreach_add_(f32, bf16)", measure(torch, lambda: torch._foreach_add_(sums, values)), moved)
+    line("copy that moves as many bytes as the sum", copy(added), added)
+    line("_foreach_add_(f32, bf16)", measure(torch, lambda: torch._foreach_add_(sums, values)), added)
     cast = lambda: torch._foreach_add_(sums, [value.float() for value in values])
-    line("_foreach_add_(f32, bf16 cast one by one)", measure(torch, cast), moved)
+    line("_foreach_add_(f32, bf16 cast one by one)", measure(torch, cast), added)
+    line("copy that moves as many bytes as the cast", copy(copied), copied)
+    line("_foreach_copy_(bf16, f32)", measure(torch, lambda: torch._foreach_copy_(values, sums)), copied)
 
 
 def main():

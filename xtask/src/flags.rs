@@ -31,7 +31,7 @@ pub(crate) enum Command {
     Libcuda(Libcuda),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
-    /// Measure the standing set with `gradsync perf`, and write target/bench/report.html
+    /// Measure the standing set with `gradsync perf`, hold it to the goals, and write target/bench/report.html
     Bench(Bench),
 }
 
@@ -166,4 +166,13 @@ pub(crate) struct Bench {
     /// Measure this program instead of building one
     #[arg(long, value_name = "GRADSYNC")]
     pub(crate) program: Option<PathBuf>,
+    /// Measure the program of this folder, which `cargo xtask bundle` made: needs neither Rust nor the sources
+    #[arg(long, value_name = "FOLDER", conflicts_with = "program")]
+    pub(crate) prebuilt: Option<PathBuf>,
+    /// Start no part when this much time has passed: for machines that are lent
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) within: Option<NonZeroU64>,
+    /// Where reports and figures go: target/bench if left out, and ./bench with --prebuilt
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
 }

@@ -1,29 +1,28 @@
 //! What Adasum costs on many ranks, as pure arithmetic: bytes on the wire, steps, products; and which [`Scheme`] is the fastest.
 //!
-//! Each scheme's [`Work`] is counted for the rank that does most, and takes the time that [`Parameters`] say; [`fit`] finds those from
-//! measurements. Nothing here measures, or runs, anything.
+//! A scheme is a list of collectives and kernels. Its [`Work`] is counted by formulas, for the rank that does most, and takes the time that
+//! [`Parameters`] say; [`simulate`] sends its messages one by one instead. [`fit`] finds parameters from measurements. Nothing here
+//! measures, or runs, anything.
 //!
 //! [`Scheme::Gram`] forms P(P+1)/2 products of each element's P values, sends every rank its shard of every vector, and sums
 //! P(P+1)/2 numbers for each layer. Inside a node all of that is nearly free. Across nodes it is not: shards of whole vectors pass the
 //! slow links, where reducing inside the nodes first leaves one vector for each node; later the products are no longer free either.
 
 mod fit;
+mod phases;
+mod simulation;
 #[cfg(test)]
 mod tests;
 mod work;
 
 use std::fmt;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS};
-use gradsync_device::math::adasum::products;
-
-pub use self::fit::{Fit, Point, fit};
+pub use self::fit::{Fit, Point, fit, leave_one_out};
+pub use self::simulation::simulate;
 pub use self::work::{
     PART_NAMES, PARTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter,
 };
 
-/// The elements that one block of a kernel takes, and has sums of its own for.
-const CHUNK_LEN: f64 = 16384.0;
 /// Another scheme has to take less than this part of Gram's time: the model is no more exact, and Gram rounds once.
 const GAIN: f64 = 0.9;
 
@@ -104,87 +103,8 @@ impl Workload {
 
 /// What the rank that does most has to do; `None` where the scheme does not [fit](Scheme::fits).
 pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
-    if !scheme.fits(world) {
-        return None;
-    }
-    let (ranks, local, nodes) = (world.ranks, world.local(), world.nodes());
-    let bytes = load.bytes as f64;
-    let part = bytes / local as f64;
-    let inside = World::new(local, local);
-    // Across nodes, each rank meets those of its own place in the other nodes.
-    let across = World::new(nodes, 1);
-    Some(match scheme {
-        Scheme::Gram => gram(world, world, ranks, bytes, load) + all_gather(world, bytes),
-        Scheme::Tree => tree(world, 1, bytes, load),
-        Scheme::TwoLevelGram => {
-            let first = gram(inside, inside, local, bytes, load);
-            let second = gram(across, world, nodes, part, load) + all_gather(across, part);
-            first + second + all_gather(inside, bytes)
-        }
-        Scheme::GramThenTree => {
-            let first = gram(inside, inside, local, bytes, load);
-            first + tree(world, local, part, load) + all_gather(inside, bytes)
-        }
-        Scheme::Hierarchical => {
-            let second = gram(across, world, nodes, part, load) + all_gather(across, part);
-            reduce_scatter(inside, bytes) + second + all_gather(inside, bytes)
-        }
-    })
-}
-
-/// One Gram matrix of `vectors` vectors of `bytes` bytes each, and this rank's shard of the result. `exchange` is the world in which the
-/// vectors meet, `sums` the one over which the shards' products are added up.
-fn gram(exchange: World, sums: World, vectors: usize, bytes: f64, load: Workload) -> Work {
-    if vectors == 1 {
-        return Work::default();
-    }
-    let len = bytes / load.element_bytes as f64 / exchange.ranks as f64;
-    let width = vectors as f64;
-    let count = products(vectors) as f64;
-    let totals = 8.0 * count * load.layers as f64;
-    let levels = width.log2().ceil();
-    let vector_bytes = len * load.element_bytes as f64;
-
-    let mut work = all_to_all(exchange, bytes) + all_reduce(sums, totals);
-    // The exact path's sums: one small all-reduce for each level above the first, whether a layer needs it or not.
-    for _ in 1..levels as usize {
-        work += all_reduce(sums, 3.0 * 8.0 * load.layers as f64 * (width / 4.0).max(1.0));
-    }
-    let chunks = len / CHUNK_LEN + 1.0;
-    let read = reads(vectors) * vector_bytes + (width + 1.0) * vector_bytes;
-    work += Work::kernel(read + 16.0 * count * chunks + totals, (count + width) * len);
-    // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
-    work + Work { serial: 1.5 * width * width, ..Work::default() }
-}
-
-/// Vectors that the products of `vectors` vectors read, those of other tiles again.
-fn reads(vectors: usize) -> f64 {
-    let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
-    let (cells, tiles) = (vectors.div_ceil(GRAM_CROSS_WIDTH), vectors.div_ceil(widest));
-    let cells_in_tile = widest / GRAM_CROSS_WIDTH;
-    let pairs = cells.pow(2).saturating_sub(tiles * cells_in_tile.pow(2)) / 2;
-    (vectors + pairs * 2 * GRAM_CROSS_WIDTH) as f64
-}
-
-/// Halving and doubling from `distance` ranks on, over vectors of which each rank holds `bytes` bytes, and back.
-fn tree(world: World, distance: usize, bytes: f64, load: Workload) -> Work {
-    let mut work = Work::default();
-    let (mut distance, mut held) = (distance, bytes);
-    while distance < world.ranks {
-        held /= 2.0;
-        let len = held / load.element_bytes as f64;
-        // There and back.
-        work += exchange(world, distance, held) + exchange(world, distance, held);
-        // The sums of the pair, by doubling over all ranks that hold a slice of it.
-        let mut step = 1;
-        while step < 2 * distance {
-            work += exchange(world, step, 3.0 * 8.0 * load.layers as f64);
-            step *= 2;
-        }
-        work += Work::kernel(5.0 * held, 5.0 * len);
-        distance *= 2;
-    }
-    work
+    let phases = phases::phases(scheme, world, load)?;
+    Some(phases.iter().fold(Work::default(), |sum, phase| sum + phase.work(world)))
 }
 
 /// The scheme that an automatic choice takes, and why.
@@ -247,14 +167,14 @@ pub fn switches(parameters: &Parameters, ranks_per_node: usize, load: Workload, 
     found
 }
 
-/// The share of a scheme's time that its products and their sums take: how far they are from being free.
-pub fn products_share(parameters: &Parameters, scheme: Scheme, world: World, load: Workload) -> Option<f64> {
-    let whole = work(scheme, world, load)?;
-    // Without layers, and without products, what is left is what any all-reduce has to do.
-    let bare = work(scheme, world, Workload { layers: 0, ..load })?;
-    let bare = Work { products: 0.0, serial: 0.0, ..bare };
-    let (whole, bare) = (parameters.time(&whole), parameters.time(&bare));
-    Some(if whole > 0.0 { 1.0 - bare / whole } else { 0.0 })
+/// The share of the time of one Gram matrix over all ranks that products, their sums and weights take: how far they are from being free.
+pub fn products_share(parameters: &Parameters, world: World, load: Workload) -> f64 {
+    let of = |layers| work(Scheme::Gram, world, Workload { layers, ..load }).unwrap_or_default();
+    // Without layers and products, and with each vector read once for them and once more, what is left has to be done for any weights.
+    let memory_bytes = (2 * world.ranks + 1) as f64 * load.bytes as f64 / world.ranks as f64;
+    let bare = Work { memory_bytes, products: 0.0, serial: 0.0, ..of(0) };
+    let (whole, bare) = (parameters.time(&of(load.layers)), parameters.time(&bare));
+    if whole > 0.0 { (1.0 - bare / whole).max(0.0) } else { 0.0 }
 }
 
 /// 2, 4, 8, … up to `most`.

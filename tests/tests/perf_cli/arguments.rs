@@ -35,6 +35,11 @@ fn words_that_are_no_arguments() {
     misused(&["--tensors", "alexnet"], &["alexnet", "resnet50", "bert-large"]);
     misused(&["--fit", "x.json"], &["--model"]);
     misused(&["zero", "--fit", "x.json"], &["--fit", "OPERATION"]);
+    misused(&["--launch"], &["--launch", "OPERATION"]);
+    misused(&["zero", "--launch", "--plot", "x.svg"], &["--launch", "--plot"]);
+    misused(&["zero", "--launch", "--no-baseline"], &["--launch", "--no-baseline"]);
+    misused(&["zero", "-G", "2000"], &["--cudagraph", "2000"]);
+    misused(&["--model", "-G", "2"], &["--cudagraph", "--model"]);
     misused(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node", "OPERATION"]);
 }
 
@@ -58,6 +63,9 @@ fn numbers_that_do_not_fit() {
         &["power of two", "3 ranks"],
     );
     failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
+    failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
+    failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);
+    failed(&["all_reduce", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "all_reduce"]);
 }
 
 /// This test's program is built without the features that these need, or its machine has no GPU.

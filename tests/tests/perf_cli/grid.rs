@@ -26,9 +26,11 @@ fn count(document: &Value, matches: impl Fn(&Value) -> bool) -> usize {
 fn kernels() {
     // Odd numbers of elements, and more than one chunk.
     let sizes = ["-b", "120", "-e", "600000", "-f", "5000"];
-    let document = measured(&[&["zero", "dots", "gram", "combine", "-d", "all", "-g", "3,9"][..], &sizes].concat());
+    let document = measured(
+        &[&["zero", "squared_norms", "dots", "gram", "combine", "-d", "all", "-g", "3,9"][..], &sizes].concat(),
+    );
     assert_right(&document);
-    for (operation, series) in [("zero", 1), ("dots", 1), ("gram", 2), ("combine", 2)] {
+    for (operation, series) in [("zero", 1), ("squared_norms", 1), ("dots", 1), ("gram", 2), ("combine", 2)] {
         let found = count(&document, |row| row["operation"] == operation);
         assert_eq!(found, series * DTYPES.len() * 2, "{operation}: {document:#}");
     }
@@ -83,6 +85,7 @@ fn all_means_all() {
         "zero",
         "cast",
         "accumulate",
+        "squared_norms",
         "dots",
         "gram",
         "combine",

@@ -14,6 +14,8 @@ fn a_document_says_what_was_measured_and_where() {
     assert!(document["machine"]["cpu"]["threads"].as_u64().is_some_and(|threads| threads > 0), "{document:#}");
     assert!(document["machine"]["cpu"]["copy_gbs"].as_f64().is_some_and(|rate| rate > 0.0), "{document:#}");
     assert_eq!(document["machine"]["gpus"], serde_json::json!([]));
+    assert!(document["machine"]["first_use"].is_null() && document["launches"].is_null(), "{document:#}");
+    assert_eq!(document["graph_calls"], 0);
     let rows = rows(&document);
     assert_eq!(rows.len(), 2);
     for (row, size) in rows.iter().zip([65536u64, 131_072]) {
@@ -33,6 +35,22 @@ fn a_document_says_what_was_measured_and_where() {
 }
 
 #[test]
+fn what_writes_is_held_against_a_copy_and_what_reads_against_a_sweep() {
+    let document = measured(&["combine", "squared_norms", "dots", "gram", "-g", "3", "-b", "64K"]);
+    let names = rows(&document).iter().map(|row| row["baseline"]["name"].as_str().expect("a name"));
+    let sweep = "a parallel read of as many bytes";
+    assert_eq!(names.collect::<Vec<_>>(), ["a parallel memcpy that moves as many bytes", sweep, sweep, sweep]);
+    // Each vector is read once.
+    let factors = rows(&document).iter().map(|row| {
+        let side = &row["out_of_place"];
+        side["busbw"].as_f64().expect("a number") / side["algbw"].as_f64().expect("a number")
+    });
+    for (factor, wanted) in factors.zip([4.0, 1.0, 2.0, 3.0]) {
+        assert!((factor - wanted).abs() < 1e-9, "{factor} and not {wanted}");
+    }
+}
+
+#[test]
 fn a_limit_that_is_given_counts() {
     let document = measured(&["all_reduce", "-b", "4K", "-g", "2", "--limit", "12.5"]);
     assert_eq!(rows(&document)[0]["limit_busbw"], 12.5);
@@ -42,8 +60,13 @@ fn a_limit_that_is_given_counts() {
 fn tensors_of_a_model_are_measured_together() {
     let document = measured(&["--tensors", "resnet50"]);
     let rows = rows(&document);
-    assert_eq!(rows.iter().map(|row| &row["operation"]).collect::<Vec<_>>(), ["accumulate", "zero"]);
-    assert!(rows.iter().all(|row| row["count"] == 25_557_032 && row["in_place"]["wrong"] == 0), "{rows:#?}");
+    assert_eq!(rows.iter().map(|row| &row["operation"]).collect::<Vec<_>>(), ["accumulate", "cast", "zero"]);
+    for (row, (side, to, from)) in
+        rows.iter().zip([("in_place", "f32", "bf16"), ("out_of_place", "bf16", "f32"), ("in_place", "f32", "f32")])
+    {
+        assert_eq!((&row["count"], &row[side]["wrong"]), (&25_557_032.into(), &0.into()), "{row:#}");
+        assert_eq!((&row["dtype"], &row["from_dtype"]), (&to.into(), &from.into()), "{row:#}");
+    }
 }
 
 #[test]

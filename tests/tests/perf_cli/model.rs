@@ -24,7 +24,14 @@ fn it_prints_every_scheme_and_says_where_the_choice_switches() {
     for scheme in ["gram", "tree", "gram+gram", "gram+tree", "sum+gram"] {
         assert!(finished.stdout.contains(&format!(" {scheme} ")), "{scheme}: {}", finished.stdout);
     }
-    for words in ["# automatic choice: gram from 2 ranks, gram+", "a tenth of its time from", "assumed", "N/A"] {
+    for words in [
+        "# automatic choice: gram from 2 ranks, gram+",
+        "a tenth of its time from",
+        "assumed",
+        "N/A",
+        "simulated",
+        "one Gram matrix of all ranks takes",
+    ] {
         assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
     }
 }
@@ -33,7 +40,7 @@ fn it_prints_every_scheme_and_says_where_the_choice_switches() {
 fn its_json_names_the_switches_and_the_reasons() {
     let document = document(&["-b", "1M", "-e", "1G", "-f", "1024", "--ranks-per-node", "4"]);
     assert_eq!((&document["schema"], &document["ranks_per_node"]), (&1.into(), &4.into()));
-    assert!(document["fit_error"].is_null());
+    assert!(document["fit"].is_null());
     let sizes = document["sizes"].as_array().expect("a list");
     assert_eq!(sizes.len(), 2);
     for size in sizes {
@@ -43,9 +50,20 @@ fn its_json_names_the_switches_and_the_reasons() {
         for switch in size["switches"].as_array().expect("a list") {
             let world = worlds.iter().find(|world| world["ranks"] == switch["ranks"]).expect("a world of that size");
             assert_eq!(world["choice"], switch["scheme"]);
+            assert!(switch["reason"].as_str().is_some_and(|reason| reason.contains("one Gram matrix")), "{switch:#}");
             assert!(world["reason"].as_str().is_some_and(|reason| reason.contains(" ms")), "{world:#}");
         }
         assert!(size["switches"].as_array().is_some_and(|switches| switches.len() > 1), "{size:#}");
+        for world in worlds {
+            let number = |field: &str| world[field].as_f64().unwrap_or_else(|| panic!("{field}: {world:#}"));
+            let of_choice = world["milliseconds"]
+                .as_array()
+                .and_then(|all| all.iter().find(|time| time[0] == world["choice"]).and_then(|time| time[1].as_f64()));
+            // Sent one by one, messages take about what the formula says.
+            let ratio = number("simulated_milliseconds") / of_choice.expect("the time of the choice");
+            assert!((0.5..1.25).contains(&ratio), "{ratio}: {world:#}");
+            assert!(number("simulated_gram_milliseconds") > 0.0, "{world:#}");
+        }
     }
 }
 
@@ -60,12 +78,21 @@ fn it_is_fitted_to_what_was_measured() {
     assert!(finished.stdout.contains("fitted to 15 measured rows"), "{}", finished.stdout);
     let model: Value =
         serde_json::from_str(&std::fs::read_to_string(folder.path().join("model.json")).unwrap()).unwrap();
-    assert_eq!(model["points"], 15);
+    let residuals = model["fit"]["residuals"].as_array().expect("a list");
+    assert_eq!(residuals.len(), 15);
+    for residual in residuals {
+        let number = |field: &str| residual[field].as_f64().unwrap_or_else(|| panic!("{field}: {residual:#}"));
+        let off = number("model_us") / number("measured_us") - 1.0;
+        assert!((number("error") - off).abs() < 1e-9 && number("left_out_error").is_finite(), "{residual:#}");
+    }
+    for words in ["zero f32, cpu, 1 ranks", "adasum f32 gram, cpu over local, 4 ranks", "rows that were left out"] {
+        assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
+    }
     let parameter = |of: &str| {
         let all = model["parameters"].as_array().expect("a list");
         all.iter().find(|parameter| parameter["of"] == of).unwrap_or_else(|| panic!("{of}")).clone()
     };
-    for of in ["steps", "bytes inside the node", "bytes of memory", "products"] {
+    for of in ["steps", "bytes inside the node", "bytes of memory"] {
         assert_eq!(parameter(of)["is_fitted"], true, "{of}");
         assert!(parameter(of)["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{of}");
     }

@@ -20,7 +20,11 @@ fn columns_are_those_of_nccl_tests_with_p99_and_a_baseline() {
     let side = ["time", "p99", "algbw", "busbw", "#wrong"];
     let heads = [&["#", "size", "count", "type", "redop", "root"][..], &side, &side, &["time", "ratio"]].concat();
     assert!(words.contains(&heads), "{}", finished.stdout);
-    for word in ["out-of-place", "in-place", "(elements)", "# gradsync", "# CPU:", "1 warm-up rounds, 3 counted"] {
+    // Above the baseline's columns stands what it is.
+    assert!(finished.stdout.lines().any(|line| line.trim_end().ends_with("parallel memcpy")), "{}", finished.stdout);
+    for word in
+        ["limit: ", "out-of-place", "in-place", "(elements)", "# gradsync", "# CPU:", "1 warm-up rounds, 3 counted"]
+    {
         assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
     }
     let rows = rows(&finished.stdout);
@@ -57,5 +61,7 @@ fn what_an_operation_does_not_have_is_not_available() {
     assert_eq!((&rows[0][5..10], rows[0][14]), (&absent[..], "N/A"), "{:?}", rows[0]);
     assert_eq!((&rows[1][10..15], rows[1][9]), (&absent[..], "N/A"), "{:?}", rows[1]);
     assert!(rows.iter().all(|row| row[15..] == ["N/A", "N/A"]), "{rows:?}");
-    assert!(finished.stdout.contains("not checked"), "{}", finished.stdout);
+    assert!(finished.stdout.contains("not checked") && finished.stdout.contains("no baseline"), "{}", finished.stdout);
+    // No progress is shown where stderr is no terminal.
+    assert_eq!(finished.stderr, "");
 }

@@ -1,5 +1,6 @@
 //! The model against messages counted one by one, against measurements, and against common sense.
 
+use super::phases::reads;
 use super::*;
 use crate::plan::tree::steps;
 
@@ -101,18 +102,24 @@ fn products_grow_as_their_formula() {
     assert_eq!(reads(16), 16.0 + 32.0);
 }
 
-/// Four H200 of one machine over NCCL, in µs: 64 MiB and 1 GiB of f32 in 300 tensors.
+/// Four H200 of one machine over NCCL, in µs: f32 in 300 tensors. Within a third: pairs of ranks have less bandwidth than all at once.
 #[test]
 fn four_gpus_take_what_they_took() {
     let measured = [
-        (Scheme::Gram, 64 * MIB, 509.0),
-        (Scheme::Gram, GIB, 5552.0),
-        (Scheme::Tree, 64 * MIB, 716.0),
-        (Scheme::Tree, GIB, 5665.0),
+        (Scheme::Gram, MIB, 91.8),
+        (Scheme::Gram, 64 * MIB, 508.0),
+        (Scheme::Gram, 256 * MIB, 1550.0),
+        (Scheme::Gram, GIB, 5519.0),
+        (Scheme::Tree, MIB, 127.0),
+        (Scheme::Tree, 64 * MIB, 725.0),
+        (Scheme::Tree, GIB, 5674.0),
     ];
     for (scheme, bytes, microseconds) in measured {
         let model = 1e6 * seconds(scheme, 4, Workload { layers: 300, ..Workload::of(bytes) });
-        assert!((0.7..1.3).contains(&(model / microseconds)), "{scheme} {bytes}: {model} µs, measured {microseconds}");
+        assert!(
+            (0.66..1.34).contains(&(model / microseconds)),
+            "{scheme} {bytes}: {model} µs, measured {microseconds}"
+        );
     }
 }
 
@@ -165,8 +172,7 @@ fn a_choice_depends_on_what_fits() {
 #[test]
 fn products_are_free_for_few_and_dear_for_many() {
     let parameters = Parameters::default();
-    let share =
-        |ranks| products_share(&parameters, Scheme::Gram, World::new(ranks, 8), Workload::of(64 * MIB)).unwrap();
+    let share = |ranks| products_share(&parameters, World::new(ranks, 8), Workload::of(64 * MIB));
     assert!(share(2) < 0.1, "{}", share(2));
     assert!(share(4096) > 0.9, "{}", share(4096));
     let shares: Vec<f64> = doublings(4096).map(share).collect();
@@ -176,12 +182,14 @@ fn products_are_free_for_few_and_dear_for_many() {
 #[test]
 fn a_fit_finds_the_parameters_of_exact_points() {
     let mut truth = Parameters::default();
-    truth.seconds = std::array::from_fn(|part| truth.seconds[part] * [0.5, 1.0, 1.0, 2.0, 1.0, 0.7, 1.5, 1.0][part]);
+    truth.seconds =
+        std::array::from_fn(|part| truth.seconds[part] * [0.5, 1.0, 1.0, 1.3, 2.0, 1.0, 0.7, 1.5, 1.0][part]);
     let sizes = [MIB / 16, MIB, 16 * MIB, 256 * MIB, GIB].map(|bytes| bytes as f64);
     let mut points = Vec::new();
     for bytes in sizes {
         let world = World::new(4, 8);
-        let kernels = [Work::kernel(bytes, 0.0), Work::kernel(bytes, 36.0 * bytes / 32.0)];
+        // The second is bound by its products.
+        let kernels = [Work::kernel(bytes, 0.0), Work::kernel(bytes, 5.0 * bytes)];
         for work in [all_reduce(world, bytes), all_to_all(world, bytes)].into_iter().chain(kernels) {
             points.push(Point { work, seconds: truth.time(&work) });
         }
@@ -191,7 +199,10 @@ fn a_fit_finds_the_parameters_of_exact_points() {
     for (name, (found, truth)) in PART_NAMES.iter().zip(found.parameters.seconds.iter().zip(truth.seconds)) {
         assert!((0.98..1.02).contains(&(found / truth)), "{name}: {found} s, and it is {truth} s");
     }
-    assert_eq!(found.is_fitted, [true, false, false, true, false, true, true, false]);
+    assert_eq!(found.is_fitted, [true, false, false, true, true, false, true, true, false]);
+    // Each of them is told by the others.
+    let errors = leave_one_out(&points, Parameters::default());
+    assert!(errors.iter().all(|error| error.is_some_and(|error| error.abs() < 0.02)), "{errors:?}");
 }
 
 #[test]
@@ -204,5 +215,44 @@ fn a_fit_keeps_what_no_point_tells_and_never_goes_below_zero() {
         [(MIB, 1e-3), (GIB, 1e-4)].map(|(bytes, seconds)| Point { work: all_reduce(world, bytes as f64), seconds });
     let found = fit(&points, known);
     assert!(found.parameters.seconds.iter().all(|&seconds| seconds > 0.0), "{found:?}");
-    assert_eq!(found.parameters.seconds[4], known.seconds[4]);
+    assert_eq!(found.parameters.seconds[5], known.seconds[5]);
+}
+
+#[test]
+fn what_hides_is_not_fitted() {
+    let truth = Parameters { seconds: Parameters::default().seconds.map(|seconds| 2.0 * seconds) };
+    // Few products: memory takes the time, whatever a product takes.
+    let points = [MIB, 16 * MIB, GIB].map(|bytes| {
+        let work = Work::kernel(bytes as f64, bytes as f64 / 8.0);
+        Point { work, seconds: truth.time(&work) }
+    });
+    let found = fit(&points, Parameters::default());
+    assert!(found.error < 1e-2, "{found:?}");
+    assert_eq!(found.is_fitted, [false, false, false, true, false, false, true, false, false]);
+    assert_eq!(found.parameters.seconds[7], Parameters::default().seconds[7]);
+    // A point that nothing like it was seen for is told by what was known.
+    let errors = leave_one_out(&[points[0], Point { seconds: 0.0, ..points[1] }], Parameters::default());
+    assert!(errors[0].is_some_and(|error| (error + 0.5).abs() < 1e-9), "{errors:?}");
+    assert_eq!(errors[1], None);
+}
+
+/// Formulas add up what messages do side by side, and know nothing of who waits for whom: not far apart, and not much below.
+#[test]
+fn messages_take_what_the_formulas_say() {
+    let parameters = Parameters::default();
+    for world in doublings(256).map(|ranks| World::new(ranks, 8)) {
+        for load in [MIB / 16, 64 * MIB, GIB].map(Workload::of) {
+            for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.fits(world)) {
+                let formula = parameters.time(&work(scheme, world, load).unwrap());
+                let simulated = simulate(&parameters, scheme, world, load).unwrap();
+                let ratio = simulated / formula;
+                assert!((0.6..1.1).contains(&ratio), "{scheme} {world:?} {load:?}: {simulated} s, formula {formula} s");
+                if world.nodes() == 1 {
+                    assert!((0.999..1.001).contains(&ratio), "{scheme} {world:?}: {simulated} s, formula {formula} s");
+                }
+            }
+        }
+    }
+    assert_eq!(simulate(&parameters, Scheme::Gram, World::new(20, 8), Workload::of(MIB)), None);
+    assert_eq!(simulate(&parameters, Scheme::Tree, World::new(24, 8), Workload::of(MIB)), None);
 }

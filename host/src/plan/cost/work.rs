@@ -36,19 +36,24 @@ impl World {
 }
 
 /// The parts that [`Work`] is counted in.
-pub const PARTS: usize = 8;
+pub const PARTS: usize = 9;
 
 /// The names of the parts, in the order of [`Work::parts`], as reports print them.
 pub const PART_NAMES: [&str; PARTS] = [
     "steps",
     "hops between nodes",
     "messages between nodes",
+    "launches of kernels",
     "bytes inside the node",
     "bytes between nodes",
     "bytes of memory",
     "products",
     "serial arithmetic",
 ];
+
+/// Where memory and products are among the parts.
+pub(super) const MEMORY: usize = 6;
+pub(super) const PRODUCTS: usize = 7;
 
 /// What one rank does, in units that each take the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,6 +64,8 @@ pub struct Work {
     pub hops: f64,
     /// Messages to other nodes beyond the first of a step.
     pub messages: f64,
+    /// Kernels, one after the other.
+    pub launches: f64,
     /// Bytes that the rank sends to ranks of its node.
     pub intra_bytes: f64,
     /// Bytes that it sends to other nodes.
@@ -74,13 +81,13 @@ pub struct Work {
 impl Work {
     /// The counts, in the order of [`PART_NAMES`].
     pub fn parts(&self) -> [f64; PARTS] {
-        let Self { steps, hops, messages, intra_bytes, inter_bytes, memory_bytes, products, serial } = *self;
-        [steps, hops, messages, intra_bytes, inter_bytes, memory_bytes, products, serial]
+        let Self { steps, hops, messages, launches, intra_bytes, inter_bytes, memory_bytes, products, serial } = *self;
+        [steps, hops, messages, launches, intra_bytes, inter_bytes, memory_bytes, products, serial]
     }
 
-    /// Kernels that move this many bytes and form this many products.
+    /// A kernel that moves this many bytes and forms this many products.
     pub fn kernel(memory_bytes: f64, products: f64) -> Self {
-        Self { memory_bytes, products, ..Self::default() }
+        Self { launches: 1.0, memory_bytes, products, ..Self::default() }
     }
 }
 
@@ -92,6 +99,7 @@ impl Add for Work {
             steps: self.steps + other.steps,
             hops: self.hops + other.hops,
             messages: self.messages + other.messages,
+            launches: self.launches + other.launches,
             intra_bytes: self.intra_bytes + other.intra_bytes,
             inter_bytes: self.inter_bytes + other.inter_bytes,
             memory_bytes: self.memory_bytes + other.memory_bytes,
@@ -115,24 +123,31 @@ pub struct Parameters {
 }
 
 impl Default for Parameters {
-    /// Measured on four H200 of one machine: 22 µs from the launch to the end of a small collective, 350 GB/s of bus bandwidth for
-    /// each GPU, 4.2 TB/s of memory, 4.5e12 products a second (eight vectors). Assumed, not measured: 45 GB/s for each GPU to other
-    /// nodes, 5 µs a hop, 1 µs a message, 10 ns a serial step.
+    /// Measured on four H200 of one machine: 20 µs from the launch to the end of a small collective, 3 µs for a small kernel, 350 GB/s of
+    /// bus bandwidth for each GPU, 4.3 TB/s of memory, and at least 5e12 products a second: those of eight vectors hide behind the memory.
+    /// Assumed, not measured: 45 GB/s for each GPU to other nodes, 5 µs a hop, 1 µs a message, 10 ns a serial step.
     fn default() -> Self {
-        Self { seconds: [22e-6, 5e-6, 1e-6, 1.0 / 350e9, 1.0 / 45e9, 1.0 / 4.2e12, 1.0 / 4.5e12, 10e-9] }
+        Self { seconds: [20e-6, 5e-6, 1e-6, 3e-6, 1.0 / 350e9, 1.0 / 45e9, 1.0 / 4.3e12, 1.0 / 5e12, 10e-9] }
     }
 }
 
 impl Parameters {
-    /// How long the work takes: the parts one after the other, none hidden behind another.
+    /// Where a fit to ranks on host memory starts: orders of magnitude of threads that share one machine.
+    pub fn of_processors() -> Self {
+        Self { seconds: [50e-6, 5e-6, 1e-6, 1e-6, 1.0 / 5e9, 1.0 / 5e9, 1.0 / 20e9, 1.0 / 4e9, 10e-9] }
+    }
+
+    /// How long the work takes: the parts one after the other, but memory and products at once.
     pub fn time(&self, work: &Work) -> f64 {
         self.times(work).iter().sum()
     }
 
-    /// What each part takes.
+    /// What each part adds to the time: of memory and products, the one that takes longer hides the other, which adds nothing.
     pub fn times(&self, work: &Work) -> [f64; PARTS] {
         let mut times = work.parts();
         times.iter_mut().zip(self.seconds).for_each(|(part, seconds)| *part *= seconds);
+        let hidden = if times[MEMORY] < times[PRODUCTS] { MEMORY } else { PRODUCTS };
+        times[hidden] = 0.0;
         times
     }
 }
@@ -157,10 +172,11 @@ pub fn reduce_scatter(world: World, bytes: f64) -> Work {
     all_gather(world, bytes)
 }
 
-/// Sums `bytes` bytes on every rank, in one step.
+/// Sums `bytes` bytes on every rank, in one step: scatters, and gathers.
 pub fn all_reduce(world: World, bytes: f64) -> Work {
     let once = all_gather(world, bytes);
-    Work { intra_bytes: 2.0 * once.intra_bytes, inter_bytes: 2.0 * once.inter_bytes, ..once }
+    let (intra_bytes, inter_bytes) = (2.0 * once.intra_bytes, 2.0 * once.inter_bytes);
+    Work { hops: 2.0 * once.hops, intra_bytes, inter_bytes, ..once }
 }
 
 /// Sends every rank its shard of `bytes` bytes, each straight to its receiver.

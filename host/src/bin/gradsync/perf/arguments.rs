@@ -104,6 +104,10 @@ pub(crate) struct Perf {
     /// Iterations before those
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     warm_ups: u32,
+    /// Record this many calls in a CUDA graph, launch that for each iteration, and divide its time; 0 for none
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0, conflicts_with = "model")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1024))]
+    graph_calls: u32,
     /// Dtypes: f64, f32, f16, bf16, TO:FROM for cast and accumulate, or all
     #[arg(short = 'd', long = "datatype", value_name = "DTYPE", value_delimiter = ',', default_value = "f32")]
     types: Vec<TypeChoice>,
@@ -113,7 +117,7 @@ pub(crate) struct Perf {
     /// Algorithms of adasum
     #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<AlgorithmChoice>,
-    /// Tensors that adasum, dots, gram and combine cut a vector into
+    /// Tensors that adasum cuts a vector into
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     layers: u32,
     /// Check results: 1, or 0 to leave it out
@@ -139,7 +143,10 @@ pub(crate) struct Perf {
     /// What the hardware can do, in GB/s of busbw, where the program cannot tell
     #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
-    /// Accumulate and clear the tensors of a model instead, in one launch, bf16 into f32
+    /// Tell what small launches of these kernels take beyond an empty kernel's time and that of their bytes, plain and in a graph
+    #[arg(long, requires = "operations", conflicts_with_all = ["tensors", "model", "plot", "no_baseline"])]
+    launch: bool,
+    /// Accumulate, cast and clear the tensors of a model instead, in one launch, with bf16 gradients and f32 sums
     #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model"])]
     tensors: Option<Model>,
     /// Print what Adasum costs on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
@@ -198,11 +205,14 @@ pub(crate) struct Counts {
     pub(crate) check: bool,
     pub(crate) baseline: bool,
     pub(crate) working_set: Option<usize>,
+    /// Calls that a CUDA graph holds; none are recorded for 0.
+    pub(crate) graph_calls: usize,
 }
 
 /// What the program is to do.
 pub(crate) enum Task {
     Measure,
+    Launch,
     Tensors(Model),
     Model { fit: Vec<PathBuf>, ranks_per_node: usize },
 }
@@ -212,6 +222,7 @@ impl Perf {
         match self.tensors {
             Some(model) => Task::Tensors(model),
             None if self.model => Task::Model { fit: self.fit.clone(), ranks_per_node: self.ranks_per_node as usize },
+            None if self.launch => Task::Launch,
             None => Task::Measure,
         }
     }
@@ -269,6 +280,7 @@ impl Perf {
                 check: self.check == 1,
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
+                graph_calls: self.graph_calls as usize,
             },
             types: self.types.clone(),
             redops: redops(&self.redops),

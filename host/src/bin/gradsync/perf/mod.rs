@@ -9,6 +9,7 @@ mod arguments;
 mod cuda;
 mod data;
 mod host;
+mod launch;
 mod limits;
 mod machine;
 mod model;
@@ -31,11 +32,12 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use arguments::Perf;
 use arguments::{Settings, Task, TransportChoice};
-use machine::Machine;
+use launch::Launches;
+use machine::{FirstUse, Machine, Measured};
 use operation::Operation;
 use output::{Output, Results};
 use places::Places;
-use plan::Place;
+use plan::{Place, Section};
 use record::{Document, SCHEMA};
 
 use crate::print;
@@ -86,61 +88,147 @@ impl Perf {
                 None => Ok(()),
             };
         }
-        let places = Places::find(&settings, matches!(self.task(), Task::Tensors(_)))?;
+        let task = self.task();
+        let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
+        let places = Places::find(&settings, needs_kernels)?;
+        check_recording(&settings, &task, &places)?;
         if places.is_speaker {
             [self.json(), self.plot()].into_iter().flatten().try_for_each(|path| check_writable(path))?;
         }
+        let groups = groups(&settings, &places)?;
+        let rows = match task {
+            Task::Tensors(_) => places.kernels.len() * tensors::OPERATIONS.len(),
+            _ => groups.iter().flat_map(|group| &group.sections).map(|section| section.rows.len()).sum(),
+        };
         let all: Vec<Place> = places.all().collect();
-        let needs_copy = places.is_speaker && all.iter().any(|place| place.backend() == "cpu");
-        let machine = Machine::look(&all, needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)));
-        let output = Output::new(settings.counts, machine.limits(settings.limit));
+        let (first_use, _kept) = first_use(&places)?.unzip();
+        let machine = Machine::look(&all, measured(&places, first_use)?);
+        let output = Output::new(settings.counts, machine.limits(settings.limit), rows);
         if places.is_speaker {
             print(&header(&machine, &settings))?;
         }
-        match self.task() {
-            Task::Tensors(model) => tensors::run(model, &places, &output)?,
-            _ => measure(&settings, &places, &output)?,
-        }
-        if places.is_speaker { finish(&self, &settings, machine, output.into_results()) } else { Ok(()) }
+        let launches = match task {
+            Task::Tensors(model) => tensors::run(model, &places, &output).map(|()| None),
+            Task::Launch if places.is_speaker => launch(&settings, &groups, &output).map(Some),
+            Task::Launch => Ok(None),
+            _ => measure(&groups, &places, &output).map(|()| None),
+        }?;
+        if places.is_speaker { finish(&self, &settings, machine, launches, output.into_results()) } else { Ok(()) }
     }
 }
 
-/// Goes through the grid, one group of ranks after the other.
-fn measure(settings: &Settings, places: &Places, output: &Output) -> Result<(), PerfError> {
-    let kernels = settings.operations.iter().filter(|operation| operation.is_kernel() && places.is_speaker);
-    for (&operation, place) in kernels.flat_map(|operation| places.kernels.iter().map(move |place| (operation, *place)))
-    {
-        for ranks in places.vectors(operation, settings) {
-            for section in settings.sections(|wanted| wanted == operation, place, ranks)? {
-                match place {
-                    #[cfg(feature = "cuda")]
-                    Place::Cuda => cuda::kernels::run(&section, output)?,
-                    _ => host::kernels::run(&section, output)?,
-                }
+/// Refuses graphs where there are no GPUs to launch them.
+fn check_recording(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
+    let refuse = |reason: String| Err(PerfError::Arguments(reason));
+    if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
+        return refuse(format!("-G {}: graphs are for GPUs; leave --backend cpu out", settings.counts.graph_calls));
+    }
+    if !matches!(task, Task::Launch) {
+        return Ok(());
+    }
+    if let Some(operation) = settings.operations.iter().find(|operation| !operation.is_kernel()) {
+        return refuse(format!("--launch: {} is no kernel", operation.name()));
+    }
+    match places.kernels[..] {
+        [Place::Cuda] => Ok(()),
+        _ => refuse("--launch: launches are those of GPUs, and this is the CPU".into()),
+    }
+}
+
+/// What has to be measured before anything else is.
+fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, PerfError> {
+    let needs_copy = places.is_speaker && places.all().any(|place| place.backend() == "cpu");
+    Ok(Measured {
+        first_use,
+        processes_rate: processes_rate(places)?,
+        copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)),
+    })
+}
+
+/// What is paid before the first kernel has run, and what keeps the device open.
+#[cfg(feature = "cuda")]
+fn first_use(places: &Places) -> Result<Option<(FirstUse, gradsync::driver::Queue)>, PerfError> {
+    let device = places.launch.as_ref().map_or(0, |launch| launch.local_rank.unwrap_or(launch.rank));
+    let is_wanted = places.is_speaker && places.has_gpus();
+    is_wanted.then(|| cuda::first_use::measure(device as u32, places.search)).transpose()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn first_use(_: &Places) -> Result<Option<(FirstUse, ())>, PerfError> {
+    Ok(None)
+}
+
+#[cfg(feature = "mpi")]
+fn processes_rate(places: &Places) -> Result<Option<f64>, PerfError> {
+    let is_wanted = places.transports.contains(&TransportChoice::Mpi) && places.is_one_machine();
+    is_wanted.then(mpi::copy_rate).transpose()
+}
+
+#[cfg(not(feature = "mpi"))]
+fn processes_rate(_: &Places) -> Result<Option<f64>, PerfError> {
+    Ok(None)
+}
+
+/// Sections that the same ranks measure.
+struct Group {
+    place: Place,
+    ranks: usize,
+    sections: Vec<Section>,
+}
+
+/// The grid: kernels on the rank that speaks, and collectives on all of them.
+fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError> {
+    let mut groups = Vec::new();
+    for &operation in settings.operations.iter().filter(|operation| operation.is_kernel() && places.is_speaker) {
+        for &place in &places.kernels {
+            for ranks in places.vectors(operation, settings) {
+                let sections = settings.sections(|wanted| wanted == operation, place, ranks)?;
+                groups.push(Group { place, ranks, sections });
             }
         }
     }
     let collective = |operation: Operation| !operation.is_kernel();
-    if !settings.operations.iter().any(|&operation| collective(operation)) {
-        return Ok(());
-    }
-    for &transport in &places.transports {
-        let place = Place::Ranks(transport);
-        for ranks in places.ranks(transport, settings)? {
-            let sections = settings.sections(collective, place, ranks)?;
-            match transport {
-                TransportChoice::Local if places.is_speaker => host::local::run(ranks, &sections, output)?,
-                TransportChoice::Local => {}
-                #[cfg(feature = "mpi")]
-                TransportChoice::Mpi => mpi::run(&sections, output)?,
-                #[cfg(feature = "cuda")]
-                TransportChoice::Nccl | TransportChoice::Peer => cuda::ranks::run(places, ranks, &sections, output)?,
-                #[allow(unreachable_patterns)] // without a feature, its transports were refused when places were found
-                _ => {}
+    if settings.operations.iter().any(|&operation| collective(operation)) {
+        for &transport in &places.transports {
+            let place = Place::Ranks(transport);
+            for ranks in places.ranks(transport, settings)? {
+                groups.push(Group { place, ranks, sections: settings.sections(collective, place, ranks)? });
             }
         }
     }
+    Ok(groups)
+}
+
+/// Goes through the grid, one group of ranks after the other.
+fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), PerfError> {
+    for Group { place, ranks, sections } in groups {
+        match place {
+            #[cfg(feature = "cuda")]
+            Place::Cuda => sections.iter().try_for_each(|section| cuda::kernels::run(section, output))?,
+            Place::Ranks(TransportChoice::Local) if places.is_speaker => host::local::run(*ranks, sections, output)?,
+            Place::Ranks(TransportChoice::Local) => {}
+            #[cfg(feature = "mpi")]
+            Place::Ranks(TransportChoice::Mpi) => mpi::run(sections, output)?,
+            #[cfg(feature = "cuda")]
+            Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) => {
+                cuda::ranks::run(places, *ranks, sections, output)?;
+            }
+            // Without a feature, its places were refused when they were looked for.
+            _ => sections.iter().try_for_each(|section| host::kernels::run(section, output))?,
+        }
+    }
     Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn launch(settings: &Settings, groups: &[Group], output: &Output) -> Result<Launches, PerfError> {
+    let sections: Vec<Section> = groups.iter().flat_map(|group| &group.sections).cloned().collect();
+    cuda::launch::run(&sections, settings.counts, settings.limit.map(|rate| rate * 1e9), output)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn launch(_: &Settings, _: &[Group], _: &Output) -> Result<Launches, PerfError> {
+    Err(PerfError::NotBuilt { what: "--launch".into(), feature: "cuda" })
 }
 
 fn header(machine: &Machine, settings: &Settings) -> String {
@@ -151,15 +239,28 @@ fn header(machine: &Machine, settings: &Settings) -> String {
         None => "buffers in turn on GPUs, three times the L2 cache together".into(),
     };
     let (warm_ups, iterations) = (counts.warm_ups, counts.iterations);
-    let rounds = format!("# {warm_ups} warm-up rounds, {iterations} counted; {check}; {set}\n");
+    let mut rounds = format!("# {warm_ups} warm-up rounds, {iterations} counted; {check}; {set}\n");
+    if counts.graph_calls > 0 {
+        rounds += &format!("# times are those of graphs of {} calls, divided by that\n", counts.graph_calls);
+    }
     let times = "# time: the median of the slowest rank's times; ratio: the baseline's time over it\n";
     machine.lines() + &rounds + times
 }
 
 /// Prints the footer, writes the files, and fails if results were wrong.
-fn finish(perf: &Perf, settings: &Settings, machine: Machine, results: Results) -> Result<(), PerfError> {
+fn finish(
+    perf: &Perf,
+    settings: &Settings,
+    machine: Machine,
+    launches: Option<Launches>,
+    results: Results,
+) -> Result<(), PerfError> {
     let Results { measurements, left_out } = results;
-    let wrong = measurements.iter().map(record::Measurement::wrong).sum();
+    let wrong = measurements.iter().map(record::Measurement::wrong).sum::<u64>();
+    let wrong = wrong + launches.as_ref().map_or(0, Launches::wrong);
+    if let Some(launches) = &launches {
+        print(&launches.lines())?;
+    }
     print(&table::footer(&measurements, &left_out, wrong, settings.counts.check))?;
     let document = Document {
         schema: SCHEMA,
@@ -167,7 +268,9 @@ fn finish(perf: &Perf, settings: &Settings, machine: Machine, results: Results) 
         machine,
         warm_ups: settings.counts.warm_ups,
         iterations: settings.counts.iterations,
+        graph_calls: settings.counts.graph_calls,
         measurements,
+        launches,
         left_out,
         wrong,
     };

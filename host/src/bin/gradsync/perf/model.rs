@@ -1,19 +1,21 @@
 //! `--model`: what Adasum costs on 2 to 4096 ranks by `plan::cost`, and where the automatic choice switches.
 //!
-//! With `--fit`, parameters come from what `--json` wrote; otherwise they are the model's own.
+//! With `--fit`, parameters come from what `--json` wrote; otherwise they are the model's own. The choice goes by the formulas; beside it
+//! stands what the choice takes when its messages are simulated one by one.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod points;
+
+use std::path::PathBuf;
 
 use gradsync::plan::cost::{
-    self, Fit, PART_NAMES, Parameters, Point, Scheme, Work, Workload, World, doublings, products_share, switches,
+    self, Choice, Fit, PART_NAMES, Parameters, Scheme, Workload, World, doublings, products_share, simulate, switches,
 };
 use serde::Serialize;
-use serde::de::IgnoredAny;
 
+use self::points::FitReport;
 use super::PerfError;
 use super::arguments::Settings;
-use super::record::{Document, Measurement, SCHEMA};
+use super::record::SCHEMA;
 use super::sizes;
 
 const MOST_RANKS: usize = 4096;
@@ -28,9 +30,8 @@ pub(crate) struct ModelDocument {
     ranks_per_node: usize,
     layers: usize,
     parameters: Vec<Parameter>,
-    /// The root of the mean squared relative error of the fit; null without one.
-    fit_error: Option<f64>,
-    points: usize,
+    /// Null without `--fit`.
+    fit: Option<FitReport>,
     sizes: Vec<Size>,
 }
 
@@ -56,6 +57,7 @@ struct Size {
 struct Switch {
     ranks: usize,
     scheme: &'static str,
+    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -64,7 +66,10 @@ struct Estimate {
     nodes: usize,
     /// Milliseconds of each scheme; null where it does not fit the world.
     milliseconds: Vec<(&'static str, Option<f64>)>,
-    /// The part of a Gram matrix' time that products and their sums take.
+    /// Of the choice, and of one Gram matrix, message by message; null where a node is not full.
+    simulated_milliseconds: Option<f64>,
+    simulated_gram_milliseconds: Option<f64>,
+    /// The part of a Gram matrix' time that products, their sums and weights take.
     products_share: f64,
     choice: &'static str,
     reason: String,
@@ -76,15 +81,7 @@ pub(crate) fn report(
     ranks_per_node: usize,
     settings: &Settings,
 ) -> Result<(String, ModelDocument), PerfError> {
-    let mut measurements = Vec::new();
-    for file in files {
-        measurements.extend(read(file)?);
-    }
-    let points = points(&measurements, ranks_per_node);
-    if !files.is_empty() && points.is_empty() {
-        return Err(PerfError::Arguments("--fit: the files hold no row that the model knows".into()));
-    }
-    let fit = cost::fit(&points, Parameters::default());
+    let (fit, report) = points::fit(files, ranks_per_node)?;
     let sizes = settings.sizes.iter().map(|&bytes| size(&fit.parameters, bytes, ranks_per_node, settings.layers));
     let document = ModelDocument {
         schema: SCHEMA,
@@ -92,8 +89,7 @@ pub(crate) fn report(
         ranks_per_node,
         layers: settings.layers,
         parameters: parameters(&fit),
-        fit_error: (!points.is_empty()).then_some(fit.error),
-        points: points.len(),
+        fit: report,
         sizes: sizes.collect(),
     };
     Ok((document.lines(), document))
@@ -111,21 +107,31 @@ fn size(parameters: &Parameters, bytes: usize, ranks_per_node: usize, layers: us
             let world = World::new(ranks, ranks_per_node);
             let time = |scheme| cost::work(scheme, world, load).map(|work| 1e3 * parameters.time(&work));
             let choice = cost::choose_with(parameters, world, load);
+            let simulated = |scheme| simulate(parameters, scheme, world, load).map(|seconds| 1e3 * seconds);
+            let simulated_gram = simulated(Scheme::Gram);
             Estimate {
                 ranks,
                 nodes: world.nodes(),
                 milliseconds: Scheme::ALL.into_iter().map(|scheme| (scheme.name(), time(scheme))).collect(),
-                products_share: products_share(parameters, Scheme::Gram, world, load).unwrap_or_default(),
+                simulated_milliseconds: match choice.scheme {
+                    Scheme::Gram => simulated_gram,
+                    other => simulated(other),
+                },
+                simulated_gram_milliseconds: simulated_gram,
+                products_share: products_share(parameters, world, load),
                 choice: choice.scheme.name(),
                 reason: choice.to_string(),
             }
         })
         .collect();
-    let switches = switches(parameters, ranks_per_node, load, MOST_RANKS);
+    let switches = switches(parameters, ranks_per_node, load, MOST_RANKS).into_iter().map(|(ranks, scheme)| {
+        let choice = cost::choose_with(parameters, World::new(ranks, ranks_per_node), load);
+        Switch { ranks, scheme: scheme.name(), reason: why(&choice) }
+    });
     Size {
         size_bytes: bytes,
         products_cost_from: worlds.iter().find(|world| world.products_share > DEAR).map(|world| world.ranks),
-        switches: switches.into_iter().map(|(ranks, scheme)| Switch { ranks, scheme: scheme.name() }).collect(),
+        switches: switches.collect(),
         worlds,
     }
 }
@@ -135,10 +141,13 @@ impl ModelDocument {
         let Self { ranks_per_node, layers, .. } = self;
         let mut text =
             format!("# cost of Adasum by the model: nodes of {ranks_per_node} ranks, {layers} tensors of f32\n");
-        text += &match self.fit_error {
-            Some(error) => {
-                format!("# fitted to {} measured rows, {:.0} % off (root mean square)\n", self.points, 100.0 * error)
-            }
+        text += &match &self.fit {
+            Some(fit) => format!(
+                "# fitted to {} measured rows, {:.0} % off (root mean square), {:.0} % off rows that were left out\n",
+                fit.points(),
+                100.0 * fit.error,
+                100.0 * fit.left_out_error
+            ),
             None => "# measured on four H200 of one machine; between nodes, and serial arithmetic: assumed\n".into(),
         };
         for Parameter { of, seconds, is_fitted } in &self.parameters {
@@ -146,12 +155,13 @@ impl ModelDocument {
             let value = if of.starts_with("bytes") {
                 format!("{:.1} GB/s", 1e-9 / seconds)
             } else if *of == "products" {
-                format!("{:.2}e12 a second", 1e-12 / seconds)
+                format!("{:.2e} a second", 1.0 / seconds)
             } else {
                 format!("{:.3} us each", 1e6 * seconds)
             };
             text += &format!("#   {of:<24} {value:>20}  {from}\n");
         }
+        text += &self.fit.as_ref().map_or(String::new(), FitReport::lines);
         self.sizes.iter().for_each(|size| text += &size.lines());
         text
     }
@@ -162,17 +172,24 @@ impl Size {
         let mut text =
             format!("\n# {} a rank, times in ms\n#{:>6} {:>6}", sizes::shown(self.size_bytes), "ranks", "nodes");
         Scheme::ALL.into_iter().for_each(|scheme| text += &format!(" {scheme:>10}"));
-        text += &format!(" {:>9}  choice\n", "products");
+        text += &format!(" {:>9} {:>10} {:>10}  choice\n", "products", "sim. gram", "simulated");
         for world in &self.worlds {
             text += &format!(" {:>6} {:>6}", world.ranks, world.nodes);
             for (_, time) in &world.milliseconds {
                 text += &time.map_or(format!(" {:>10}", "N/A"), |time| format!(" {time:>10.3}"));
             }
-            text += &format!(" {:>7.1} %  {}\n", 100.0 * world.products_share, world.reason);
+            text += &format!(" {:>7.1} %", 100.0 * world.products_share);
+            for time in [world.simulated_gram_milliseconds, world.simulated_milliseconds] {
+                text += &time.map_or(format!(" {:>10}", "N/A"), |time| format!(" {time:>10.3}"));
+            }
+            text += &format!("  {}\n", world.reason);
         }
         let parts: Vec<String> =
             self.switches.iter().map(|switch| format!("{} from {} ranks", switch.scheme, switch.ranks)).collect();
         text += &format!("# automatic choice: {}\n", parts.join(", "));
+        for Switch { ranks, scheme, reason } in self.switches.iter().skip(1) {
+            text += &format!("#   {scheme} from {ranks} ranks: {reason}\n");
+        }
         text + &match self.products_cost_from {
             Some(ranks) => {
                 format!("# the products of one Gram matrix take more than a tenth of its time from {ranks} ranks\n")
@@ -182,49 +199,13 @@ impl Size {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
-    let refused = |reason: String| PerfError::File { path: path.into(), reason };
-    let text = fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-    let document: Document<IgnoredAny> = serde_json::from_str(&text)
-        .map_err(|error| refused(format!("not what `gradsync perf --json` writes: {error}")))?;
-    if document.schema != SCHEMA {
-        return Err(refused(format!("schema {}, and this program knows {SCHEMA}", document.schema)));
-    }
-    Ok(document.measurements)
-}
-
-/// The rows that the model has a formula for; those of GPUs alone, if there are any.
-fn points(measurements: &[Measurement], ranks_per_node: usize) -> Vec<Point> {
-    let has_gpus = measurements.iter().any(|row| row.backend == "cuda");
-    let rows = measurements.iter().filter(|row| !has_gpus || row.backend == "cuda");
-    rows.filter_map(|row| {
-        let seconds = row.timing()?.time_us / 1e6;
-        Some(Point { work: work(row, World::new(row.ranks, ranks_per_node))?, seconds })
-    })
-    .collect()
-}
-
-fn work(row: &Measurement, world: World) -> Option<Work> {
-    let (bytes, ranks, len) = (row.size_bytes as f64, row.ranks as f64, row.count as f64);
-    // Kernels that reach into peers' memory take other steps than those that the model counts.
-    let is_peer = row.transport.as_deref() == Some("peer");
-    let adasum = |scheme| {
-        let element_bytes = (row.size_bytes / row.count.max(1)).max(1);
-        cost::work(scheme, world, Workload { bytes: row.size_bytes, element_bytes, layers: row.layers })
-    };
-    match row.operation.as_str() {
-        _ if is_peer => None,
-        "zero" => Some(Work::kernel(bytes, 0.0)),
-        "dots" => Some(Work::kernel(2.0 * bytes, 3.0 * len)),
-        "gram" => Some(Work::kernel(ranks * bytes, ranks * (ranks + 1.0) / 2.0 * len)),
-        "combine" => Some(Work::kernel((ranks + 1.0) * bytes, ranks * len)),
-        "all_reduce" => Some(cost::all_reduce(world, bytes)),
-        "all_gather" => Some(cost::all_gather(world, bytes)),
-        "reduce_scatter" => Some(cost::reduce_scatter(world, bytes)),
-        "all_to_all" => Some(cost::all_to_all(world, bytes)),
-        "send_recv" => Some(cost::exchange(world, 1, bytes)),
-        "adasum" if row.redop == "tree" => adasum(Scheme::Tree),
-        "adasum" => adasum(Scheme::Gram),
-        _ => None,
+/// Why a choice is no Gram matrix over all ranks, or is one.
+fn why(choice: &Choice) -> String {
+    let (part, share) = choice.gram_spends;
+    let (gram, percent) = (1e3 * choice.gram_seconds, 100.0 * share);
+    let spent = format!("one Gram matrix of all ranks takes {gram:.3} ms, {percent:.0} % of it {}", PART_NAMES[part]);
+    match choice.scheme {
+        Scheme::Gram => format!("{spent}, and nothing else is a tenth faster"),
+        other => format!("{spent}; {other} takes {:.3} ms", 1e3 * choice.seconds),
     }
 }

@@ -18,6 +18,8 @@ pub(crate) enum Operation {
     Cast,
     /// Adds a vector to another, of another dtype too.
     Accumulate,
+    /// |a|².
+    SquaredNorms,
     /// a·b, |a|² and |b|².
     Dots,
     /// All inner products of as many vectors as --ranks says.
@@ -44,6 +46,7 @@ impl Operation {
             Operation::Zero => "zero",
             Operation::Cast => "cast",
             Operation::Accumulate => "accumulate",
+            Operation::SquaredNorms => "squared_norms",
             Operation::Dots => "dots",
             Operation::Gram => "gram",
             Operation::Combine => "combine",
@@ -58,8 +61,13 @@ impl Operation {
 
     /// Whether it runs on one rank's memory alone.
     pub(crate) fn is_kernel(self) -> bool {
-        use Operation::{Accumulate, Cast, Combine, Dots, Gram, Zero};
-        matches!(self, Zero | Cast | Accumulate | Dots | Gram | Combine)
+        use Operation::{Accumulate, Cast, Combine, Zero};
+        matches!(self, Zero | Cast | Accumulate | Combine) || self.only_reads()
+    }
+
+    /// Whether it is a kernel that leaves nothing but a few numbers.
+    pub(crate) fn only_reads(self) -> bool {
+        matches!(self, Operation::SquaredNorms | Operation::Dots | Operation::Gram)
     }
 
     /// Whether its operands may have two dtypes.
@@ -188,6 +196,7 @@ impl Row {
             Operation::Zero => to,
             Operation::Cast => to + from,
             Operation::Accumulate => 2.0 * to + from,
+            Operation::SquaredNorms => from,
             Operation::Dots => 2.0 * from,
             Operation::Gram => ranks * from,
             Operation::Combine => to + ranks * from,

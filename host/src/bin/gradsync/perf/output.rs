@@ -1,15 +1,17 @@
-//! Where results go: rows to stdout as they come, and all of them to files at the end.
+//! Where results go: rows to stdout as they come, and all of them to files at the end; how far it is to stderr, where that is a terminal.
 //!
-//! One rank, and no other, has an output that speaks.
+//! One rank, and no other, has an output that speaks. Nothing is drawn but when a row is done: never while something is timed.
 
 use std::sync::{Mutex, PoisonError};
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::PerfError;
 use super::arguments::Counts;
 use super::limits::Limits;
 use super::operation::Row;
 use super::plan::Section;
-use super::record::Measurement;
+use super::record::{BaselineName, Measurement};
 use super::subject::Found;
 use super::table;
 use crate::print;
@@ -26,15 +28,24 @@ pub(crate) struct Output {
     pub(crate) counts: Counts,
     limits: Limits,
     results: Mutex<Results>,
+    progress: ProgressBar,
 }
 
 impl Output {
-    pub(crate) fn new(counts: Counts, limits: Limits) -> Self {
-        Self { counts, limits, results: Mutex::default() }
+    /// For so many rows.
+    pub(crate) fn new(counts: Counts, limits: Limits, rows: usize) -> Self {
+        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows {eta} {msg}");
+        let progress = ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"));
+        Self { counts, limits, results: Mutex::default(), progress }
+    }
+
+    /// Prints a row, or what stands around rows.
+    pub(crate) fn say(&self, text: &str) -> Result<(), PerfError> {
+        Ok(self.progress.suspend(|| print(text))?)
     }
 
     /// Begins a section's table; `baseline` is what its rows are held against.
-    pub(crate) fn begin(&self, section: &Section, baseline: &str) -> Result<(), PerfError> {
+    pub(crate) fn begin(&self, section: &Section, baseline: BaselineName) -> Result<(), PerfError> {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         let (operation, place) = (section.operation.name(), section.place);
         let on = place.transport().unwrap_or(place.backend());
@@ -43,19 +54,34 @@ impl Output {
             return Ok(());
         }
         let baseline = self.counts.baseline.then_some(baseline);
-        Ok(print(&table::heading(section, baseline, &table::note(section)))?)
+        self.progress.set_message(format!("{operation} on {on}"));
+        let limit = self.limits.of(place, &section.rows[0]);
+        self.say(&table::heading(section, baseline, limit))
     }
 
     /// Takes the result of a row.
-    pub(crate) fn row(&self, section: &Section, row: &Row, found: &Found, baseline: &str) -> Result<(), PerfError> {
+    pub(crate) fn row(
+        &self,
+        section: &Section,
+        row: &Row,
+        found: &Found,
+        baseline: BaselineName,
+    ) -> Result<(), PerfError> {
         let limit = self.limits.of(section.place, row);
         let measurement = Measurement::new(section, row, found, baseline, limit);
-        print(&table::row(&measurement))?;
+        self.say(&table::row(&measurement))?;
+        self.advance();
         self.results.lock().unwrap_or_else(PoisonError::into_inner).measurements.push(measurement);
         Ok(())
     }
 
+    /// A row is done.
+    pub(crate) fn advance(&self) {
+        self.progress.inc(1);
+    }
+
     pub(crate) fn into_results(self) -> Results {
+        self.progress.finish_and_clear();
         self.results.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,7 @@
 //! Where a run measures: backends, transports and numbers of ranks, from the arguments and from what is here.
 
+use std::time::Instant;
+
 use gradsync::bootstrap::Launch;
 
 use super::PerfError;
@@ -20,6 +22,9 @@ pub(crate) struct Places {
     pub(crate) launch: Option<Launch>,
     /// Whether this process is the one that prints and measures kernels.
     pub(crate) is_speaker: bool,
+    /// Seconds that the search for GPUs took: the driver's initialisation, where there is one.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "part of what the first use of a GPU takes"))]
+    pub(crate) search: f64,
 }
 
 impl Places {
@@ -32,12 +37,14 @@ impl Places {
         let needs_ranks = settings.operations.iter().any(|operation| !operation.is_kernel());
         let mut transports: Vec<TransportChoice> = if needs_ranks { settings.transport.clone() } else { Vec::new() };
         let mut kernels = Vec::new();
+        let start = Instant::now();
         for &choice in &settings.backend {
             let place = backend(choice, &transports)?;
             if !kernels.contains(&place) {
                 kernels.push(place);
             }
         }
+        let search = start.elapsed().as_secs_f64();
         for transport in &transports {
             let needed = Place::Ranks(*transport).backend();
             if kernels.iter().all(|place| place.backend() != needed) {
@@ -66,7 +73,19 @@ impl Places {
             Err(_) => None,
         };
         let is_speaker = launch.as_ref().is_none_or(|launch| launch.rank == 0);
-        Ok(Self { kernels, transports, launch, is_speaker })
+        Ok(Self { kernels, transports, launch, is_speaker, search })
+    }
+
+    /// Whether something is to run on GPUs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_gpus(&self) -> bool {
+        self.all().any(|place| place.backend() == "cuda")
+    }
+
+    /// Whether all ranks of the launcher, if there is one, are on this machine.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_one_machine(&self) -> bool {
+        self.launch.as_ref().is_none_or(|launch| launch.local_world_size == Some(launch.world_size))
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = Place> {

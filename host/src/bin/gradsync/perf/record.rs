@@ -3,6 +3,7 @@
 use gradsync::ops::Algorithm;
 use serde::{Deserialize, Serialize};
 
+use super::launch::Launches;
 use super::operation::{Redop, Row};
 use super::plan::Section;
 use super::statistics::Times;
@@ -22,6 +23,15 @@ pub(crate) struct Timing {
     pub(crate) busbw: f64,
     /// Wrong elements; null where results were not checked.
     pub(crate) wrong: Option<u64>,
+}
+
+/// What baselines are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BaselineName {
+    /// Above the table's column: at most seventeen letters.
+    pub(crate) column: &'static str,
+    /// In the heading and in the JSON.
+    pub(crate) full: &'static str,
 }
 
 /// What a row is held against.
@@ -67,7 +77,13 @@ pub(crate) struct Document<M> {
     pub(crate) machine: M,
     pub(crate) warm_ups: usize,
     pub(crate) iterations: usize,
+    /// Calls in the CUDA graphs whose times were divided by that; 0 where none were recorded.
+    #[serde(default)]
+    pub(crate) graph_calls: usize,
     pub(crate) measurements: Vec<Measurement>,
+    /// Those of `--launch`.
+    #[serde(default)]
+    pub(crate) launches: Option<Launches>,
     /// What was asked for and left out, with the reasons.
     pub(crate) left_out: Vec<String>,
     /// Wrong elements of all rows.
@@ -75,8 +91,8 @@ pub(crate) struct Document<M> {
 }
 
 impl Measurement {
-    /// From what the ranks found; `baseline` is the name of what the row is held against, `limit` in GB/s of busbw.
-    pub(crate) fn new(section: &Section, row: &Row, found: &Found, baseline: &str, limit: Option<f64>) -> Self {
+    /// From what the ranks found; `limit` in GB/s of busbw.
+    pub(crate) fn new(section: &Section, row: &Row, found: &Found, baseline: BaselineName, limit: Option<f64>) -> Self {
         let times = |side: Side| Times::of(&found.seconds[side as usize]);
         let gigabytes = |times: Times| if times.median > 0.0 { row.bytes() as f64 / times.median / 1e9 } else { 0.0 };
         let timing = |side: Side| {
@@ -93,7 +109,7 @@ impl Measurement {
         let (out_of_place, in_place) = (timing(Side::OutOfPlace), timing(Side::InPlace));
         let own = in_place.as_ref().or(out_of_place.as_ref()).map(|timing| timing.time_us);
         let baseline = times(Side::Baseline).zip(own).map(|(times, own)| Baseline {
-            name: baseline.to_owned(),
+            name: baseline.full.to_owned(),
             time_us: times.median * 1e6,
             p99_us: times.p99 * 1e6,
             busbw: gigabytes(times) * row.bus_factor(),

@@ -2,18 +2,18 @@
 
 use super::operation::Operation;
 use super::plan::Section;
-use super::record::{Measurement, Timing};
+use super::record::{BaselineName, Measurement, Timing};
 
-/// What stands above the rows of a section.
-pub(crate) fn heading(section: &Section, baseline: Option<&str>, note: &str) -> String {
+/// What stands above the rows of a section; `limit` in GB/s of busbw.
+pub(crate) fn heading(section: &Section, baseline: Option<BaselineName>, limit: Option<f64>) -> String {
     let mut title = format!("\n# {} on {}", section.operation.name(), section.place.backend());
     if let Some(transport) = section.place.transport() {
         title += &format!(" over {transport}, {} ranks", section.ranks);
     }
-    title += &baseline.map_or(String::new(), |name| format!("; baseline: {name}"));
-    if !note.is_empty() {
-        title += &format!("; {note}");
-    }
+    title += &baseline.map_or(String::new(), |name| format!("; baseline: {}", name.full));
+    title += &limit.map_or(String::new(), |limit| format!("; limit: {} GB/s of busbw", rate(limit)));
+    title += &note(section).map_or(String::new(), |note| format!("; {note}"));
+    let column = baseline.map_or("no baseline", |name| name.column);
     let side = |name: &str| format!("{name:^44}");
     let columns = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "time", "p99", "algbw", "busbw", "#wrong");
     let units = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
@@ -22,7 +22,7 @@ pub(crate) fn heading(section: &Section, baseline: Option<&str>, note: &str) -> 
     };
     let lines = [
         title,
-        format!("{} {} {} {:^17}", left("", "", "", "", ""), side("out-of-place"), side("in-place"), "baseline"),
+        format!("{} {} {} {column:^17}", left("", "", "", "", ""), side("out-of-place"), side("in-place")),
         format!("{} {columns} {columns} {:>9} {:>7}", left("size", "count", "type", "redop", "root"), "time", "ratio"),
         format!("{} {units} {units} {:>9} {:>7}", left("(B)", "(elements)", "", "", ""), "(us)", ""),
     ];
@@ -84,14 +84,14 @@ pub(crate) fn footer(measurements: &[Measurement], left_out: &[String], wrong: u
 }
 
 /// What an operation adds to a section's heading.
-pub(crate) fn note(section: &Section) -> String {
+fn note(section: &Section) -> Option<String> {
     match section.operation {
-        Operation::Gram | Operation::Combine => format!("{} vectors", section.ranks),
+        Operation::Gram | Operation::Combine => Some(format!("{} vectors", section.ranks)),
         Operation::Adasum => {
             let most = section.rows.iter().map(|row| row.layers).max().unwrap_or(0);
-            format!("{most} tensors, fewer where there are fewer elements")
+            Some(format!("{most} tensors, fewer where there are fewer elements"))
         }
-        _ => String::new(),
+        _ => None,
     }
 }
 

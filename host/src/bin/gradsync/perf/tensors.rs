@@ -1,7 +1,7 @@
-//! `--tensors`: the gradients of well-known models, separately allocated, accumulated and cleared by one call for all of them.
+//! `--tensors`: the gradients of well-known models, separately allocated, accumulated, cast and cleared by one call for all of them.
 //!
-//! bf16 gradients are added to f32 sums, as in mixed-precision training. On a GPU each call is one launch, whatever the number of
-//! tensors; on the CPU it goes through them one by one.
+//! bf16 gradients are added to f32 sums, and f32 weights copied to bf16 ones, as in mixed-precision training. On a GPU each call is one
+//! launch, whatever the number of tensors; on the CPU it goes through them one by one.
 
 use clap::ValueEnum;
 use gradsync::kernels::cpu;
@@ -9,7 +9,7 @@ use gradsync::{DType, GradientBuffer};
 
 use super::PerfError;
 use super::data::{count_wrong, fill, value};
-use super::host::vectors::Copy;
+use super::host::baseline::Baseline;
 use super::operation::{Operation, Redop, Row, Types};
 use super::output::Output;
 use super::places::Places;
@@ -27,7 +27,17 @@ pub(crate) enum Model {
     BertLarge,
 }
 
-pub(crate) const TYPES: Types = Types { to: DType::F32, from: DType::BF16 };
+/// What is done to the tensors.
+pub(crate) const OPERATIONS: [Operation; 3] = [Operation::Accumulate, Operation::Cast, Operation::Zero];
+
+/// The dtypes of an operation's tensors.
+fn types(operation: Operation) -> Types {
+    match operation {
+        Operation::Accumulate => Types { to: DType::F32, from: DType::BF16 },
+        Operation::Cast => Types { to: DType::BF16, from: DType::F32 },
+        _ => Types::both(DType::F32),
+    }
+}
 
 impl Model {
     /// The number of elements of each tensor, in the order of the model.
@@ -90,16 +100,15 @@ fn bert_large() -> Vec<usize> {
     lens
 }
 
-/// Measures both calls wherever kernels are to run.
+/// Measures the calls wherever kernels are to run.
 pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), PerfError> {
     let lens = model.lens();
     for &place in places.kernels.iter().filter(|_| places.is_speaker) {
-        for operation in [Operation::Accumulate, Operation::Zero] {
-            let types = if operation == Operation::Zero { Types::both(TYPES.to) } else { TYPES };
-            let row =
-                Row { operation, types, redop: Redop::None, ranks: 1, len: lens.iter().sum(), layers: lens.len() };
+        for operation in OPERATIONS {
+            let (types, redop, len) = (types(operation), Redop::None, lens.iter().sum());
+            let row = Row { operation, types, redop, ranks: 1, len, layers: lens.len() };
             let section = Section { operation, place, ranks: 1, rows: vec![row], left_out: Vec::new() };
-            crate::print(&format!(
+            output.say(&format!(
                 "\n# {}: {} tensors, separately allocated, in one call\n",
                 model.name(),
                 lens.len()
@@ -115,21 +124,22 @@ pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), 
 }
 
 fn on_cpu(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
-    output.begin(section, Copy::NAME)?;
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
     for row in &section.rows {
         let mut tensors = Tensors::new(row, lens, output)?;
         let seconds = subject::time(&mut tensors, output.counts, || Ok(()))?;
         let wrong = subject::check(&mut tensors, output.counts)?;
-        output.row(section, row, &Found { seconds, wrong }, Copy::NAME)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
     }
     Ok(())
 }
 
 struct Tensors {
     operation: Operation,
-    sums: Vec<GradientBuffer>,
-    values: Vec<GradientBuffer>,
-    copy: Option<Copy>,
+    to: Vec<GradientBuffer>,
+    from: Vec<GradientBuffer>,
+    baseline: Option<Baseline>,
 }
 
 impl Tensors {
@@ -142,48 +152,56 @@ impl Tensors {
         let buffers = |dtype, rank| lens.iter().map(|&len| buffer(dtype, rank, len)).collect::<Result<_, PerfError>>();
         Ok(Self {
             operation: row.operation,
-            sums: buffers(TYPES.to, 1)?,
-            values: if row.operation == Operation::Zero { Vec::new() } else { buffers(TYPES.from, 0)? },
-            copy: output.counts.baseline.then(|| Copy::new(row.traffic(), 1)),
+            to: buffers(row.types.to, 1)?,
+            from: if row.operation == Operation::Zero { Vec::new() } else { buffers(row.types.from, 0)? },
+            baseline: output.counts.baseline.then(|| Baseline::new(row, 1)),
         })
     }
 
     fn run(&mut self) -> Result<(), PerfError> {
         if self.operation == Operation::Zero {
-            self.sums.iter_mut().for_each(|sum| cpu::zero(sum.tensor_mut(0).into_data()));
+            self.to.iter_mut().for_each(|to| cpu::zero(to.tensor_mut(0).into_data()));
             return Ok(());
         }
-        for (sum, value) in self.sums.iter_mut().zip(&self.values) {
-            cpu::accumulate(sum.tensor_mut(0).into_data(), value.tensor(0).data())?;
-        }
-        Ok(())
+        let run = if self.operation == Operation::Cast { cpu::cast } else { cpu::accumulate };
+        let mut pairs = self.to.iter_mut().zip(&self.from);
+        Ok(pairs.try_for_each(|(to, from)| run(to.tensor_mut(0).into_data(), from.tensor(0).data()))?)
     }
 }
 
 impl Subject for Tensors {
     fn has(&self, side: Side) -> bool {
-        side == Side::InPlace || side == Side::Baseline && self.copy.is_some()
+        side == own_side(self.operation) || side == Side::Baseline && self.baseline.is_some()
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        match (side, &mut self.copy) {
-            (Side::Baseline, Some(copy)) => copy.call(round),
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline.call(round),
             _ => self.run()?,
         }
         Ok(())
     }
 
     fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
-        self.sums.iter_mut().for_each(|sum| fill(sum.tensor_mut(0).into_data(), |index| value(1, index)));
+        self.to.iter_mut().for_each(|to| fill(to.tensor_mut(0).into_data(), |index| value(1, index)));
         self.run()?;
         let operation = self.operation;
-        Ok(self.sums.iter().map(|sum| count_wrong(sum.tensor(0).data(), 0.0, |index| expected(operation, index))).sum())
+        Ok(self.to.iter().map(|to| count_wrong(to.tensor(0).data(), 0.0, |index| expected(operation, index))).sum())
     }
+}
+
+/// The side that an operation on tensors has.
+pub(crate) fn own_side(operation: Operation) -> Side {
+    if operation == Operation::Cast { Side::OutOfPlace } else { Side::InPlace }
 }
 
 /// What a call leaves at an index of a tensor.
 pub(crate) fn expected(operation: Operation, index: usize) -> f64 {
-    if operation == Operation::Zero { 0.0 } else { value(0, index) + value(1, index) }
+    match operation {
+        Operation::Zero => 0.0,
+        Operation::Cast => value(0, index),
+        _ => value(0, index) + value(1, index),
+    }
 }
 
 #[cfg(test)]

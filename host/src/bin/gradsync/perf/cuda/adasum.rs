@@ -15,6 +15,7 @@ use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::host::collectives::{fill_gradients, gradients, tensor_lens, wrong_gradients};
 use crate::perf::operation::{Redop, Row};
+use crate::perf::record::BaselineName;
 use crate::perf::subject::{Side, Subject};
 
 /// Buffers with workspace of their own, at most.
@@ -24,16 +25,20 @@ const MOST_WORKSPACES: usize = 8;
 enum Baseline<'a> {
     /// The staged mode over a transport of the hosts' memory.
     Staged(&'a dyn Communicator, Box<StagedAdasum>),
-    /// Where there is none: the plain sum of as many bytes.
+    /// Where there is none, or none can be recorded: the plain sum of as many bytes.
     Sum(&'a Plain),
 }
 
-/// The name of the baseline, with or without a transport of the hosts' memory.
-pub(super) fn baseline(host: Option<&dyn Communicator>) -> &'static str {
-    match host {
-        Some(_) => "the staged mode, through host memory",
+/// The name of the baseline, with or without a transport of the hosts' memory. What goes through the hosts cannot be recorded.
+pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> BaselineName {
+    let full = match host {
+        Some(_) if counts.graph_calls == 0 => {
+            return BaselineName { column: "staged mode", full: "the staged mode, through host memory" };
+        }
+        Some(_) => "plain NCCL's sum of as many bytes (the staged mode cannot be recorded)",
         None => "plain NCCL's sum of as many bytes (the staged mode needs MPI, or ranks in one process)",
-    }
+    };
+    BaselineName { column: "plain NCCL's sum", full }
 }
 
 /// An Adasum of gradient buffers.
@@ -72,11 +77,11 @@ impl<'a> Reduction<'a> {
         }
         let baseline = match host_comm {
             _ if !counts.baseline => None,
-            Some(host) => {
+            Some(host) if counts.graph_calls == 0 => {
                 let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
                 Some(Baseline::Staged(host, Box::new(staged)))
             }
-            None => Some(Baseline::Sum(plain)),
+            _ => Some(Baseline::Sum(plain)),
         };
         let mut reduction = Self { comm, queue, buffers, host: gradients(row)?, baseline };
         reduction.prepare()?;

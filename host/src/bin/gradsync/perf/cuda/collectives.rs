@@ -54,13 +54,13 @@ impl<'a> Collective<'a> {
         let vectors = |len| Vectors::new(queue, row.types.to, len, slots);
         let mut collective = Self { comm, plain, queue, row: *row, input: vectors(input)?, output: vectors(output)? };
         collective.prepare()?;
-        collective.output.fill(|_| 0.0)?;
+        collective.output.repeat(|_| 0.0)?;
         Ok(collective)
     }
 
     fn prepare(&mut self) -> Result<(), PerfError> {
         let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), op(&self.row));
-        self.input.fill(|index| operand(op, ranks, rank, index))
+        self.input.repeat(|index| operand(op, ranks, rank, index))
     }
 
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
@@ -108,12 +108,12 @@ impl Subject for Collective<'_> {
         self.prepare()?;
         let is_in_place = side == Side::InPlace;
         match self.row.operation {
-            Operation::AllReduce if is_in_place => self.output.fill(|index| operand(op, ranks, rank, index))?,
+            Operation::AllReduce if is_in_place => self.output.repeat(|index| operand(op, ranks, rank, index))?,
             // Each rank's own shard, and elsewhere what no rank has.
             Operation::AllGather if is_in_place => {
                 self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 })?;
             }
-            _ => self.output.fill(|_| -1.0)?,
+            _ => self.output.repeat(|_| -1.0)?,
         }
         self.run(side, 0)?;
         self.comm.synchronize(self.queue)?;

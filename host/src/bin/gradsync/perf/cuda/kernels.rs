@@ -4,9 +4,11 @@ use gradsync::driver::{DeviceSlice, Queue};
 use gradsync::kernels::cpu::Coefficients;
 use gradsync::kernels::cuda::{self, Layers};
 
+use super::baseline::Baseline;
 use super::timing;
-use super::vectors::{Copy, Vectors, slots};
+use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
 use crate::perf::data::{PERIOD, count_differing, product, value, weight, weighted};
 use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
@@ -20,18 +22,19 @@ const MOST_SLOTS: usize = 4096;
 
 /// Measures a section's rows.
 pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
-    output.begin(section, Copy::NAME)?;
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
     let queue = Queue::new(0)?;
     for row in &section.rows {
-        let mut kernel = Kernel::new(&queue, row, output)?;
-        let seconds = timing::time(&queue, &mut kernel, output.counts)?;
+        let mut kernel = Kernel::new(&queue, row, output.counts)?;
+        let seconds = timing::time(&queue, &mut kernel, output.counts, &mut timing::alone)?;
         let wrong = subject::check(&mut kernel, output.counts)?;
-        output.row(section, row, &Found { seconds, wrong }, Copy::NAME)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
     }
     Ok(())
 }
 
-struct Kernel {
+pub(super) struct Kernel {
     row: Row,
     /// Where results go.
     to: Vectors,
@@ -39,24 +42,24 @@ struct Kernel {
     from: Vec<Vectors>,
     /// For products and weighted sums, one for each set of buffers.
     layers: Vec<Layers>,
-    copy: Option<Copy>,
+    baseline: Option<Baseline>,
 }
 
 impl Kernel {
-    fn new(queue: &Queue, row: &Row, output: &Output) -> Result<Self, PerfError> {
+    fn new(queue: &Queue, row: &Row, counts: Counts) -> Result<Self, PerfError> {
         let Row { operation, types, ranks, len, .. } = *row;
         let vectors = operation.vectors(ranks);
-        let has_workspace = matches!(operation, Operation::Dots | Operation::Gram | Operation::Combine);
+        let has_workspace = operation.only_reads() || operation == Operation::Combine;
         let most = if has_workspace { MOST_WORKSPACES } else { MOST_SLOTS };
-        let slots = slots(queue, output.counts.working_set, row.traffic() as usize, most)?;
+        let slots = slots(queue, counts.working_set, row.traffic() as usize, most)?;
         // The results of products are numbers.
-        let to_len = if matches!(operation, Operation::Dots | Operation::Gram) { 0 } else { len };
+        let to_len = if operation.only_reads() { 0 } else { len };
         let mut to = Vectors::new(queue, types.to, to_len, slots)?;
-        to.fill(|index| value(0, index))?;
+        to.repeat(|index| value(0, index))?;
         let mut from = Vec::new();
         for vector in 0..vectors {
             let mut vectors = Vectors::new(queue, types.from, len, slots)?;
-            vectors.fill(|index| value(vector, index))?;
+            vectors.repeat(|index| value(vector, index))?;
             from.push(vectors);
         }
         let mut layers = Vec::new();
@@ -66,8 +69,14 @@ impl Kernel {
             workspace.write_coefficients(&Coefficients { weights, cancelled: vec![false] })?;
             layers.push(workspace);
         }
-        let copy = output.counts.baseline.then(|| Copy::new(queue, row.traffic(), slots)).transpose()?;
-        Ok(Self { row: *row, to, from, layers, copy })
+        let baseline = counts.baseline.then(|| Baseline::memory(queue, row, slots)).transpose()?;
+        Ok(Self { row: *row, to, from, layers, baseline })
+    }
+
+    /// The same kernel, beside one that does nothing.
+    pub(super) fn beside_empty(queue: &Queue, row: &Row, counts: Counts) -> Result<Self, PerfError> {
+        let kernel = Self::new(queue, row, Counts { baseline: false, ..counts })?;
+        Ok(Self { baseline: Some(Baseline::Empty(queue.clone())), ..kernel })
     }
 
     fn run(&mut self, round: usize) -> Result<(), PerfError> {
@@ -77,6 +86,7 @@ impl Kernel {
             Operation::Zero => cuda::zero(self.to.slice_mut(round))?,
             Operation::Cast => cuda::cast(self.to.slice_mut(round), vectors[0])?,
             Operation::Accumulate => cuda::accumulate(self.to.slice_mut(round), vectors[0])?,
+            Operation::SquaredNorms => self.layers[place].squared_norms(vectors[0])?,
             Operation::Dots => self.layers[place].dots(vectors[0], vectors[1])?,
             Operation::Gram => self.layers[place].gram(&vectors)?,
             Operation::Combine => self.layers[place].combine(self.to.slice_mut(round), &vectors)?,
@@ -92,26 +102,29 @@ impl Subject for Kernel {
         match side {
             Side::OutOfPlace => !is_in_place,
             Side::InPlace => is_in_place,
-            Side::Baseline => self.copy.is_some(),
+            Side::Baseline => self.baseline.is_some(),
         }
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        match (side, &mut self.copy) {
-            (Side::Baseline, Some(copy)) => copy.call(round),
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline.call(round),
             _ => self.run(round),
         }
     }
 
     fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
         let Row { operation, ranks, len, .. } = self.row;
-        self.to.fill(|index| value(1, index))?;
+        self.to.repeat(|index| value(1, index))?;
         self.run(0)?;
         let pairs = (0..ranks).flat_map(|left| (left..ranks).map(move |right| product(left, right, len)));
         match operation {
             Operation::Zero => self.to.count_wrong(0.0, |_| 0.0),
             Operation::Cast => self.to.count_wrong(0.0, |index| value(0, index)),
             Operation::Accumulate => self.to.count_wrong(0.0, |index| value(0, index) + value(1, index)),
+            Operation::SquaredNorms => {
+                Ok(count_differing(&self.layers[0].read_totals(1)?, [product(0, 0, len)].into_iter()))
+            }
             Operation::Dots => {
                 let expected = [product(0, 1, len), product(0, 0, len), product(1, 1, len)];
                 Ok(count_differing(&self.layers[0].read_totals(3)?, expected.into_iter()))

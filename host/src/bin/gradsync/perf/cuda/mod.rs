@@ -1,10 +1,13 @@
 //! What is measured on GPUs: kernels, and collectives of ranks with a GPU each.
 //!
-//! Times are those between events on the queue, around each call.
+//! Times are those between events on the queue, around each call, or around each launch of a graph of many.
 
 mod adasum;
+mod baseline;
 mod collectives;
+pub(crate) mod first_use;
 pub(crate) mod kernels;
+pub(crate) mod launch;
 mod plain;
 pub(crate) mod ranks;
 pub(crate) mod tensors;

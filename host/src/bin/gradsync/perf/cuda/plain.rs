@@ -10,6 +10,7 @@ use gradsync::driver::{DeviceSlice, DeviceSliceMut};
 use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
 
 use crate::perf::PerfError;
+use crate::perf::record::BaselineName;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -55,7 +56,7 @@ fn place_mut(data: &DeviceSliceMut<'_>) -> *mut c_void {
 }
 
 impl Plain {
-    pub(super) const NAME: &'static str = "plain NCCL";
+    pub(super) const NAME: BaselineName = BaselineName { column: "plain NCCL", full: "plain NCCL" };
 
     /// Of the ranks of `ours`, over whose control channel the identifier travels; on the device that is current on this thread.
     pub(super) fn new(ours: &NcclCommunicator) -> Result<Self, PerfError> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Communicator, DeviceCommunicator, local};
-use gradsync::driver::Queue;
+use gradsync::comm::{self, Call, Communicator, DeviceCommunicator, local};
+use gradsync::driver::{Graph, Queue};
 
 use super::adasum::{self, Reduction};
 use super::collectives::{Collective, Peers};
@@ -77,7 +77,7 @@ fn rank(
     let plain = Plain::new(&comm)?;
     for section in sections {
         let is_adasum = section.operation == Operation::Adasum;
-        let name = if is_adasum { adasum::baseline(host) } else { Plain::NAME };
+        let name = if is_adasum { adasum::baseline(host, output.counts) } else { Plain::NAME };
         if rank == 0 {
             output.begin(section, name)?;
         }
@@ -112,7 +112,11 @@ fn measure(
     // All ranks have their operands.
     queue.synchronize()?;
     comm.agree_on("perf", "row", 0)?;
-    let seconds = timing::time(queue, subject, output.counts)?;
+    let mut launch = |graph: &Graph| {
+        let call = Call::without_data(comm::Operation::Graph);
+        Ok(comm.run_kernels(call, queue, &mut || Ok(graph.launch()?))?)
+    };
+    let seconds = timing::time(queue, subject, output.counts, &mut launch)?;
     comm.synchronize(queue)?;
     comm.agree_on("perf", "row", 1)?;
     let own = Found { seconds, wrong: subject::check(subject, output.counts)? };

@@ -4,34 +4,36 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
 use gradsync::{DType, GradientBuffer};
 
+use super::baseline::Baseline;
 use super::timing;
-use super::vectors::{Copy, wrong};
+use super::vectors::wrong;
 use crate::perf::PerfError;
 use crate::perf::data::{fill, value};
 use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
 use crate::perf::subject::{self, Found, Side, Subject};
-use crate::perf::tensors::{TYPES, expected};
+use crate::perf::tensors::{expected, own_side};
 
 /// Measures a section's rows on the first device.
 pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
-    output.begin(section, Copy::NAME)?;
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
     let queue = Queue::new(0)?;
     for row in &section.rows {
         let mut tensors = Tensors::new(&queue, row, lens, output)?;
-        let seconds = timing::time(&queue, &mut tensors, output.counts)?;
+        let seconds = timing::time(&queue, &mut tensors, output.counts, &mut timing::alone)?;
         let wrong = subject::check(&mut tensors, output.counts)?;
-        output.row(section, row, &Found { seconds, wrong }, Copy::NAME)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
     }
     Ok(())
 }
 
 struct Tensors {
     operation: Operation,
-    sums: Vec<DeviceBuffer>,
-    values: Vec<DeviceBuffer>,
-    copy: Option<Copy>,
+    to: Vec<DeviceBuffer>,
+    from: Vec<DeviceBuffer>,
+    baseline: Option<Baseline>,
 }
 
 /// Tensors of a rank's values, each allocated on its own.
@@ -48,18 +50,19 @@ impl Tensors {
         let is_zero = row.operation == Operation::Zero;
         Ok(Self {
             operation: row.operation,
-            sums: allocate(queue, TYPES.to, 1, lens)?,
-            values: if is_zero { Vec::new() } else { allocate(queue, TYPES.from, 0, lens)? },
-            copy: output.counts.baseline.then(|| Copy::new(queue, row.traffic(), 1)).transpose()?,
+            to: allocate(queue, row.types.to, 1, lens)?,
+            from: if is_zero { Vec::new() } else { allocate(queue, row.types.from, 0, lens)? },
+            baseline: output.counts.baseline.then(|| Baseline::memory(queue, row, 1)).transpose()?,
         })
     }
 
     fn run(&mut self) -> Result<(), PerfError> {
-        let mut sums: Vec<DeviceSliceMut<'_>> = self.sums.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
-        let values: Vec<DeviceSlice<'_>> = self.values.iter().map(DeviceBuffer::as_slice).collect();
+        let mut to: Vec<DeviceSliceMut<'_>> = self.to.iter_mut().map(DeviceBuffer::as_mut_slice).collect();
+        let from: Vec<DeviceSlice<'_>> = self.from.iter().map(DeviceBuffer::as_slice).collect();
         match self.operation {
-            Operation::Zero => cuda::zero_all(&mut sums)?,
-            _ => cuda::accumulate_all(&mut sums, &values)?,
+            Operation::Zero => cuda::zero_all(&mut to)?,
+            Operation::Cast => cuda::cast_all(&mut to, &from)?,
+            _ => cuda::accumulate_all(&mut to, &from)?,
         }
         Ok(())
     }
@@ -67,24 +70,25 @@ impl Tensors {
 
 impl Subject for Tensors {
     fn has(&self, side: Side) -> bool {
-        side == Side::InPlace || side == Side::Baseline && self.copy.is_some()
+        side == own_side(self.operation) || side == Side::Baseline && self.baseline.is_some()
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        match (side, &mut self.copy) {
-            (Side::Baseline, Some(copy)) => copy.call(round),
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline.call(round),
             _ => self.run(),
         }
     }
 
     fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
-        for sum in &mut self.sums {
-            let mut host = GradientBuffer::new(TYPES.to, 1, [("tensor", [sum.as_slice().len()])])?;
+        for to in &mut self.to {
+            let view = to.as_slice();
+            let mut host = GradientBuffer::new(view.dtype(), 1, [("tensor", [view.len()])])?;
             fill(host.tensor_mut(0).into_data(), |index| value(1, index));
-            sum.as_mut_slice().copy_from_host(host.tensor(0).data())?;
+            to.as_mut_slice().copy_from_host(host.tensor(0).data())?;
         }
         self.run()?;
         let operation = self.operation;
-        self.sums.iter().map(|sum| wrong(sum.as_slice(), 0.0, |index| expected(operation, index))).sum()
+        self.to.iter().map(|to| wrong(to.as_slice(), 0.0, |index| expected(operation, index))).sum()
     }
 }

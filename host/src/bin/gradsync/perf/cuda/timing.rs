@@ -1,14 +1,28 @@
-//! Time on the device: an event before and after each call.
+//! Time on the device: an event before and after each call, or around graphs of many.
 
-use gradsync::driver::{Event, Queue};
+use gradsync::Error;
+use gradsync::driver::{Event, Graph, Queue};
 
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
-use crate::perf::subject::{Seconds, Subject, sides};
+use crate::perf::subject::{Seconds, Side, Subject, sides};
+
+/// Puts a graph into its queue.
+pub(super) type Launch<'a> = &'a mut dyn FnMut(&Graph) -> Result<(), PerfError>;
 
 /// Times a subject whose calls put their work into `queue`. The host waits for nothing before the end, unless a call does.
-pub(super) fn time(queue: &Queue, subject: &mut dyn Subject, counts: Counts) -> Result<Seconds, PerfError> {
+pub(super) fn time(
+    queue: &Queue,
+    subject: &mut dyn Subject,
+    counts: Counts,
+    launch: Launch<'_>,
+) -> Result<Seconds, PerfError> {
     let sides = sides(subject, counts);
+    // None where the calls are timed as they are.
+    let mut graphs = Vec::new();
+    for &side in sides.iter().filter(|_| counts.graph_calls > 0) {
+        graphs.push(record(queue, subject, side, counts.graph_calls)?);
+    }
     // Made before they are needed: making one takes longer than recording it.
     let mut marks: Vec<(Event, Event)> = Vec::new();
     for _ in 0..sides.len() * counts.iterations {
@@ -17,21 +31,52 @@ pub(super) fn time(queue: &Queue, subject: &mut dyn Subject, counts: Counts) -> 
     queue.synchronize()?;
     let mut place = 0;
     for round in 0..counts.warm_ups + counts.iterations {
-        for &side in &sides {
+        for (index, &side) in sides.iter().enumerate() {
             let mark = (round >= counts.warm_ups).then(|| &marks[place]);
             if let Some((begin, _)) = mark {
                 begin.record()?;
             }
-            subject.call(side, round)?;
+            match graphs.get(index) {
+                Some(graph) => launch(graph)?,
+                None => subject.call(side, round)?,
+            }
             if let Some((_, end)) = mark {
                 end.record()?;
                 place += 1;
             }
         }
     }
+    let calls = counts.graph_calls.max(1) as f64;
     let mut seconds = Seconds::default();
     for (index, (begin, end)) in marks.iter().enumerate() {
-        seconds[sides[index % sides.len()] as usize].push(end.seconds_since(begin)?);
+        seconds[sides[index % sides.len()] as usize].push(end.seconds_since(begin)? / calls);
     }
     Ok(seconds)
+}
+
+/// Launches a graph that meets no other rank.
+pub(super) fn alone(graph: &Graph) -> Result<(), PerfError> {
+    Ok(graph.launch()?)
+}
+
+/// Records so many calls of a side. Each runs once before: what has not run yet may allocate, which cannot be recorded.
+fn record(queue: &Queue, subject: &mut dyn Subject, side: Side, calls: usize) -> Result<Graph, PerfError> {
+    let mut run = || (0..calls).try_for_each(|round| subject.call(side, round));
+    run()?;
+    queue.synchronize()?;
+    let mut failure = None;
+    let graph = queue.capture(|| {
+        run().map_err(|error| match error {
+            PerfError::Gradsync(error) => error,
+            other => {
+                let reason = other.to_string();
+                failure = Some(other);
+                Error::InvalidArgument { operation: "perf --cudagraph", reason }
+            }
+        })
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(graph?),
+    }
 }

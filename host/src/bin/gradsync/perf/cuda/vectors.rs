@@ -5,12 +5,17 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::{DType, GradientBuffer};
 
 use crate::perf::PerfError;
-use crate::perf::data::{count_wrong, fill};
+use crate::perf::data::{PERIOD, count_wrong, fill};
+use crate::perf::record::BaselineName;
 
 /// Vectors lie at multiples of this many bytes.
 const ALIGNMENT: usize = 256;
 /// How many times the L2 cache the buffers of all turns hold together.
 const CACHES: usize = 3;
+/// Elements that pass through host memory at once.
+const PART_LEN: usize = PERIOD << 22;
+/// Elements that the host writes where they repeat themselves.
+const BLOCK_LEN: usize = PERIOD << 18;
 
 /// How many sets of buffers make up a working set, where each turn moves `bytes` bytes: three times the L2 cache, unless the user says
 /// otherwise.
@@ -58,15 +63,35 @@ impl Vectors {
 
     /// Writes to every vector.
     pub(super) fn fill(&mut self, value: impl Fn(usize) -> f64 + Sync) -> Result<(), PerfError> {
-        let mut host = GradientBuffer::new(self.dtype, 1, [("vector", [self.len])])?;
+        let mut host = GradientBuffer::new(self.dtype, 1, [("part", [self.len.min(PART_LEN)])])?;
+        for begin in (0..self.len).step_by(PART_LEN) {
+            let end = self.len.min(begin + PART_LEN);
+            fill(host.as_mut_slice().range_mut(0..end - begin), |index| value(begin + index));
+            self.slice_mut(0).range_mut(begin..end).copy_from_host(host.as_slice().range(0..end - begin))?;
+        }
+        self.spread()
+    }
+
+    /// Writes to every vector what repeats itself after [`PERIOD`] elements: the device copies it on.
+    pub(super) fn repeat(&mut self, value: impl Fn(usize) -> f64 + Sync) -> Result<(), PerfError> {
+        let mut filled = self.len.min(BLOCK_LEN);
+        let mut host = GradientBuffer::new(self.dtype, 1, [("block", [filled])])?;
         fill(host.tensor_mut(0).into_data(), value);
-        for slot in 0..self.slots {
-            if slot < 1 {
-                self.slice_mut(slot).copy_from_host(host.tensor(0).data())?;
-            } else {
-                let (first, rest) = self.buffer.as_mut_slice().split_at_mut(slot * self.stride);
-                rest.range_mut(0..self.len).copy_from_device(first.as_slice().range(0..self.len))?;
-            }
+        self.slice_mut(0).range_mut(0..filled).copy_from_host(host.tensor(0).data())?;
+        while filled < self.len {
+            let more = filled.min(self.len - filled);
+            let (first, rest) = self.slice_mut(0).split_at_mut(filled);
+            rest.range_mut(0..more).copy_from_device(first.as_slice().range(0..more))?;
+            filled += more;
+        }
+        self.spread()
+    }
+
+    /// Copies the first vector to the others.
+    fn spread(&mut self) -> Result<(), PerfError> {
+        for slot in 1..self.slots {
+            let (first, rest) = self.buffer.as_mut_slice().split_at_mut(slot * self.stride);
+            rest.range_mut(0..self.len).copy_from_device(first.as_slice().range(0..self.len))?;
         }
         Ok(())
     }
@@ -83,9 +108,15 @@ pub(super) fn wrong(
     tolerance: f64,
     expected: impl Fn(usize) -> f64 + Sync,
 ) -> Result<u64, PerfError> {
-    let mut host = GradientBuffer::new(data.dtype(), 1, [("vector", [data.len()])])?;
-    data.copy_to_host(host.tensor_mut(0).into_data())?;
-    Ok(count_wrong(host.tensor(0).data(), tolerance, expected))
+    let len = data.len();
+    let mut host = GradientBuffer::new(data.dtype(), 1, [("part", [len.min(PART_LEN)])])?;
+    let mut wrong = 0;
+    for begin in (0..len).step_by(PART_LEN) {
+        let end = len.min(begin + PART_LEN);
+        data.range(begin..end).copy_to_host(host.as_mut_slice().range_mut(0..end - begin))?;
+        wrong += count_wrong(host.as_slice().range(0..end - begin), tolerance, |index| expected(begin + index));
+    }
+    Ok(wrong)
 }
 
 /// The driver's copy on the device, of as many bytes as an operation moves.
@@ -95,12 +126,13 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    pub(super) const NAME: &'static str = "the driver's copy that moves as many bytes";
+    pub(super) const NAME: BaselineName =
+        BaselineName { column: "driver's copy", full: "the driver's copy that moves as many bytes" };
 
     pub(super) fn new(queue: &Queue, traffic: f64, slots: usize) -> Result<Self, PerfError> {
         let len = ((traffic / 2.0) as usize / DType::F32.size_bytes()).max(1);
         let mut from = Vectors::new(queue, DType::F32, len, slots)?;
-        from.fill(|index| (index % 1000) as f64)?;
+        from.repeat(|index| (index % PERIOD) as f64)?;
         Ok(Self { from, to: Vectors::new(queue, DType::F32, len, slots)? })
     }
 

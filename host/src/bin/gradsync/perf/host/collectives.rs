@@ -13,7 +13,7 @@ use crate::perf::data::{PERIOD, adasum, adasum_operand, count_wrong, fill, opera
 use crate::perf::operation::{Operation, Redop, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
-use crate::perf::record::resolved;
+use crate::perf::record::{BaselineName, resolved};
 use crate::perf::subject::{self, Found, Side, Subject};
 
 /// What a collective is held against, on one rank.
@@ -24,7 +24,7 @@ pub(crate) trait HostBaseline {
 
 /// Makes the baseline of a row, if it has one; and its name.
 pub(crate) trait HostBaselines {
-    fn name(&self, operation: Operation) -> &'static str;
+    fn name(&self, operation: Operation) -> BaselineName;
     fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError>;
 }
 

@@ -6,7 +6,8 @@ use std::ops::Range;
 use gradsync::Slice;
 use gradsync::kernels::cpu;
 
-use super::vectors::{Copy, Vectors, slots};
+use super::baseline::Baseline;
+use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
 use crate::perf::data::{PERIOD, count_differing, count_wrong, product, value, weight, weighted};
 use crate::perf::operation::{Operation, Row};
@@ -16,12 +17,13 @@ use crate::perf::subject::{self, Found, Side, Subject};
 
 /// Measures a section's rows.
 pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
-    output.begin(section, Copy::NAME)?;
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
     for row in &section.rows {
         let mut kernel = Kernel::new(row, output)?;
         let seconds = subject::time(&mut kernel, output.counts, || Ok(()))?;
         let wrong = subject::check(&mut kernel, output.counts)?;
-        output.row(section, row, &Found { seconds, wrong }, Copy::NAME)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
     }
     Ok(())
 }
@@ -35,7 +37,7 @@ struct Kernel {
     /// The whole vector: one layer.
     whole: [Range<usize>; 1],
     weights: Vec<f64>,
-    copy: Option<Copy>,
+    baseline: Option<Baseline>,
 }
 
 impl Kernel {
@@ -43,7 +45,7 @@ impl Kernel {
         let Row { operation, types, ranks, len, .. } = *row;
         let slots = slots(output.counts.working_set, row.traffic() as usize);
         // The results of products are numbers.
-        let to_len = if matches!(operation, Operation::Dots | Operation::Gram) { 0 } else { len };
+        let to_len = if operation.only_reads() { 0 } else { len };
         let mut to = Vectors::new(types.to, to_len, slots)?;
         to.fill(|index| value(0, index));
         let mut from = Vec::new();
@@ -58,7 +60,7 @@ impl Kernel {
             whole: [0..len],
             weights: (0..from.len()).map(weight).collect(),
             from,
-            copy: output.counts.baseline.then(|| Copy::new(row.traffic(), slots)),
+            baseline: output.counts.baseline.then(|| Baseline::new(row, slots)),
         })
     }
 
@@ -72,6 +74,7 @@ impl Kernel {
             Operation::Zero => cpu::zero(self.to.slice_mut(round)),
             Operation::Cast => cpu::cast(self.to.slice_mut(round), self.from[0].slice(round))?,
             Operation::Accumulate => cpu::accumulate(self.to.slice_mut(round), self.from[0].slice(round))?,
+            Operation::SquaredNorms => return Ok(cpu::squared_norms(self.from[0].slice(round), &self.whole)?),
             Operation::Dots => {
                 let dots = cpu::dots(self.from[0].slice(round), self.from[1].slice(round), &self.whole)?;
                 return Ok(dots.concat());
@@ -93,13 +96,13 @@ impl Subject for Kernel {
         match side {
             Side::OutOfPlace => !is_in_place,
             Side::InPlace => is_in_place,
-            Side::Baseline => self.copy.is_some(),
+            Side::Baseline => self.baseline.is_some(),
         }
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        match (side, &mut self.copy) {
-            (Side::Baseline, Some(copy)) => copy.call(round),
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline.call(round),
             _ => _ = black_box(self.run(round)?),
         }
         Ok(())
@@ -115,6 +118,7 @@ impl Subject for Kernel {
             Operation::Zero => count_wrong(result, 0.0, |_| 0.0),
             Operation::Cast => count_wrong(result, 0.0, |index| value(0, index)),
             Operation::Accumulate => count_wrong(result, 0.0, |index| value(0, index) + value(1, index)),
+            Operation::SquaredNorms => count_differing(&found, [product(0, 0, len)].into_iter()),
             Operation::Dots => {
                 let expected = [product(0, 1, len), product(0, 0, len), product(1, 1, len)];
                 count_differing(&found, expected.into_iter())

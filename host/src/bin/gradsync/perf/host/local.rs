@@ -11,6 +11,7 @@ use crate::perf::arguments::Counts;
 use crate::perf::operation::{Operation, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::Section;
+use crate::perf::record::BaselineName;
 
 /// Measures sections on that many threads.
 pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
@@ -40,7 +41,7 @@ struct Memory {
 }
 
 impl HostBaselines for Memory {
-    fn name(&self, _: Operation) -> &'static str {
+    fn name(&self, _: Operation) -> BaselineName {
         Copy::NAME
     }
 

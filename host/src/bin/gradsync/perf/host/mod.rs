@@ -1,5 +1,6 @@
 //! What is measured on host memory: the kernels of the CPU backend, and collectives over any communicator there.
 
+pub(crate) mod baseline;
 pub(crate) mod collectives;
 pub(crate) mod kernels;
 pub(crate) mod local;

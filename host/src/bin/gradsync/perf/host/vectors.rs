@@ -4,6 +4,7 @@ use gradsync::{DType, GradientBuffer, Slice, SliceMut};
 use rayon::prelude::*;
 
 use crate::perf::PerfError;
+use crate::perf::record::BaselineName;
 
 /// Vectors lie at multiples of this many bytes.
 const ALIGNMENT: usize = 256;
@@ -56,7 +57,8 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    pub(crate) const NAME: &'static str = "a parallel memcpy that moves as many bytes";
+    pub(crate) const NAME: BaselineName =
+        BaselineName { column: "parallel memcpy", full: "a parallel memcpy that moves as many bytes" };
 
     /// A copy that reads and writes `traffic` bytes together, with as many pairs of buffers as the operation has.
     pub(crate) fn new(traffic: f64, slots: usize) -> Self {

@@ -10,6 +10,27 @@ use serde::Serialize;
 use super::limits::Limits;
 use super::plan::Place;
 
+/// What had to be measured to be known.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// Bytes a second that a copy with all cores reads and writes.
+    pub(crate) copy_rate: Option<f64>,
+    /// Bytes a second that the processes of an MPI job on this machine read and write together when each copies on its own.
+    pub(crate) processes_rate: Option<f64>,
+    pub(crate) first_use: Option<FirstUse>,
+}
+
+/// What this process paid before its first kernel had run on a GPU.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct FirstUse {
+    /// The driver's initialisation, the context and a stream in it.
+    pub(crate) open_ms: f64,
+    /// From there until the first kernel had been loaded and had run.
+    pub(crate) kernel_ms: f64,
+    /// Whether the driver may have found the kernel in its cache on disk.
+    pub(crate) may_be_cached: bool,
+}
+
 /// The machine, as far as it concerns the run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
@@ -21,6 +42,7 @@ pub(crate) struct Machine {
     pub(crate) driver: Option<String>,
     pub(crate) nccl: Option<String>,
     pub(crate) mpi: Option<String>,
+    first_use: Option<FirstUse>,
 }
 
 #[derive(Debug, Serialize)]
@@ -31,6 +53,8 @@ pub(crate) struct Cpu {
     mhz: Option<f64>,
     /// GB/s that a copy with all cores reads and writes.
     copy_gbs: Option<f64>,
+    /// GB/s that the processes of an MPI job read and write together, each copying on its own.
+    processes_copy_gbs: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -49,7 +73,7 @@ pub(crate) struct Gpu {
 
 impl Machine {
     /// Looks at what the places of a run need.
-    pub(crate) fn look(places: &[Place], copy_rate: Option<f64>) -> Self {
+    pub(crate) fn look(places: &[Place], measured: Measured) -> Self {
         let uses_gpus = places.iter().any(|place| place.backend() == "cuda");
         let (gpus, driver) = if uses_gpus { gpus() } else { (Vec::new(), None) };
         let has = |transports: &[&str]| {
@@ -61,12 +85,14 @@ impl Machine {
                 name: cpu_lines("model name").next(),
                 threads: std::thread::available_parallelism().map_or(1, usize::from),
                 mhz: cpu_lines("cpu MHz").filter_map(|text| text.parse().ok()).reduce(f64::max),
-                copy_gbs: copy_rate.map(|rate| rate / 1e9),
+                copy_gbs: measured.copy_rate.map(|rate| rate / 1e9),
+                processes_copy_gbs: measured.processes_rate.map(|rate| rate / 1e9),
             },
             gpus,
             driver,
             nccl: if has(&["nccl", "peer"]) { nccl() } else { None },
             mpi: if has(&["mpi"]) { mpi() } else { None },
+            first_use: measured.first_use,
         }
     }
 
@@ -76,6 +102,7 @@ impl Machine {
         Limits {
             given,
             host_memory: self.cpu.copy_gbs.map(|rate| rate * 1e9),
+            processes: self.cpu.processes_copy_gbs.map(|rate| rate * 1e9),
             device_memory: gpu.and_then(|gpu| gpu.memory_gbs).map(|rate| rate * 1e9),
             links: gpu.and_then(|gpu| gpu.links_gbs).map(|rate| rate * 1e9),
         }
@@ -87,6 +114,8 @@ impl Machine {
         let (cpu, threads) = (self.cpu.name.as_deref().unwrap_or("unknown"), self.cpu.threads);
         lines += &format!("# CPU: {cpu}, {threads} threads, {} as found", mhz(self.cpu.mhz));
         lines += &self.cpu.copy_gbs.map_or(String::new(), |rate| format!(", copies at {rate:.1} GB/s"));
+        let by_ranks = |rate| format!(", the ranks of the MPI job together at {rate:.1} GB/s");
+        lines += &self.cpu.processes_copy_gbs.map_or(String::new(), by_ranks);
         lines += "\n";
         for (index, gpu) in self.gpus.iter().enumerate() {
             let clock = |mhz: Option<u32>| mhz.map_or("unknown".into(), |mhz| format!("{mhz} MHz"));
@@ -95,6 +124,15 @@ impl Machine {
             lines += &gpu.memory_gbs.map_or(String::new(), |rate| format!(", {rate:.0} GB/s by its width"));
             lines += &gpu.links_gbs.map_or(String::new(), |rate| format!(", links {rate:.0} GB/s"));
             lines += "\n";
+        }
+        if let Some(FirstUse { open_ms, kernel_ms, may_be_cached }) = self.first_use {
+            let cache = match may_be_cached {
+                true => "which the driver may have found in its cache on disk (CUDA_CACHE_DISABLE=1 turns that off)",
+                false => "without the driver's cache on disk",
+            };
+            lines += &format!(
+                "# first use: driver and context {open_ms:.1} ms, first kernel loaded and run {kernel_ms:.1} ms, {cache}\n"
+            );
         }
         let versions = [("driver", &self.driver), ("NCCL", &self.nccl), ("MPI", &self.mpi)];
         for (name, version) in versions {

@@ -15,8 +15,10 @@ use gradsync::{Element, GradientBuffer, Slice, SliceMut};
 use crate::perf::PerfError;
 use crate::perf::host::collectives::{HostBaseline, fill_gradients, gradients};
 use crate::perf::operation::Row;
+use crate::perf::record::BaselineName;
 
-pub(super) const NAME: &str = "Horovod's algorithm over plain MPI, loops of one thread a rank";
+pub(super) const NAME: BaselineName =
+    BaselineName { column: "Horovod's loop", full: "Horovod's algorithm over plain MPI, loops of one thread a rank" };
 
 pub(super) struct Horovod<'a> {
     world: &'a SimpleCommunicator,

@@ -5,7 +5,10 @@
 mod horovod;
 mod plain;
 
+use std::time::Instant;
+
 use gradsync::comm::mpi::{MpiCommunicator, rsmpi};
+use gradsync::comm::{Communicator as _, ReduceOp};
 use rsmpi::topology::SimpleCommunicator;
 use rsmpi::traits::Communicator;
 
@@ -17,6 +20,7 @@ use super::host::collectives::{self, HostBaseline, HostBaselines};
 use super::operation::{Operation, Row};
 use super::output::Output;
 use super::plan::Section;
+use super::record::BaselineName;
 
 /// Measures sections; every process of the job has to call it.
 pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError> {
@@ -30,12 +34,36 @@ pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError
     Ok(())
 }
 
+/// Bytes of each rank's copy.
+const COPY_BYTES: usize = 32 << 20;
+const COPIES: usize = 5;
+
+/// Bytes a second that all ranks together read and write when each copies on its own, at their best: what carries messages between the
+/// processes of one machine. Every process of the job has to call it.
+pub(crate) fn copy_rate() -> Result<f64, PerfError> {
+    let comm = MpiCommunicator::world()?;
+    let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
+    let mut best = f64::INFINITY;
+    for _ in 0..COPIES {
+        comm.barrier()?;
+        let start = Instant::now();
+        to.copy_from_slice(&from);
+        std::hint::black_box(&mut to);
+        // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
+        comm.barrier()?;
+        let mut slowest = [start.elapsed().as_secs_f64()];
+        comm.all_reduce((&mut slowest[..]).into(), ReduceOp::Max)?;
+        best = best.min(slowest[0]);
+    }
+    Ok(2.0 * (COPY_BYTES * comm.world_size()) as f64 / best)
+}
+
 struct Beside {
     world: SimpleCommunicator,
 }
 
 impl HostBaselines for Beside {
-    fn name(&self, operation: Operation) -> &'static str {
+    fn name(&self, operation: Operation) -> BaselineName {
         if operation == Operation::Adasum { horovod::NAME } else { plain::NAME }
     }
 

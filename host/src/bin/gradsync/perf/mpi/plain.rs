@@ -9,8 +9,9 @@ use gradsync::comm::mpi::rsmpi::traits::*;
 use crate::perf::PerfError;
 use crate::perf::host::collectives::HostBaseline;
 use crate::perf::operation::{Operation, Redop, Row};
+use crate::perf::record::BaselineName;
 
-pub(super) const NAME: &str = "plain MPI";
+pub(super) const NAME: BaselineName = BaselineName { column: "plain MPI", full: "plain MPI" };
 
 /// The operands of a call, in the type that MPI is told.
 enum Data {

@@ -1,0 +1,155 @@
+//! [`phases`]: the collectives and kernels of a scheme, one after the other; the formulas and the simulation both go through them.
+
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS};
+use gradsync_device::math::adasum::products;
+
+use super::work::{Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter};
+use super::{Scheme, Workload};
+
+/// The elements that one block of a kernel takes, and has sums of its own for.
+const CHUNK_LEN: f64 = 16384.0;
+/// Kernels of a Gram matrix: products, their sums, weights, the weighted sum; and of a level of pairs: products, their sums, the pair.
+const GRAM_LAUNCHES: f64 = 4.0;
+const LEVEL_LAUNCHES: f64 = 3.0;
+
+/// Who meets in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Group {
+    All,
+    /// The ranks of each node.
+    Node,
+    /// The ranks of the same place in all nodes.
+    Places,
+}
+
+impl Group {
+    /// The members of one group, as a world of their own.
+    pub(super) fn world(self, all: World) -> World {
+        match self {
+            Group::All => all,
+            Group::Node => World::new(all.local(), all.local()),
+            Group::Places => World::new(all.nodes(), 1),
+        }
+    }
+}
+
+/// A part of a scheme that begins when the one before has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Phase {
+    /// Bytes are those of a rank's whole operand.
+    AllToAll(Group, f64),
+    AllReduce(Group, f64),
+    AllGather(Group, f64),
+    ReduceScatter(Group, f64),
+    /// With the rank at this distance, bytes each way.
+    Exchange(usize, f64),
+    Kernels(Work),
+}
+
+impl Phase {
+    /// What it comes to by the formulas.
+    pub(super) fn work(self, all: World) -> Work {
+        match self {
+            Phase::AllToAll(group, bytes) => all_to_all(group.world(all), bytes),
+            Phase::AllReduce(group, bytes) => all_reduce(group.world(all), bytes),
+            Phase::AllGather(group, bytes) => all_gather(group.world(all), bytes),
+            Phase::ReduceScatter(group, bytes) => reduce_scatter(group.world(all), bytes),
+            Phase::Exchange(distance, bytes) => exchange(all, distance, bytes),
+            Phase::Kernels(work) => work,
+        }
+    }
+}
+
+/// The phases of a scheme; `None` where it does not [fit](Scheme::fits).
+pub(super) fn phases(scheme: Scheme, world: World, load: Workload) -> Option<Vec<Phase>> {
+    if !scheme.fits(world) {
+        return None;
+    }
+    let (ranks, local, nodes) = (world.ranks, world.local(), world.nodes());
+    let bytes = load.bytes as f64;
+    let part = bytes / local as f64;
+    let mut phases = Vec::new();
+    match scheme {
+        Scheme::Gram => {
+            gram(&mut phases, (Group::All, Group::All), ranks, bytes, load);
+            phases.push(Phase::AllGather(Group::All, bytes));
+        }
+        Scheme::Tree => tree(&mut phases, world, 1, bytes, load),
+        Scheme::TwoLevelGram => {
+            gram(&mut phases, (Group::Node, Group::Node), local, bytes, load);
+            gram(&mut phases, (Group::Places, Group::All), nodes, part, load);
+            phases.extend([Phase::AllGather(Group::Places, part), Phase::AllGather(Group::Node, bytes)]);
+        }
+        Scheme::GramThenTree => {
+            gram(&mut phases, (Group::Node, Group::Node), local, bytes, load);
+            tree(&mut phases, world, local, part, load);
+            phases.push(Phase::AllGather(Group::Node, bytes));
+        }
+        Scheme::Hierarchical => {
+            phases.push(Phase::ReduceScatter(Group::Node, bytes));
+            gram(&mut phases, (Group::Places, Group::All), nodes, part, load);
+            phases.extend([Phase::AllGather(Group::Places, part), Phase::AllGather(Group::Node, bytes)]);
+        }
+    }
+    Some(phases)
+}
+
+/// One Gram matrix of `vectors` vectors of `bytes` bytes each, and this rank's shard of the result. The vectors meet in the group
+/// `exchange`; over the group `sums` the shards' products are added up.
+fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usize, bytes: f64, load: Workload) {
+    if vectors == 1 {
+        return;
+    }
+    let (width, count, layers) = (vectors as f64, products(vectors) as f64, load.layers as f64);
+    let vector_bytes = bytes / width;
+    let len = vector_bytes / load.element_bytes as f64;
+    let totals = 8.0 * count * layers;
+    let levels = width.log2().ceil() as usize;
+    let chunks = len / CHUNK_LEN + 1.0;
+
+    phases.push(Phase::AllToAll(exchange, bytes));
+    let read = reads(vectors) * vector_bytes + 16.0 * count * chunks + totals;
+    phases.push(Phase::Kernels(Work { launches: 2.0, ..Work::kernel(read, count * len) }));
+    phases.push(Phase::AllReduce(sums, totals));
+    // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
+    phases.push(Phase::Kernels(Work { launches: 1.0, serial: 1.5 * width * width, ..Work::default() }));
+    // The exact path's sums: one small all-reduce for each level above the first, whether a layer needs it or not.
+    for _ in 1..levels {
+        phases.push(Phase::Kernels(Work { launches: LEVEL_LAUNCHES, ..Work::default() }));
+        phases.push(Phase::AllReduce(sums, 3.0 * 8.0 * layers * (width / 4.0).max(1.0)));
+    }
+    let combine = Work::kernel((width + 1.0) * vector_bytes, width * len);
+    phases.push(Phase::Kernels(Work { launches: GRAM_LAUNCHES - 3.0, ..combine }));
+}
+
+/// Vectors that the products of `vectors` vectors read, those of other tiles again.
+pub(super) fn reads(vectors: usize) -> f64 {
+    let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+    let (cells, tiles) = (vectors.div_ceil(GRAM_CROSS_WIDTH), vectors.div_ceil(widest));
+    let cells_in_tile = widest / GRAM_CROSS_WIDTH;
+    let pairs = cells.pow(2).saturating_sub(tiles * cells_in_tile.pow(2)) / 2;
+    (vectors + pairs * 2 * GRAM_CROSS_WIDTH) as f64
+}
+
+/// Halving and doubling from `distance` ranks on, over vectors of which each rank holds `bytes` bytes, and back.
+fn tree(phases: &mut Vec<Phase>, world: World, distance: usize, bytes: f64, load: Workload) {
+    let mut back = Vec::new();
+    let (mut distance, mut held) = (distance, bytes);
+    while distance < world.ranks {
+        held /= 2.0;
+        let len = held / load.element_bytes as f64;
+        phases.push(Phase::Exchange(distance, held));
+        back.push(Phase::Exchange(distance, held));
+        let dots = Work::kernel(2.0 * held, 3.0 * len);
+        phases.push(Phase::Kernels(Work { launches: LEVEL_LAUNCHES - 1.0, ..dots }));
+        // The sums of the pair, by doubling over all ranks that hold a slice of it.
+        let mut step = 1;
+        while step < 2 * distance {
+            phases.push(Phase::Exchange(step, 3.0 * 8.0 * load.layers as f64));
+            step *= 2;
+        }
+        phases.push(Phase::Kernels(Work::kernel(3.0 * held, 2.0 * len)));
+        distance *= 2;
+    }
+    phases.extend(back.into_iter().rev());
+}
