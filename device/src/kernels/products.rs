@@ -141,7 +141,8 @@ unsafe fn gram_of_eight<T: Element, const N: usize>(
         while place < 2 {
             let other = 2 * column + place;
             if row <= other {
-                shared.write(product_index(row, other, 8) * reduce::warps(THREADS) + warp_index as usize, totals[place]);
+                shared
+                    .write(product_index(row, other, 8) * reduce::warps(THREADS) + warp_index as usize, totals[place]);
             }
             place += 1;
         }

@@ -6,7 +6,9 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, SUM_THREADS, THREADS, chunk_len, tile_len};
+use gradsync_device::abi::{
+    GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, SUM_THREADS, THREADS, chunk_len, tile_len,
+};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
