@@ -11,7 +11,8 @@ pub mod send_recv;
 pub mod tensor_parallel;
 
 pub use adasum::{
-    AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce,
+    AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
+    hierarchical_adasum_all_reduce,
 };
 pub use all_reduce::all_reduce;
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};

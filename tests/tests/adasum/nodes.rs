@@ -1,9 +1,10 @@
-//! Hierarchical Adasum: a sum or mean inside nodes, which are made of the threads of one process, and Adasum across.
+//! Hierarchical Adasum: a sum, mean or Adasum inside nodes, which are made of the threads of one process, and Adasum across.
 
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::ops::{
-    AdasumOptions, Algorithm, Granularity, Nodes, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
+    AdasumOptions, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
+    hierarchical_adasum_all_reduce,
 };
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync::{DType, GradientBuffer};
@@ -156,6 +157,60 @@ fn one_node_is_the_sum_and_nodes_of_one_are_adasum() {
         }
         for [hierarchical, _, adasum] in run(|rank| (rank, 0)) {
             assert_eq!(hierarchical, adasum, "nodes of one rank");
+        }
+    });
+}
+
+/// Nodes that combine by Adasum themselves: of adjacent powers of two of ranks, that is the Adasum of all.
+#[test]
+fn adasum_of_adasums_is_the_adasum_of_all() {
+    const LENS: [usize; 3] = [700, 255, 1];
+    /// From 0.5 to 1.5: no product cancels anything.
+    fn value(rank: usize, place: usize) -> f64 {
+        0.5 + ((rank * 7919 + place * 104_729) % 1009) as f64 / 1009.0
+    }
+    fn buffer(world_size: usize, rank: usize) -> GradientBuffer {
+        let tensors = LENS.iter().enumerate().map(|(layer, &len)| (format!("layer{layer}"), vec![len]));
+        let mut buffer = GradientBuffer::new(DType::F64, world_size, tensors).unwrap();
+        for layer in 0..LENS.len() {
+            let data = buffer.tensor_mut(layer).into_data().typed::<f64>().unwrap();
+            data.iter_mut().enumerate().for_each(|(place, to)| *to = value(rank, place + 1000 * layer));
+        }
+        buffer
+    }
+    guarded(120, || {
+        for (nodes, per_node) in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 4), (4, 2), (3, 2)] {
+            for granularity in [Granularity::Tensor, Granularity::Whole] {
+                let (what, world_size) = (format!("{nodes} nodes of {per_node}, {granularity:?}"), nodes * per_node);
+                let results = on_ranks(world_size, |comm| {
+                    let rank = comm.rank();
+                    let auto = AdasumOptions { granularity, ..AdasumOptions::default() };
+                    let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
+                    let mut of_all = buffer(world_size, rank);
+                    adasum_all_reduce(&comm, &mut of_all, gram).unwrap();
+                    let groups = Groups::new(comm, (rank / per_node, rank % per_node));
+                    let [two, chosen] = [gram, auto].map(|options| {
+                        let mut buffer = buffer(world_size, rank);
+                        let report =
+                            hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, WithinNode::Adasum, options);
+                        (buffer.as_slice().to_f64_vec(), report.unwrap().weights.expect("Gram reports weights").len())
+                    });
+                    (of_all.as_slice().to_f64_vec(), two, chosen)
+                });
+                assert!(results.iter().all(|result| *result == results[0]), "{what}: ranks differ");
+                let layers = if granularity == Granularity::Tensor { LENS.len() } else { 1 };
+                let (of_all, two, chosen) = &results[0];
+                assert_eq!(two.1, layers * nodes, "{what}: weights");
+                // Coefficients are at most 1, so that the result is at most the sum of the vectors. Sums of up to n positive products
+                // are wrong by n units, twice in each coefficient, of which a vector passes log2 P, and both results are.
+                let terms: usize = LENS.iter().sum();
+                let bound = world_size as f64 * 1.5 * 4.0 * 3.0 * terms as f64 * f64::EPSILON;
+                for (place, (one, two)) in of_all.iter().zip(&two.0).enumerate() {
+                    assert!((one - two).abs() <= bound, "{what}: element {place}: {two}, and {one} by one matrix");
+                }
+                let is_one = chosen.1 == layers * world_size && world_size > nodes;
+                assert_eq!(&chosen.0, if is_one { of_all } else { &two.0 }, "{what}: the automatic choice");
+            }
         }
     });
 }

@@ -13,9 +13,9 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
-pub use self::nodes::{Nodes, hierarchical_adasum_all_reduce};
+pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
-pub(crate) use self::nodes::{Place, check_algorithm, check_grid, check_within};
+pub(crate) use self::nodes::{Place, check_algorithm, check_grid, check_within, takes_one_matrix};
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
@@ -29,6 +29,7 @@ const OPERATION: &str = "adasum_all_reduce";
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks that are so many, a thousand and more, that the products of all pairs stop being free. A switch is logged with its reason.
+    /// Given the nodes, [`hierarchical_adasum_all_reduce`] with [`WithinNode::Adasum`] switches earlier, to two levels of Gram matrices.
     #[default]
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
@@ -110,6 +111,9 @@ impl Algorithm {
         let choice = cost::choose(world_size, RANKS_PER_NODE, bytes);
         // A Gram matrix inside each node and the tree over nodes is the tree, but for the roundings inside nodes.
         if !(matches!(choice.scheme, Scheme::Tree | Scheme::GramThenTree) && world_size.is_power_of_two()) {
+            if choice.scheme == Scheme::TwoLevelGram {
+                tracing::debug!(world_size, bytes, %choice, "faster with groups of nodes, and `WithinNode::Adasum`");
+            }
             return Algorithm::Gram;
         }
         tracing::info!(world_size, bytes, %choice, "Adasum by the tree");

@@ -1,16 +1,17 @@
-//! Adasum across nodes: a sum or mean inside each node, and Adasum of the nodes' results, on shards (ONNX Runtime's hierarchical
-//! reduction, Horovod's Adasum over NCCL).
+//! Adasum across nodes: a sum, a mean or Adasum inside each node, and Adasum of the nodes' results, on shards (ONNX Runtime's hierarchical
+//! reduction, Horovod's Adasum over NCCL; with Adasum inside, two small Gram matrices instead of a large one).
 //!
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::gram::{Cut, Gram, InPlace, Workspace};
+use super::gram::{self, Cut, Gram, InPlace, Workspace};
 use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::buffer::{Arena, GradientBuffer};
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::error::{Error, Result};
+use crate::plan::cost::{self, Scheme};
 use crate::plan::segments;
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
@@ -37,6 +38,23 @@ impl<C: ?Sized> Clone for Nodes<'_, C> {
 }
 
 impl<C: ?Sized> Copy for Nodes<'_, C> {}
+
+/// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WithinNode {
+    /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
+    /// dtype.
+    Reduce(ReduceOp),
+    /// Their Adasum, rounded once to the dtype: the nodes' Adasum is then that of all ranks, where nodes are adjacent powers of two of
+    /// ranks, and the products are those of a node's ranks and of nodes, where one Gram matrix has those of all ranks.
+    Adasum,
+}
+
+impl From<ReduceOp> for WithinNode {
+    fn from(op: ReduceOp) -> Self {
+        WithinNode::Reduce(op)
+    }
+}
 
 /// A rank's place among the nodes, as ranks compare it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,42 +131,78 @@ pub(crate) fn check_algorithm(operation: &'static str, options: AdasumOptions) -
 }
 
 /// Refuses reductions inside a node that are not linear.
-pub(crate) fn check_within(operation: &'static str, within_node: ReduceOp) -> Result<()> {
-    if matches!(within_node, ReduceOp::Sum | ReduceOp::Mean) {
+pub(crate) fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> {
+    let WithinNode::Reduce(op) = within_node else { return Ok(()) };
+    if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Ok(());
     }
-    let reason = format!("nodes reduce by sum or mean before Adasum, not by {within_node}");
+    let reason = format!("nodes reduce by sum, mean or Adasum before Adasum, not by {op}");
     Err(Error::InvalidArgument { operation, reason })
 }
 
-/// Replaces every rank's buffer by the Adasum of the nodes' sums or means, in place: bitwise the same on every rank.
+/// Whether one Gram matrix over all ranks does what was asked for, and as fast by [`plan::cost`](crate::plan::cost): the choice of
+/// [`Algorithm::Auto`], which says so where it switches. `places` are those of all ranks. The same on every rank.
+pub(crate) fn takes_one_matrix(
+    within_node: WithinNode,
+    options: AdasumOptions,
+    places: &[Place],
+    bytes: usize,
+) -> bool {
+    let per_node = places[0].on_node.world_size;
+    let is_adjacent =
+        |(rank, place): (u64, &Place)| (place.across.rank, place.on_node.rank) == (rank / per_node, rank % per_node);
+    let is_tree_of_all = per_node.is_power_of_two() && (0..).zip(places).all(is_adjacent);
+    if within_node != WithinNode::Adasum || options.algorithm != Algorithm::Auto || !is_tree_of_all {
+        return false;
+    }
+    let choice = cost::choose(places.len(), per_node as usize, bytes);
+    if choice.scheme == Scheme::Gram {
+        return true;
+    }
+    tracing::info!(ranks = places.len(), per_node, bytes, %choice, "Adasum by a Gram matrix of each node and one of nodes");
+    false
+}
+
+/// Replaces every rank's buffer by the Adasum of the nodes' sums, means or Adasums, in place: bitwise the same on every rank.
 ///
-/// Inside a node, `within_node` reduces ([`ReduceOp::Sum`], or [`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once
-/// to the dtype; nodes then combine as [`adasum_all_reduce`](super::adasum_all_reduce) combines ranks, in the order of `across`, with
-/// inner products of whole tensors. With one node that is the sum or mean, and with one rank a node it is Adasum. Bytes between nodes:
-/// each rank's shard, once there and once back.
+/// Inside a node, vectors become what `within_node` says; nodes then combine as [`adasum_all_reduce`](super::adasum_all_reduce) combines
+/// ranks, in the order of `across`, with inner products of whole tensors. With one node that is what the node makes of it, and with
+/// one rank a node it is Adasum. Bytes between nodes: each rank's shard, once there and once back.
+///
+/// With [`WithinNode::Adasum`] and [`Algorithm::Auto`], one Gram matrix over all ranks is taken instead where that gives the same but
+/// for one rounding, and [`plan::cost`](crate::plan::cost) finds it as fast; the report then has weights of ranks, else of nodes.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` is neither sum nor mean, the algorithm is
-/// the tree, the buffer was made for another number of ranks than `all` has, or ranks have other tensors or options; those of the
+/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the algorithm
+/// is the tree, the buffer was made for another number of ranks than `all` has, or ranks have other tensors or options; those of the
 /// communicators. After a communicator's error the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
     nodes: Nodes<'_, dyn Communicator + '_>,
     buffer: &mut GradientBuffer,
-    within_node: ReduceOp,
+    within_node: impl Into<WithinNode>,
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
-    let Nodes { all, node, across } = nodes;
-    agree(nodes, buffer, within_node, options)?;
+    let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
+    let places = agree(nodes, buffer, within_node, options)?;
     check_within(OPERATION, within_node)?;
     check_algorithm(OPERATION, options)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
     let (mut arena, tensors) = buffer.parts_mut();
+    if takes_one_matrix(within_node, options, &places, arena.as_slice().as_bytes().len()) {
+        return gram::in_place(all, arena, tensors, options.granularity);
+    }
     let layers = options.granularity.layers(arena.len(), tensors);
 
     let node_len = arena.len() / node.world_size();
     let mut shard = Arena::zeroed(OPERATION, arena.dtype(), node_len)?;
-    node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), within_node)?;
+    match within_node {
+        WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
+        WithinNode::Adasum => {
+            gram::in_place(node, arena.reborrow(), tensors, options.granularity)?;
+            let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
+            shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
+        }
+    }
 
     let part_len = node_len / across.world_size();
     let begin = node.rank() * node_len + across.rank() * part_len;
@@ -161,13 +215,13 @@ pub fn hierarchical_adasum_all_reduce(
     Ok(report)
 }
 
-/// Compares groups, tensors and options over all ranks.
+/// Compares groups, tensors and options over all ranks, and returns every rank's place.
 fn agree(
     nodes: Nodes<'_, dyn Communicator + '_>,
     buffer: &GradientBuffer,
-    within_node: ReduceOp,
+    within_node: WithinNode,
     options: AdasumOptions,
-) -> Result<()> {
+) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
     let mut hasher = DefaultHasher::new();
     (buffer.table().fingerprint(), within_node, options).hash(&mut hasher);
@@ -184,5 +238,39 @@ fn agree(
         );
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
-    buffer.table().check_world_size(OPERATION, all.world_size())
+    buffer.table().check_world_size(OPERATION, all.world_size())?;
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places of all ranks, node by node.
+    fn places(nodes: u64, per_node: u64) -> Vec<Place> {
+        let place = |rank: u64| {
+            let (node, place) = (rank / per_node, rank % per_node);
+            Place {
+                on_node: Seat { rank: place, world_size: per_node, first: node * per_node },
+                across: Seat { rank: node, world_size: nodes, first: place },
+            }
+        };
+        (0..nodes * per_node).map(place).collect()
+    }
+
+    #[test]
+    fn two_small_matrices_where_one_takes_longer() {
+        const BYTES: usize = 32 << 20;
+        let auto = AdasumOptions::default();
+        assert!(takes_one_matrix(WithinNode::Adasum, auto, &places(1, 8), BYTES));
+        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &places(64, 8), BYTES));
+        // Where one matrix would be another result, or was not asked for.
+        let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
+        assert!(!takes_one_matrix(WithinNode::Adasum, gram, &places(1, 8), BYTES));
+        assert!(!takes_one_matrix(WithinNode::Reduce(ReduceOp::Sum), auto, &places(1, 8), BYTES));
+        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &places(1, 3), BYTES));
+        let mut exchanged = places(1, 8);
+        exchanged.swap(2, 5);
+        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &exchanged, BYTES));
+    }
 }

@@ -7,8 +7,8 @@
 use gradsync::DeviceGradientBuffer;
 use gradsync::comm::{DeviceCommunicator, ReduceOp, Split};
 use gradsync::driver::Queue;
-use gradsync::ops::cuda::{AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
-use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes};
+use gradsync::ops::cuda::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes, WithinNode};
 use gradsync_tests::array::{dtype, patterns_of};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -43,6 +43,10 @@ pub(crate) fn run_over<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C, t
             });
             let Some(groups) = groups else { return };
             let runner = Runner { queue, groups: &groups, per_node, nodes, is_interleaved };
+            if !is_interleaved {
+                let name = format!("{nodes} nodes of {per_node}, over {transport}, Adasum within");
+                report.case(&name, || runner.adasum_within());
+            }
             for format in Format::ALL {
                 report.case(
                     &format!("{nodes} nodes of {per_node}{order}, over {transport}, {}", format.name()),
@@ -110,7 +114,7 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let dtype = dtype(case.all.format);
         let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, comm.world_size(), tensors).unwrap();
-        let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node);
+        let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node.into());
         let mut adasum = AdasumAllReduce::new(algo, &buffer, case.all.options()).unwrap();
         let mut once = || {
             buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
@@ -128,6 +132,42 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         assert_eq!(report.algorithm, Algorithm::Gram, "{what}");
         let weights = report.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
         case.check(&what, &layers, &weights, report.recomputed);
+    }
+}
+
+impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
+    /// Nodes that combine by Adasum themselves give what all ranks at once do: of the powers of two that there are here, up to the
+    /// rounding of the nodes' results, and bitwise with one node or one rank on each.
+    fn adasum_within(&self) {
+        let (comm, nodes) = (self.groups.all, self.groups.nodes());
+        let case = OnNodes::random(Format::F32, self.nodes, self.per_node, &[&[70_001], &[255, 257], &[1]], 9);
+        let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
+        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype(Format::F32), comm.world_size(), tensors).unwrap();
+        let auto = AdasumOptions::default();
+        let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
+        let mut of_all = Adasum::over_transport(comm, &buffer, gram).unwrap();
+        let [mut two, mut chosen] =
+            [gram, auto].map(|options| HierarchicalAdasum::new(nodes, &buffer, WithinNode::Adasum, options).unwrap());
+        let mut run = |reduce: &mut dyn FnMut(&mut DeviceGradientBuffer)| {
+            buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
+            reduce(&mut buffer);
+            comm.synchronize(self.queue).unwrap();
+            let mut host = case.all.buffer(comm.rank());
+            buffer.copy_to_host(&mut host).unwrap();
+            host.as_slice().to_f64_vec()
+        };
+        let expected = run(&mut |buffer| of_all.all_reduce(comm, buffer).unwrap());
+        for adasum in [&mut two, &mut chosen] {
+            let got = run(&mut |buffer| adasum.all_reduce(nodes, buffer).unwrap());
+            let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+            // A node's result is rounded by half a unit of f32, and so is the sum of two of them; weights are sums in f64.
+            let is_exact = self.nodes == 1 || self.per_node == 1;
+            let bound = if is_exact { 0.0 } else { 4.0 * largest * f64::from(f32::EPSILON) };
+            for (place, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert!((got - expected).abs() <= bound, "element {place}: {got}, and {expected} by one matrix");
+            }
+        }
+        assert_eq!(two.report().unwrap().weights.map(|weights| weights.len()), Some(3 * self.nodes));
     }
 }
 
@@ -149,7 +189,7 @@ fn refusals<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C) {
         let message = grid.unwrap_err().to_string();
         assert!(message.contains("in all"), "{message}");
     }
-    let algo = ReduceAlgo::GpuHierarchical(groups.nodes(), ReduceOp::Sum);
+    let algo = ReduceAlgo::GpuHierarchical(groups.nodes(), ReduceOp::Sum.into());
     let mut adasum = AdasumAllReduce::new(algo, &buffer, AdasumOptions::default()).unwrap();
     let message = adasum.all_reduce(ReduceAlgo::Gpu(comm), &mut buffer).unwrap_err().to_string();
     assert!(message.contains("GpuHierarchical") && message.contains("with Gpu"), "{message}");

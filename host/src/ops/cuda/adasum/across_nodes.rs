@@ -1,4 +1,4 @@
-//! [`HierarchicalAdasum`]: a sum or mean inside each node, and Adasum of the nodes' results, on shards and on the device.
+//! [`HierarchicalAdasum`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,30 +8,52 @@ use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp};
 use crate::driver::DeviceBuffer;
 use crate::error::{Error, Result};
-use crate::ops::adasum::{Place, check_algorithm, check_grid, check_within};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Nodes};
+use crate::ops::adasum::{Place, check_algorithm, check_grid, check_within, takes_one_matrix};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Nodes, WithinNode};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
 /// Adasum across nodes of the gradient buffers of all ranks, with its workspace: made once, run at every step.
 ///
-/// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic; each rank then exchanges its shard, and nothing
-/// else, with the ranks in its place on other nodes, and an all-gather inside the node completes the result. Inner products are added
-/// up over all ranks, so that coefficients belong to whole tensors. With one node that is the sum or mean. The numerics across nodes are
-/// those of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
+/// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
+/// then exchanges its shard, and nothing else, with the ranks in its place on other nodes, and an all-gather inside the node completes
+/// the result. Inner products are added up over all ranks that hold a part of the vectors, so that coefficients belong to whole tensors.
+/// With one node that is what the node makes of it. The numerics across nodes, and the choice of one Gram matrix for all ranks, are those
+/// of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
-/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products.
+/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products; as much as the arena
+/// more for Adasum inside nodes.
 #[derive(Debug)]
 pub struct HierarchicalAdasum {
     fingerprint: u64,
     /// Ranks in all, of a node, and nodes.
     sizes: [usize; 3],
-    within_node: ReduceOp,
-    /// The node's result, as far as it is this rank's to exchange.
-    shard: DeviceBuffer,
-    /// Nothing to combine with one node.
-    gram: Option<Box<Gram>>,
+    steps: Steps,
     layers: usize,
+}
+
+#[derive(Debug)]
+enum Steps {
+    /// All ranks at once.
+    One(Box<Gram>),
+    /// Nodes, and then across them; nothing to combine with one node.
+    Two(Within, Option<Box<Gram>>),
+}
+
+/// The step inside a node, with its result as far as it is this rank's to exchange.
+#[derive(Debug)]
+enum Within {
+    Reduce(ReduceOp, DeviceBuffer),
+    Adasum(Box<Gram>),
+}
+
+impl Within {
+    fn shard(&mut self) -> &mut DeviceBuffer {
+        match self {
+            Within::Reduce(_, shard) => shard,
+            Within::Adasum(gram) => gram.result(),
+        }
+    }
 }
 
 impl HierarchicalAdasum {
@@ -39,33 +61,37 @@ impl HierarchicalAdasum {
     /// other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` is neither sum nor mean, the
+    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
     /// algorithm is the tree, the buffer was made for another number of ranks than there are in all, or ranks have other tensors or
     /// options; [`Error::Cuda`], code 2 when memory does not suffice; those of the communicators.
     pub fn new(
         nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
         buffer: &DeviceGradientBuffer,
-        within_node: ReduceOp,
+        within_node: impl Into<WithinNode>,
         options: AdasumOptions,
     ) -> Result<Self> {
-        let Nodes { all, node, across } = nodes;
+        let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
         let table = buffer.table();
-        agree(nodes, table.fingerprint(), within_node, options)?;
+        let places = agree(nodes, table.fingerprint(), within_node, options)?;
         check_within(OPERATION, within_node)?;
         check_algorithm(OPERATION, options)?;
         table.check_world_size(OPERATION, all.world_size())?;
-        let node_len = table.arena_len() / node.world_size();
-        let gram = (across.world_size() > 1)
-            .then(|| Gram::new(across, buffer, node.rank() * node_len, options.granularity).map(Box::new))
-            .transpose()?;
-        Ok(Self {
-            fingerprint: table.fingerprint(),
-            sizes: sizes(nodes),
-            within_node,
-            shard: DeviceBuffer::zeroed(buffer.queue(), table.dtype(), node_len)?,
-            gram,
-            layers: layer_count(options.granularity, table.tensor_count()),
-        })
+        let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
+        let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, options.granularity).map(Box::new);
+        let steps = if takes_one_matrix(within_node, options, &places, len * table.dtype().size_bytes()) {
+            Steps::One(gram(all, 0..len)?)
+        } else {
+            let within = match within_node {
+                WithinNode::Reduce(op) => {
+                    Within::Reduce(op, DeviceBuffer::zeroed(buffer.queue(), table.dtype(), node_len)?)
+                }
+                WithinNode::Adasum => Within::Adasum(gram(node, 0..len)?),
+            };
+            let own = node.rank() * node_len..(node.rank() + 1) * node_len;
+            Steps::Two(within, (across.world_size() > 1).then(|| gram(across, own)).transpose()?)
+        };
+        let layers = layer_count(options.granularity, table.tensor_count());
+        Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps, layers })
     }
 
     /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
@@ -91,21 +117,29 @@ impl HierarchicalAdasum {
         }
         let Nodes { all, node, across } = nodes;
         let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = buffer.as_slice().len()).entered();
-        node.reduce_scatter(buffer.as_slice(), self.shard.as_mut_slice(), self.within_node)?;
-        if let Some(gram) = &mut self.gram {
-            gram.run(across, all, self.shard.as_mut_slice())?;
+        let (within, gram) = match &mut self.steps {
+            Steps::One(gram) => return gram.run(all, all, buffer.as_mut_slice()),
+            Steps::Two(within, gram) => (within, gram),
+        };
+        match within {
+            Within::Reduce(op, shard) => node.reduce_scatter(buffer.as_slice(), shard.as_mut_slice(), *op)?,
+            Within::Adasum(gram) => gram.reduce(node, node, buffer.as_slice())?,
         }
-        node.all_gather(self.shard.as_slice(), buffer.as_mut_slice())
+        let shard = within.shard();
+        if let Some(gram) = gram {
+            gram.run(across, all, shard.as_mut_slice())?;
+        }
+        node.all_gather(shard.as_slice(), buffer.as_mut_slice())
     }
 
-    /// What the last reduction did, with weights of nodes; waits for the queue.
+    /// What the last reduction did, with weights of nodes, or of ranks where one Gram matrix was taken; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     pub fn report(&self) -> Result<AdasumReport> {
-        match &self.gram {
-            Some(gram) => gram.report(),
-            None => {
+        match &self.steps {
+            Steps::One(gram) | Steps::Two(_, Some(gram)) => gram.report(),
+            Steps::Two(_, None) => {
                 let weights = Some(vec![1.0; self.layers]);
                 Ok(AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 })
             }
@@ -117,13 +151,13 @@ fn sizes(nodes: Nodes<'_, dyn DeviceCommunicator + '_>) -> [usize; 3] {
     [nodes.all.world_size(), nodes.node.world_size(), nodes.across.world_size()]
 }
 
-/// Compares groups, tensors and options over all ranks.
+/// Compares groups, tensors and options over all ranks, and returns every rank's place.
 fn agree(
     nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
     fingerprint: u64,
-    within_node: ReduceOp,
+    within_node: WithinNode,
     options: AdasumOptions,
-) -> Result<()> {
+) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
     let first = |group: &dyn DeviceCommunicator| Ok::<_, Error>(group.gather_words(&[all.rank() as u64])?[0]);
     let node = (node.rank(), node.world_size(), first(node)?);
@@ -134,5 +168,6 @@ fn agree(
     let mut hasher = DefaultHasher::new();
     (fingerprint, within_node, options).hash(&mut hasher);
     let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
-    all.agree_on(OPERATION, what, hasher.finish())
+    all.agree_on(OPERATION, what, hasher.finish())?;
+    Ok(places)
 }

@@ -1,5 +1,7 @@
 //! The Gram form over a transport: one exchange of the vectors, one small all-reduce of their products, one all-gather of the result.
 
+use std::ops::Range;
+
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
@@ -26,16 +28,16 @@ fn add_up(comm: &dyn DeviceCommunicator, totals: DeviceSliceMut<'_>) -> Result<(
 }
 
 impl Gram {
-    /// For vectors that hold the buffer's elements from `begin` on, as many shards of them as `across` has ranks.
+    /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks.
     pub(super) fn new(
         across: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
-        begin: usize,
+        range: Range<usize>,
         granularity: Granularity,
     ) -> Result<Self> {
-        let (queue, table, vectors) = (buffer.queue(), buffer.table(), across.world_size());
-        let (shard_len, dtype) = (table.shard_len(), table.dtype());
-        let begin = begin + across.rank() * shard_len;
+        let (queue, dtype, vectors) = (buffer.queue(), buffer.table().dtype(), across.world_size());
+        let shard_len = range.len() / vectors;
+        let begin = range.start + across.rank() * shard_len;
         Ok(Self {
             layers: layers(buffer, begin..begin + shard_len, granularity, vectors)?,
             shard_len,
@@ -51,8 +53,18 @@ impl Gram {
         all: &dyn DeviceCommunicator,
         arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
+        self.reduce(across, all, arena.as_slice())?;
+        across.all_gather(self.result.as_slice(), arena)
+    }
+
+    /// As [`run`](Self::run), leaving this rank's shard of the result in [`result`](Self::result).
+    pub(super) fn reduce(
+        &mut self,
+        across: &dyn DeviceCommunicator,
+        all: &dyn DeviceCommunicator,
+        view: DeviceSlice<'_>,
+    ) -> Result<()> {
         let (rank, world_size, len) = (across.rank(), across.world_size(), self.shard_len);
-        let view = arena.as_slice();
         let shard = |peer: usize| view.range(peer * len..(peer + 1) * len);
         let peers = || (0..world_size).filter(|&peer| peer != rank);
 
@@ -76,8 +88,12 @@ impl Gram {
                 }
             })
             .collect();
-        self.layers.adasum_of_parts(self.result.as_mut_slice(), &vectors, |totals| add_up(all, totals))?;
-        across.all_gather(self.result.as_slice(), arena)
+        self.layers.adasum_of_parts(self.result.as_mut_slice(), &vectors, |totals| add_up(all, totals))
+    }
+
+    /// This rank's shard of the result.
+    pub(super) fn result(&mut self) -> &mut DeviceBuffer {
+        &mut self.result
     }
 
     /// What the last run did; waits for the queue.

@@ -16,10 +16,10 @@ pub use self::across_nodes::HierarchicalAdasum;
 pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
 use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{Communicator, DeviceCommunicator, ReduceOp};
+use crate::comm::{Communicator, DeviceCommunicator};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::Layers;
-use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes};
+use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
 
 const OPERATION: &str = "adasum_all_reduce";
@@ -29,8 +29,8 @@ const OPERATION: &str = "adasum_all_reduce";
 pub enum ReduceAlgo<'a> {
     /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
     Cpu(&'a dyn Communicator),
-    /// Sum or mean inside nodes, Adasum across them, on the device (GpuHierarchicalReduction).
-    GpuHierarchical(Nodes<'a, dyn DeviceCommunicator + 'a>, ReduceOp),
+    /// Sum, mean or Adasum inside nodes, Adasum across them, on the device (GpuHierarchicalReduction).
+    GpuHierarchical(Nodes<'a, dyn DeviceCommunicator + 'a>, WithinNode),
     /// Adasum of all ranks, on the device.
     Gpu(&'a dyn DeviceCommunicator),
 }

@@ -96,7 +96,7 @@ impl Adasum {
                 })
             }
             Algorithm::Auto | Algorithm::Gram => {
-                Steps::Gram(Box::new(Gram::new(comm, buffer, 0, options.granularity)?))
+                Steps::Gram(Box::new(Gram::new(comm, buffer, 0..table.arena_len(), options.granularity)?))
             }
             Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, options.granularity)?)),
         };
