@@ -79,8 +79,10 @@ pub(crate) fn footer(measurements: &[Measurement], left_out: &[String], wrong: u
         false => "# Out of bounds values : not checked\n".into(),
     };
     let rates: Vec<f64> = measurements.iter().filter_map(|row| Some(row.timing()?.busbw)).collect();
-    let average = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
-    text + &format!("# Avg bus bandwidth    : {average:.4}\n#\n")
+    if !rates.is_empty() {
+        text += &format!("# Avg bus bandwidth    : {:.4}\n", rates.iter().sum::<f64>() / rates.len() as f64);
+    }
+    text + "#\n"
 }
 
 /// What an operation adds to a section's heading.
