@@ -134,11 +134,17 @@ impl fmt::Display for Choice {
 
 /// The fastest scheme that gives the Adasum of all ranks; one Gram matrix unless another gains a tenth.
 pub fn choose_with(parameters: &Parameters, world: World, load: Workload) -> Choice {
+    choose_among(&Scheme::ALL, parameters, world, load)
+}
+
+/// As [`choose_with`], among some of the schemes and one Gram matrix.
+fn choose_among(schemes: &[Scheme], parameters: &Parameters, world: World, load: Workload) -> Choice {
     let time = |scheme| work(scheme, world, load).map(|work| (scheme, parameters.time(&work)));
     let gram = work(Scheme::Gram, world, load).unwrap_or_default();
     let gram_seconds = parameters.time(&gram);
-    let (scheme, seconds) = Scheme::ALL
-        .into_iter()
+    let (scheme, seconds) = schemes
+        .iter()
+        .copied()
         .filter(|scheme| scheme.is_adasum_of_all())
         .filter_map(time)
         .filter(|(_, seconds)| *seconds < GAIN * gram_seconds)
@@ -153,6 +159,12 @@ pub fn choose_with(parameters: &Parameters, world: World, load: Workload) -> Cho
 /// [`Parameters`] and [`Workload::of`] those bytes. A function of its arguments alone, so that all ranks choose alike.
 pub fn choose(world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
     choose_with(&Parameters::default(), World::new(world_size, ranks_per_node), Workload::of(bytes))
+}
+
+/// As [`choose`], between one Gram matrix of all ranks and one of each node with one of nodes: what ranks in known nodes can run.
+pub(crate) fn choose_levels(world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
+    let world = World::new(world_size, ranks_per_node);
+    choose_among(&[Scheme::TwoLevelGram], &Parameters::default(), world, Workload::of(bytes))
 }
 
 /// Where the choice changes as the world doubles from 2 to `most` ranks: the number of ranks from which a scheme is chosen, and the scheme.

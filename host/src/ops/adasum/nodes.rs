@@ -155,7 +155,7 @@ pub(crate) fn takes_one_matrix(
     if within_node != WithinNode::Adasum || options.algorithm != Algorithm::Auto || !is_tree_of_all {
         return false;
     }
-    let choice = cost::choose(places.len(), per_node as usize, bytes);
+    let choice = cost::choose_levels(places.len(), per_node as usize, bytes);
     if choice.scheme == Scheme::Gram {
         return true;
     }
@@ -170,7 +170,8 @@ pub(crate) fn takes_one_matrix(
 /// one rank a node it is Adasum. Bytes between nodes: each rank's shard, once there and once back.
 ///
 /// With [`WithinNode::Adasum`] and [`Algorithm::Auto`], one Gram matrix over all ranks is taken instead where that gives the same but
-/// for one rounding, and [`plan::cost`](crate::plan::cost) finds it as fast; the report then has weights of ranks, else of nodes.
+/// for one rounding, and [`plan::cost`](crate::plan::cost) finds it as fast; the report then has weights of ranks. Else it has weights
+/// of nodes, and counts the layers that were computed again across nodes, not inside them.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the algorithm
@@ -264,6 +265,8 @@ mod tests {
         let auto = AdasumOptions::default();
         assert!(takes_one_matrix(WithinNode::Adasum, auto, &places(1, 8), BYTES));
         assert!(!takes_one_matrix(WithinNode::Adasum, auto, &places(64, 8), BYTES));
+        // Nodes of one rank have nothing to gain, whatever a tree would.
+        assert!(takes_one_matrix(WithinNode::Adasum, auto, &places(64, 1), 1 << 20));
         // Where one matrix would be another result, or was not asked for.
         let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
         assert!(!takes_one_matrix(WithinNode::Adasum, gram, &places(1, 8), BYTES));

@@ -132,7 +132,8 @@ impl HierarchicalAdasum {
         node.all_gather(shard.as_slice(), buffer.as_mut_slice())
     }
 
-    /// What the last reduction did, with weights of nodes, or of ranks where one Gram matrix was taken; waits for the queue.
+    /// What the last reduction did across nodes, with weights of nodes, or of ranks where one Gram matrix was taken; waits for the
+    /// queue.
     ///
     /// # Errors
     /// [`Error::Cuda`].
