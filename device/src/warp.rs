@@ -48,6 +48,22 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
     total
 }
 
+/// The exclusive or over the warp, on every lane.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn exclusive_or(value: u32) -> u32 {
+    let mut all = value;
+    let mut lane_mask = WARP / 2;
+    while lane_mask > 0 {
+        // SAFETY: the caller's promise.
+        all ^= unsafe { arch::shuffle_xor(all, lane_mask) };
+        lane_mask /= 2;
+    }
+    all
+}
+
 /// Adds the products of eight columns with each other to `totals`, on the matrix units: lane `l` brings element `l % 4` of column
 /// `l / 4`, and has the products of that column with columns `2 (l % 4)` and the one after.
 ///

@@ -3,7 +3,7 @@
 
 use super::kernel;
 use crate::abi::{SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP};
-use crate::{arch, memory, thread, warp};
+use crate::{memory, thread, warp};
 
 kernel!("empty", fn () {});
 
@@ -28,11 +28,7 @@ kernel!("sweep", fn (sums: *mut u32, source: *const u32, bytes: u64) {
             word += THREADS as u64;
         }
     }
-    let mut lane_mask = WARP / 2;
-    while lane_mask > 0 {
-        sum ^= arch::shuffle_xor(sum, lane_mask);
-        lane_mask /= 2;
-    }
+    let sum = warp::exclusive_or(sum);
     if warp::lane_id() == 0 {
         sums.add((block * (THREADS / WARP) as u64) as usize + thread / WARP as usize).write(sum);
     }

@@ -2,11 +2,11 @@
 
 use std::ops::{Deref, Range};
 
-use gradsync_device::math::{Element as Formula, elementwise};
+use gradsync_device::math::Element as Formula;
 
 use super::elementwise::cast_near;
 use super::isa::return_on_avx2;
-use super::products::{Halfway, add_weighted_block, blocks, check_vectors};
+use super::products::{Halfway, add_weighted, blocks, check_vectors};
 use super::tree::{Trees, node};
 use super::{BLOCK_LEN, CHUNK_LEN, for_each};
 use crate::dtype::{DType, Element, storage, storage_mut};
@@ -139,16 +139,14 @@ fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
     }
     return_on_avx2!(add_all_weighted(sums, vectors, block.start, weights));
     for (vector, &weight) in vectors.iter().zip(weights) {
-        for (sum, &value) in sums.iter_mut().zip(storage(&vector[block.clone()])) {
-            *sum = elementwise::add_weighted(*sum, weight, value.to_f64());
-        }
+        add_weighted(sums, storage(&vector[block.clone()]), weight);
     }
 }
 
 /// As [`weighted_sums`], for vectors of different dtypes.
 fn add_vectors(sums: &mut [f64; BLOCK_LEN], vectors: &[Slice<'_>], block: Range<usize>, weights: &[f64]) {
     for (vector, &weight) in vectors.iter().zip(weights) {
-        with_typed!(Slice, vector.range(block.clone()), data => add_weighted_block(sums, storage(data), weight));
+        with_typed!(Slice, vector.range(block.clone()), data => add_weighted(sums, storage(data), weight));
     }
 }
 
@@ -170,6 +168,7 @@ pub(super) fn parts<'a, T: Element>(
 #[cfg(test)]
 mod tests {
     use gradsync_device::math::adasum::pairs;
+    use gradsync_device::math::elementwise;
 
     use super::*;
     use crate::kernels::cpu::tree_combine;

@@ -23,10 +23,10 @@ use crate::slice::{Slice, with_typed};
 /// Sums that run side by side, one vector register's worth or two.
 pub(super) const LANES: usize = 8;
 
-/// `block[i] += weight × src[i]`; elements past `src` are left alone.
-pub(super) fn add_weighted_block<T: Formula>(block: &mut [f64; BLOCK_LEN], src: &[T], weight: f64) {
-    return_on_avx2!(add_weighted(block, src, weight));
-    for (to, &from) in block.iter_mut().zip(src) {
+/// `sums[i] += weight × src[i]`, as far as both go.
+pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64) {
+    return_on_avx2!(add_weighted(sums, src, weight));
+    for (to, &from) in sums.iter_mut().zip(src) {
         *to = elementwise::add_weighted(*to, weight, from.to_f64());
     }
 }

@@ -222,7 +222,10 @@ pub(super) unsafe fn add_all_weighted<T: Element, V: Deref<Target = [T]>>(
             }
         }
     }
-    add_rest(&mut sums[end..], vectors, begin + end, weights);
+    for (vector, &weight) in vectors.iter().zip(weights) {
+        // SAFETY: the caller's promise.
+        unsafe { add_weighted(&mut sums[end..], storage(&vector[begin + end..]), weight) };
+    }
 }
 
 /// As [`add_all_weighted`], for 16-bit elements, which go through `f32` and `halfway`, a group ahead of the sums: that halves the
@@ -277,15 +280,9 @@ pub(super) unsafe fn add_all_weighted_short<T: Element, V: Deref<Target = [T]>>(
             }
         }
     }
-    add_rest(&mut sums[end..], vectors, begin + end, weights);
-}
-
-/// What is no whole group, by the formula.
-fn add_rest<T: Element, V: Deref<Target = [T]>>(sums: &mut [f64], vectors: &[V], begin: usize, weights: &[f64]) {
     for (vector, &weight) in vectors.iter().zip(weights) {
-        for (to, &from) in sums.iter_mut().zip(storage(&vector[begin..])) {
-            *to = elementwise::add_weighted(*to, weight, from.to_f64());
-        }
+        // SAFETY: the caller's promise.
+        unsafe { add_weighted(&mut sums[end..], storage(&vector[begin + end..]), weight) };
     }
 }
 
