@@ -78,13 +78,49 @@ impl core::str::FromStr for DType {
 /// products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
 pub const THREADS: u32 = 128;
 /// Threads of a block of `sum_partials`, which has few blocks where there are few layers.
-pub const SUM_THREADS: u32 = 256;
+pub const SUM_THREADS: u32 = 1024;
 /// Threads of a block of the kernels that reach into the memory of peers, which have more under way at a time.
 pub const PEER_THREADS: u32 = 256;
 /// Threads of a warp on every architecture.
 pub const WARP: u32 = 32;
 /// Threads of a block of the per-layer kernels, where one thread handles one layer.
 pub const LAYER_THREADS: u32 = 64;
+/// What a kernel is compiled for, as by CUDA's `__launch_bounds__`: its blocks have this many threads, and the assembler leaves enough
+/// registers for this many blocks on a multiprocessor, all of which it may use.
+///
+/// Left to itself, the assembler saves registers by loading one vector after the other where the code loads them all first: on an H200
+/// that costs up to a tenth of the bandwidth. The counts below are the best of 1 to 16 by measurement there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchBounds {
+    /// Threads of a block; every launch has exactly these.
+    pub threads: u32,
+    /// Blocks that a multiprocessor must be able to hold.
+    pub blocks: u32,
+}
+
+impl LaunchBounds {
+    /// Streaming kernels.
+    pub const STREAM: Self = Self { threads: THREADS, blocks: 8 };
+    /// Inner products of up to four vectors.
+    pub const REDUCE: Self = Self { threads: THREADS, blocks: 7 };
+    /// Inner products of four vectors with four others.
+    pub const GRAM_CROSS: Self = Self { threads: THREADS, blocks: 4 };
+    /// Inner products of eight vectors, whose 36 sums a thread are 72 registers.
+    pub const GRAM_OF_EIGHT: Self = Self { threads: THREADS, blocks: 3 };
+    /// Weighted sums.
+    pub const COMBINE: Self = Self { threads: THREADS, blocks: 6 };
+    /// The exact path of Adasum.
+    pub const TREE: Self = Self { threads: THREADS, blocks: 4 };
+    /// The second stage of reductions.
+    pub const SUM: Self = Self { threads: SUM_THREADS, blocks: 1 };
+    /// One thread a layer.
+    pub const LAYER: Self = Self { threads: LAYER_THREADS, blocks: 8 };
+    /// Kernels that reach into the memory of up to two, four or eight peers.
+    pub const fn of_peers(width: usize) -> Self {
+        Self { threads: PEER_THREADS, blocks: if width <= 4 { 2 } else { 1 } }
+    }
+}
+
 /// Bytes that one thread moves at once, where addresses allow it.
 pub const VECTOR_BYTES: usize = 16;
 /// Vectors in flight for each operand of a streaming kernel: two where elements get narrower, one elsewhere. On an H200 that gives casts
@@ -259,6 +295,8 @@ pub struct Entry {
     pub name: &'static str,
     /// The operation: the part of the name before the dtypes; its PTX stands in the file of that name.
     pub family: &'static str,
+    /// What it is compiled for, and how it is launched.
+    pub bounds: LaunchBounds,
     /// Its parameters, in order.
     pub params: &'static [Param],
 }
@@ -267,23 +305,23 @@ use Param::{F64, Pointer, U64};
 
 /// One entry for each dtype.
 macro_rules! dtypes_of {
-    ($family:literal, $suffix:literal, $params:expr) => {
-        dtypes_of!($family, $suffix, $params, "f64" "f32" "f16" "bf16")
+    ($family:literal, $suffix:literal, $bounds:expr, $params:expr) => {
+        dtypes_of!($family, $suffix, $bounds, $params, "f64" "f32" "f16" "bf16")
     };
-    ($family:literal, $suffix:literal, $params:expr, $($dtype:literal)*) => {
-        [$(Entry { name: concat!($family, "_", $dtype, $suffix), family: $family, params: $params }),*]
+    ($family:literal, $suffix:literal, $bounds:expr, $params:expr, $($dtype:literal)*) => {
+        [$(Entry { name: concat!($family, "_", $dtype, $suffix), family: $family, bounds: $bounds, params: $params }),*]
     };
 }
 
 /// One entry for each ordered pair of dtypes.
 macro_rules! pairs_of {
-    ($family:literal, $params:expr) => {
-        pairs_of!($family, $params,
+    ($family:literal, $bounds:expr, $params:expr) => {
+        pairs_of!($family, $bounds, $params,
             "f64_f64" "f64_f32" "f64_f16" "f64_bf16" "f32_f64" "f32_f32" "f32_f16" "f32_bf16"
             "f16_f64" "f16_f32" "f16_f16" "f16_bf16" "bf16_f64" "bf16_f32" "bf16_f16" "bf16_bf16")
     };
-    ($family:literal, $params:expr, $($dtypes:literal)*) => {
-        [$(Entry { name: concat!($family, "_", $dtypes), family: $family, params: $params }),*]
+    ($family:literal, $bounds:expr, $params:expr, $($dtypes:literal)*) => {
+        [$(Entry { name: concat!($family, "_", $dtypes), family: $family, bounds: $bounds, params: $params }),*]
     };
 }
 
@@ -298,55 +336,71 @@ const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64
 /// Streaming kernels over two dtypes.
 pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
     // (destination, source, len)
-    pairs_of!("cast", STREAM),
+    pairs_of!("cast", LaunchBounds::STREAM, STREAM),
     // (sum, value, len)
-    pairs_of!("accumulate", STREAM),
+    pairs_of!("accumulate", LaunchBounds::STREAM, STREAM),
     // (destination, source, len, factor)
-    pairs_of!("scale", &[Pointer, Pointer, U64, F64]),
-    pairs_of!("cast_segments", PIECES),
-    pairs_of!("accumulate_segments", PIECES),
+    pairs_of!("scale", LaunchBounds::STREAM, &[Pointer, Pointer, U64, F64]),
+    pairs_of!("cast_segments", LaunchBounds::STREAM, PIECES),
+    pairs_of!("accumulate_segments", LaunchBounds::STREAM, PIECES),
 ];
 
 /// `combine`: `(destination, table of vectors, vector count, weights, spans, span count, chunk length)`.
-pub const COMBINE_ENTRIES: [Entry; 16] = pairs_of!("combine", &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
+pub const COMBINE_ENTRIES: [Entry; 16] =
+    pairs_of!("combine", LaunchBounds::COMBINE, &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
 
 /// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
 pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("tree_combine", &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
+    pairs_of!("tree_combine", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
 
 /// Kernels over one dtype.
 pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
-    dtypes_of!("all_finite", "", STREAM),
+    dtypes_of!("all_finite", "", LaunchBounds::REDUCE, STREAM),
     // one partial a chunk: |a|²
-    dtypes_of!("squared_norms", "", REDUCE_ONE),
+    dtypes_of!("squared_norms", "", LaunchBounds::REDUCE, REDUCE_ONE),
     // three partials a chunk: a·b, |a|², |b|²
-    dtypes_of!("dots", "", REDUCE_TWO),
+    dtypes_of!("dots", "", LaunchBounds::REDUCE, REDUCE_TWO),
     // (partials, table of vectors, first vector, count in this tile, world size, spans, span count, chunk count, chunk length)
-    dtypes_of!("gram", "_p2", GRAM),
-    dtypes_of!("gram", "_p4", GRAM),
-    dtypes_of!("gram", "_p8", GRAM),
+    dtypes_of!("gram", "_p2", LaunchBounds::REDUCE, GRAM),
+    dtypes_of!("gram", "_p4", LaunchBounds::REDUCE, GRAM),
+    dtypes_of!("gram", "_p8", LaunchBounds::GRAM_OF_EIGHT, GRAM),
     // (partials, table of vectors, first and count of the left, first and count of the right, world size, spans, …)
-    dtypes_of!("gram_cross", "", &[Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64]),
+    dtypes_of!(
+        "gram_cross",
+        "",
+        LaunchBounds::GRAM_CROSS,
+        &[Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64]
+    ),
     // (partials, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
-    dtypes_of!("tree_dots", "", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]),
+    dtypes_of!(
+        "tree_dots",
+        "",
+        LaunchBounds::TREE,
+        &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]
+    ),
 ];
 /// Kernels over one dtype that reach into the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 10] = [
     // (peers, partials, spans, span count, chunk count, chunk length): one partial a product and chunk, and the peers' windows copied
-    dtypes_of!("peer_gram", "_p2", PEER_GRAM),
-    dtypes_of!("peer_gram", "_p4", PEER_GRAM),
-    dtypes_of!("peer_gram", "_p8", PEER_GRAM),
+    dtypes_of!("peer_gram", "_p2", LaunchBounds::of_peers(2), PEER_GRAM),
+    dtypes_of!("peer_gram", "_p4", LaunchBounds::of_peers(4), PEER_GRAM),
+    dtypes_of!("peer_gram", "_p8", LaunchBounds::of_peers(8), PEER_GRAM),
     // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count)
-    dtypes_of!("peer_coefficients", "", &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64]),
+    dtypes_of!(
+        "peer_coefficients",
+        "",
+        LaunchBounds::of_peers(MOST_PEERS),
+        &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64]
+    ),
     // (peers, weights, tree, cancelled, spans, span count, chunk length)
-    dtypes_of!("peer_combine", "_p2", PEER_COMBINE),
-    dtypes_of!("peer_combine", "_p4", PEER_COMBINE),
-    dtypes_of!("peer_combine", "_p8", PEER_COMBINE),
+    dtypes_of!("peer_combine", "_p2", LaunchBounds::of_peers(2), PEER_COMBINE),
+    dtypes_of!("peer_combine", "_p4", LaunchBounds::of_peers(4), PEER_COMBINE),
+    dtypes_of!("peer_combine", "_p8", LaunchBounds::of_peers(8), PEER_COMBINE),
     // (peers, len, factor): every rank's window becomes the sum times the factor
-    dtypes_of!("peer_reduce", "_p2", &[Pointer, U64, F64]),
-    dtypes_of!("peer_reduce", "_p4", &[Pointer, U64, F64]),
-    dtypes_of!("peer_reduce", "_p8", &[Pointer, U64, F64]),
+    dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), &[Pointer, U64, F64]),
+    dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), &[Pointer, U64, F64]),
+    dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), &[Pointer, U64, F64]),
 ];
 const PEER_GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64];
 const PEER_COMBINE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64];
@@ -354,26 +408,26 @@ const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64
 
 /// Kernels that know no dtype.
 pub const PLAIN_ENTRIES: [Entry; 8] = [
-    plain("empty", &[]),
+    plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of what each warp reads, a u32 a warp; bytes are a multiple of 4
-    plain("sweep", STREAM),
+    plain("sweep", LaunchBounds::STREAM, STREAM),
     // (peers): waits for all ranks, and counts the run
-    plain("peer_barrier", &[Pointer]),
+    plain("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), &[Pointer]),
     // (destination, bytes)
-    plain("zero", &[Pointer, U64]),
-    plain("zero_segments", PIECES),
+    plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
+    plain("zero_segments", LaunchBounds::STREAM, PIECES),
     // (totals, partials, spans, span count, products, chunk count): totals[span][product], partials[product][chunk]
-    plain("sum_partials", &[Pointer, Pointer, Pointer, U64, U64, U64]),
+    plain("sum_partials", LaunchBounds::SUM, &[Pointer, Pointer, Pointer, U64, U64, U64]),
     // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights and the tree
     // (see `combine_pair`) are those after the first level
-    plain("coefficients", &[Pointer, Pointer, Pointer, Pointer, U64, U64]),
+    plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64]),
     // (weights, tree, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²], and the pair's
     // two coefficients go to tree[layer][pair][side]
-    plain("combine_pair", &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
+    plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
 ];
 
-const fn plain(name: &'static str, params: &'static [Param]) -> Entry {
-    Entry { name, family: name, params }
+const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {
+    Entry { name, family: name, bounds, params }
 }
 
 /// Every entry point of the PTX.

@@ -31,7 +31,13 @@ impl F16 {
     /// As [`from_f32`](Self::from_f32), with one rounding all the same.
     #[inline(always)]
     pub fn from_f64(value: f64) -> Self {
-        Self::from_f32(arch::f64_to_f32_odd(value))
+        F16(arch::f64_to_f16(value))
+    }
+
+    /// The same number as `f64`; exact.
+    #[inline(always)]
+    pub fn to_f64(self) -> f64 {
+        arch::f16_to_f64(self.0)
     }
 }
 

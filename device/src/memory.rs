@@ -62,10 +62,12 @@ pub(crate) unsafe fn load_each<T: Copy, const N: usize>(address: *const T) -> [T
     core::array::from_fn(|index| unsafe { address.add(index).read() })
 }
 
+/// The same bits as another type.
+///
 /// # Safety
 /// `A` and `B` must have the same size, and the bits of `A` must be a value of `B`.
 #[inline(always)]
-unsafe fn reinterpret<A: Copy, B: Copy>(value: A) -> B {
+pub(crate) unsafe fn reinterpret<A: Copy, B: Copy>(value: A) -> B {
     // SAFETY: the caller's promise.
     unsafe { core::mem::transmute_copy(&value) }
 }

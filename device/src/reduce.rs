@@ -133,7 +133,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
 }
 
 /// Warps of a block of so many threads.
-pub(crate) const fn warps(block: u32) -> usize {
+const fn warps(block: u32) -> usize {
     (block / WARP) as usize
 }
 
@@ -143,32 +143,12 @@ pub(crate) const fn warps(block: u32) -> usize {
 /// All threads of a block of `BLOCK` must call this together, once.
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
-    let warp_index = thread::thread_idx_x() as usize / WARP as usize;
-    let shared = Partials::of_block();
-    let mut product = 0;
-    // SAFETY: slots are below K × warps, which `sum_of_warps` checks; each is written by one lane.
-    unsafe {
-        while product < K {
-            let sum = warp::sum(totals[product]);
-            if warp::lane_id() == 0 {
-                shared.write(product * warps(BLOCK) + warp_index, sum);
-            }
-            product += 1;
-        }
-        sum_of_warps::<K, BLOCK>(write);
-    }
-}
-
-/// Adds what each warp has left in shared memory, its sum of product `k` in slot `k × warps + warp`.
-///
-/// # Safety
-/// All threads of a block of `BLOCK` must call this together, once, when every warp has written all of its sums.
-#[inline(always)]
-pub(crate) unsafe fn sum_of_warps<const K: usize, const BLOCK: u32>(write: impl Fn(usize, f64)) {
     const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };
     let (shared, thread) = (Partials::of_block(), thread::thread_idx_x() as usize);
-    // SAFETY: slots are below K × warps, and read after the barrier.
+    let warp_index = thread / WARP as usize;
+    // SAFETY: slots are below K × warps, as checked; each is written by one lane and read after the barrier.
     unsafe {
+        warp::sums(totals, |product, sum| shared.write(product * warps(BLOCK) + warp_index, sum));
         thread::sync_threads();
         if thread < K {
             let mut sum = 0.0;

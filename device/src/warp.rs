@@ -22,17 +22,8 @@ pub(crate) unsafe fn warp_shuffle_xor(value: f64, lane_mask: u32) -> f64 {
     f64::from_bits((high as u64) << 32 | low as u64)
 }
 
-/// The sum over the warp, on every lane: a butterfly, so that all lanes add in the same tree and get the same bits.
-///
-/// # Safety
-/// All lanes of the warp must execute this together.
-#[inline(always)]
-pub(crate) unsafe fn sum(value: f64) -> f64 {
-    // SAFETY: the caller's promise.
-    unsafe { sum_of::<{ WARP }>(value) }
-}
-
-/// The sum over each group of `LANES` neighbouring lanes, on every lane of the group.
+/// The sum over each group of `LANES` neighbouring lanes, on every lane of the group: a butterfly, so that all lanes add in the same tree and
+/// get the same bits.
 ///
 /// # Safety
 /// All lanes of the warp must execute this together; `LANES` is a power of two, at most a warp.
@@ -46,6 +37,45 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
         lane_mask /= 2;
     }
     total
+}
+
+/// The sums over the warp of `K` values a lane, each of which one lane gets, as `write(index, sum)`. The additions are those of [`sum_of`], but
+/// at each level half of the lanes go on with half of the sums, which takes about `K` exchanges and not `5 K`.
+///
+/// # Safety
+/// All lanes of the warp must execute this together.
+#[inline(always)]
+pub(crate) unsafe fn sums<const K: usize>(mut values: [f64; K], mut write: impl FnMut(usize, f64)) {
+    let lane = lane_id();
+    // The sums that this lane goes on with are `begin..end`, at most `count`.
+    let (mut begin, mut end, mut count) = (0, K, K);
+    let mut lane_mask = WARP / 2;
+    while lane_mask > 0 {
+        let (half, upper) = (count.div_ceil(2), lane & lane_mask != 0);
+        let mut place = 0;
+        while place < half {
+            let low = values[place];
+            let high = if half + place < count { values[half + place] } else { 0.0 };
+            let (kept, sent) = if upper { (high, low) } else { (low, high) };
+            // SAFETY: the caller's promise.
+            values[place] = kept + unsafe { warp_shuffle_xor(sent, lane_mask) };
+            place += 1;
+        }
+        if upper {
+            begin += half;
+        } else if begin + half < end {
+            end = begin + half;
+        }
+        count = half;
+        lane_mask /= 2;
+    }
+    let mut place = 0;
+    while place < count {
+        if begin + place < end {
+            write(begin + place, values[place]);
+        }
+        place += 1;
+    }
 }
 
 /// The exclusive or over the warp, on every lane.
@@ -62,17 +92,4 @@ pub(crate) unsafe fn exclusive_or(value: u32) -> u32 {
         lane_mask /= 2;
     }
     all
-}
-
-/// Adds the products of eight columns with each other to `totals`, on the matrix units: lane `l` brings element `l % 4` of column
-/// `l / 4`, and has the products of that column with columns `2 (l % 4)` and the one after.
-///
-/// # Safety
-/// All lanes of the warp must execute this together.
-#[cfg(gradsync_sm = "80")]
-#[inline(always)]
-pub(crate) unsafe fn add_gram(value: f64, totals: [f64; 2]) -> [f64; 2] {
-    // The second matrix is the first one's transpose, whose elements lie with the same lanes.
-    // SAFETY: the caller's promise.
-    unsafe { arch::matrix_multiply_add(value, value, totals) }
 }

@@ -9,6 +9,16 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
 }
 
 #[inline(always)]
+pub(crate) fn f16_to_f64(bits: u16) -> f64 {
+    rounding::f16_to_f32(bits) as f64
+}
+
+#[inline(always)]
+pub(crate) fn f64_to_f16(value: f64) -> u16 {
+    rounding::f32_to_f16(rounding::f64_to_f32_odd(value))
+}
+
+#[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> u16 {
     rounding::f32_to_f16(value)
 }

@@ -18,6 +18,22 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
 }
 
 #[inline(always)]
+pub(crate) fn f16_to_f64(bits: u16) -> f64 {
+    let value: f64;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("cvt.f64.f16 {0}, {1};", out(reg64) value, in(reg16) bits, options(pure, nomem, nostack)) };
+    value
+}
+
+#[inline(always)]
+pub(crate) fn f64_to_f16(value: f64) -> u16 {
+    let bits: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("cvt.rn.f16.f64 {0}, {1};", out(reg16) bits, in(reg64) value, options(pure, nomem, nostack)) };
+    bits
+}
+
+#[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> u16 {
     let bits: u16;
     // SAFETY: arithmetic on registers.
@@ -25,14 +41,18 @@ pub(crate) fn f32_to_f16(value: f32) -> u16 {
     bits
 }
 
-/// The instruction exists from compute capability 8.0; before that, the formula.
+/// The instruction exists from compute capability 8.0; before that, the formula. The one for two values, because the assembler may give
+/// that for one to the slow unit of 64-bit conversions.
 #[inline(always)]
 pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     #[cfg(gradsync_sm = "80")]
     {
         let bits: u16;
         // SAFETY: arithmetic on registers.
-        unsafe { asm!("cvt.rn.bf16.f32 {0}, {1};", out(reg16) bits, in(reg32) value, options(pure, nomem, nostack)) };
+        unsafe {
+            asm!("{{ .reg .b32 both; cvt.rn.bf16x2.f32 both, 0f00000000, {1}; cvt.u16.u32 {0}, both; }}", out(reg16) bits,
+                in(reg32) value, options(pure, nomem, nostack))
+        };
         bits
     }
     #[cfg(not(gradsync_sm = "80"))]
@@ -62,22 +82,14 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     total
 }
 
-/// `mma.sync.m8n8k4` in `f64`: each lane adds two of the products of an 8 × 4 with a 4 × 8 matrix to its `totals`. Lane `l` gives
-/// element `(l / 4, l % 4)` of the first and `(l % 4, l / 4)` of the second, and has `(l / 4, 2 (l % 4))` and the one after of the sum.
-///
-/// # Safety
-/// All 32 lanes must execute this together.
-#[cfg(gradsync_sm = "80")]
+/// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm`: those stand before a body, where no
+/// inline assembly reaches.
 #[inline(always)]
-pub(crate) unsafe fn matrix_multiply_add(left: f64, right: f64, totals: [f64; 2]) -> [f64; 2] {
-    let (first, second): (f64, f64);
-    // SAFETY: arithmetic on registers, and a full warp, as the caller promises.
+pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
+    // SAFETY: no instruction.
     unsafe {
-        asm!("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {{{0}, {1}}}, {{{2}}}, {{{3}}}, {{{4}, {5}}};",
-            out(reg64) first, out(reg64) second, in(reg64) left, in(reg64) right, in(reg64) totals[0], in(reg64) totals[1],
-            options(nomem, nostack))
+        asm!(".pragma \"gradsync.launch_bounds {0} {1}\";", const THREADS, const BLOCKS, options(nomem, nostack, preserves_flags))
     };
-    [first, second]
 }
 
 #[inline(always)]
@@ -152,6 +164,62 @@ pub(crate) unsafe fn shared_load(address: u32) -> f64 {
     // SAFETY: the caller's promise.
     unsafe { asm!("ld.shared.f64 {0}, [{1}];", out(reg64) value, in(reg32) address, options(pure, nostack, readonly)) };
     value
+}
+
+/// The block's staging memory: two steps of eight vectors, 16 bytes a thread and vector, for blocks of 128 threads.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) fn staging_base() -> u32 {
+    let base: u32;
+    // SAFETY: as for `shared_base`.
+    unsafe {
+        asm!("{{ .shared .align 16 .b8 gradsync_staging[32768]; mov.u32 {0}, gradsync_staging; }}", out(reg32) base,
+            options(pure, nomem, nostack))
+    };
+    base
+}
+
+/// `cp.async`, past the first-level cache: 16 bytes of global memory to shared memory, under way until waited for.
+///
+/// # Safety
+/// Both addresses are multiples of 16; the memory at `address` is readable, and that at `shared` not used before the wait.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) unsafe fn copy_async_16(shared: u32, address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("cp.async.cg.shared.global [{0}], [{1}], 16;", in(reg32) shared, in(reg64) address, options(nostack))
+    };
+}
+
+/// Ends a group of this thread's asynchronous copies.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) fn commit_async() {
+    // SAFETY: touches no memory of its own.
+    unsafe { asm!("cp.async.commit_group;", options(nostack)) };
+}
+
+/// Waits for all groups of this thread's asynchronous copies but the last.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) fn wait_async_but_last() {
+    // SAFETY: touches no memory of its own.
+    unsafe { asm!("cp.async.wait_group 1;", options(nostack)) };
+}
+
+/// # Safety
+/// 16 bytes of shared memory at a multiple of 16, written, with no unsynchronised access by another thread.
+#[cfg(gradsync_sm = "80")]
+#[inline(always)]
+pub(crate) unsafe fn shared_load_16(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.shared.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address, options(nostack))
+    };
+    [a, b, c, d]
 }
 
 /// # Safety

@@ -6,7 +6,7 @@
 
 use super::products::{add_dots, partial_slot};
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{Span, THREADS};
+use crate::abi::{LaunchBounds, Span, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
@@ -70,7 +70,7 @@ pub(super) unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficient
     }
 }
 
-kernel!("coefficients", fn (
+kernel!("coefficients", LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *mut u32, gram: *const f64, layers: u64, world_size: u64,
 ) {
     let layer = thread::index_1d() as usize;
@@ -89,7 +89,7 @@ kernel!("coefficients", fn (
     cancelled.add(layer).write(lost as u32);
 });
 
-kernel!("combine_pair", fn (
+kernel!("combine_pair", LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
     begin: u64, middle: u64, end: u64,
 ) {
@@ -106,7 +106,7 @@ kernel!("combine_pair", fn (
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("tree_dots_", $name), fn (
+        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE, fn (
             partials: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
             spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
@@ -131,7 +131,7 @@ for_each_dtype!(of_dtype);
 
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
-        kernel!(concat!("tree_combine_", $from, "_", $to), fn (
+        kernel!(concat!("tree_combine_", $from, "_", $to), LaunchBounds::TREE, fn (
             destination: *mut $D, table: *const *const $S, world_size: u64, tree: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {

@@ -2,13 +2,13 @@
 //! No operation of the library uses them.
 
 use super::kernel;
-use crate::abi::{SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP};
+use crate::abi::{LaunchBounds, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP};
 use crate::{memory, thread, warp};
 
-kernel!("empty", fn () {});
+kernel!("empty", LaunchBounds::STREAM, fn () {});
 
 // The exclusive or of the 32-bit words that each warp reads goes to `sums[block][warp]`.
-kernel!("sweep", fn (sums: *mut u32, source: *const u32, bytes: u64) {
+kernel!("sweep", LaunchBounds::STREAM, fn (sums: *mut u32, source: *const u32, bytes: u64) {
     const WORDS: usize = VECTOR_BYTES / size_of::<u32>();
     let block = thread::block_idx_x() as u64;
     let (begin, thread) = (block * SWEEP_TILE_BYTES as u64, thread::thread_idx_x() as usize);

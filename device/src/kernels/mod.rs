@@ -37,12 +37,14 @@ macro_rules! for_each_dtype {
     };
 }
 
-/// An entry point, after rust-cuda's `#[kernel]`: unmangled under the given name, with the PTX kernel convention.
+/// An entry point, after rust-cuda's `#[kernel]`: unmangled under the given name, with the PTX kernel convention and launch bounds.
 macro_rules! kernel {
-    ($name:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
+    ($name:expr, $bounds:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
         const _: () = {
             #[unsafe(export_name = $name)]
             unsafe extern "ptx-kernel" fn kernel($($parameter: $type),*) {
+                const BOUNDS: crate::abi::LaunchBounds = $bounds;
+                crate::thread::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }>();
                 // SAFETY: the launch keeps the contract of this module's header.
                 #[allow(unused_unsafe)] // a kernel may do nothing
                 unsafe {

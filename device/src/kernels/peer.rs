@@ -8,7 +8,7 @@
 use super::adasum::{LayerWeights, Tree, keep};
 use super::products::{add_dots, add_triangle, gram_vector_len, partial_slot};
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, Span, vector_len};
+use crate::abi::{DType, LaunchBounds, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, Span, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, weights};
 use crate::math::{Element, elementwise};
@@ -156,7 +156,7 @@ unsafe fn hand_out<T: Element, const W: usize, const N: usize>(
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(concat!("peer_gram_", $name, $suffix), fn (
+        kernel!(concat!("peer_gram_", $name, $suffix), LaunchBounds::of_peers($width), fn (
             peers: *const Peers, partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
@@ -177,7 +177,7 @@ macro_rules! of_width {
                 }
             });
         });
-        kernel!(concat!("peer_combine_", $name, $suffix), fn (
+        kernel!(concat!("peer_combine_", $name, $suffix), LaunchBounds::of_peers($width), fn (
             peers: *const Peers, weights: *const f64, tree: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {
@@ -197,7 +197,8 @@ macro_rules! of_width {
                 hand_out(windows, ranks as usize, index as usize, [<$T>::from_f64(value)]);
             });
         });
-        kernel!(concat!("peer_reduce_", $name, $suffix), fn (peers: *const Peers, len: u64, factor: f64) {
+        kernel!(concat!("peer_reduce_", $name, $suffix), LaunchBounds::of_peers($width),
+            fn (peers: *const Peers, len: u64, factor: f64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let group = Group::of(peers);
             start(group);
@@ -230,7 +231,7 @@ macro_rules! of_dtype {
         of_width!($name $T 2 "_p2");
         of_width!($name $T 4 "_p4");
         of_width!($name $T 8 "_p8");
-        kernel!(concat!("peer_coefficients_", $name), fn (
+        kernel!(concat!("peer_coefficients_", $name), LaunchBounds::of_peers(MOST_PEERS), fn (
             peers: *const Peers, out: *mut f64, tree: *mut f64, cancelled: *mut u32, totals: *mut f64,
             partials: *const f64, spans: *const Span, span_count: u64, chunks: u64,
         ) {
@@ -246,7 +247,7 @@ macro_rules! of_dtype {
 }
 for_each_dtype!(of_dtype);
 
-kernel!("peer_barrier", fn (peers: *const Peers) {
+kernel!("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
     let group = Group::of(peers);
     group.signal(0, Stage::END);
     group.wait(0, Stage::END);

@@ -4,13 +4,13 @@
 //! tile, where `gram_cross` multiplies the members of two different tiles.
 
 use super::{for_each_dtype, kernel};
-use crate::abi::{DType, GRAM_CROSS_WIDTH, SUM_THREADS, Span, THREADS, vector_len};
+use crate::abi::{DType, GRAM_CROSS_WIDTH, LaunchBounds, SUM_THREADS, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
 #[cfg(gradsync_sm = "80")]
-use crate::{abi::WARP, memory, shared::Partials, warp};
-use crate::{reduce, thread};
+use crate::shared::Staging;
+use crate::{memory, reduce, thread};
 
 /// Where `sum_partials` finds the partial of this block for one product.
 #[inline(always)]
@@ -23,6 +23,14 @@ pub(super) fn partial_slot(product: usize, chunks: u64) -> usize {
 unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64) -> [*const T; W] {
     // SAFETY: the launch provides `count ≥ 1` pointers from `first` on.
     core::array::from_fn(|index| unsafe { *table.add(first as usize + if (index as u64) < count { index } else { 0 }) })
+}
+
+/// Which vectors a launch of `gram` multiplies with each other: `first..first + count` of `world_size`.
+#[derive(Clone, Copy)]
+struct Tile {
+    first: u64,
+    count: u64,
+    world_size: u64,
 }
 
 /// Row and column of each of the `K` products of `W` vectors: one flat loop unrolls where two nested ones do not.
@@ -59,114 +67,107 @@ pub(super) fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &
     }
 }
 
-/// A tile of the Gram matrix: vectors `first..first + count` of `world_size` with each other, `K` being the products of `W`.
+/// A tile of the Gram matrix, `K` being the number of products of `W` vectors.
 #[inline(always)]
 unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
     partials: *mut f64,
     vectors: [*const T; W],
-    first: u64,
-    count: u64,
-    world_size: u64,
+    tile: Tile,
     chunk: reduce::Chunk,
     chunks: u64,
 ) {
     // SAFETY: the launch provides the vectors, and room for every product of every chunk.
     unsafe {
         let totals = reduce::accumulate::<T, W, N, K>(vectors, chunk, add_triangle::<T, W, K>);
+        write_tile::<W, K>(partials, totals, tile, chunks);
+    }
+}
+
+/// Adds a tile's sums up over the block and writes them as the chunk's partials.
+#[inline(always)]
+unsafe fn write_tile<const W: usize, const K: usize>(partials: *mut f64, totals: [f64; K], tile: Tile, chunks: u64) {
+    // SAFETY: the launch provides room for every product of every chunk.
+    unsafe {
         reduce::block_sum::<K, THREADS>(totals, |product, sum| {
             let (row, column) = const { triangle::<W, K>() }[product];
-            if (column as u64) < count {
-                let index = product_index(first as usize + row, first as usize + column, world_size as usize);
+            if (column as u64) < tile.count {
+                let first = tile.first as usize;
+                let index = product_index(first + row, first + column, tile.world_size as usize);
                 partials.add(partial_slot(index, chunks)).write(sum);
             }
         });
     }
 }
 
-/// As [`gram`] with eight vectors, on the matrix units: a lane holds elements of one vector, so that each is widened once, and two
-/// products, where a thread of `gram` holds all 36. The order of additions is another, as fixed.
+/// As [`gram`] with eight vectors, whose sums leave no registers for loads under way: those pass through shared memory. A thread reads back
+/// what it has loaded itself, so that nothing waits for other threads.
 #[cfg(gradsync_sm = "80")]
 #[inline(always)]
 unsafe fn gram_of_eight<T: Element, const N: usize>(
     partials: *mut f64,
-    table: *const *const T,
-    (first, count, world_size): (u64, u64, u64),
+    vectors: [*const T; 8],
+    tile: Tile,
     chunk: reduce::Chunk,
     chunks: u64,
 ) {
-    /// Loads that a lane has under way; a warp's lie side by side.
-    const STEPS: usize = 4;
-    const LANES: usize = 4;
-    let (lane, warp_index) = (warp::lane_id() as usize, thread::thread_idx_x() / WARP);
-    let (row, column) = (lane / LANES, lane % LANES);
-    let tile = (STEPS * LANES * N) as u64;
-    // SAFETY: the launch provides the vectors over the chunk, and room for every product of every chunk. All lanes of a warp take part
-    // in every round: where it begins does not depend on the lane.
+    const K: usize = products(8);
+    let stride = THREADS * N as u32;
+    // Places count from the chunk's first element, in 32 bits, which saves registers.
+    let (mut totals, len) = ([0.0; K], (chunk.end - chunk.begin) as u32);
+    // SAFETY: the launch provides the vectors over the chunk, and room for every product of every chunk.
     unsafe {
-        let of_row = |row: usize| *table.add(first as usize + if (row as u64) < count { row } else { 0 });
-        let vector = of_row(row);
-        let mut aligned = true;
-        let mut other = 0;
-        while other < 8 {
-            aligned &= memory::is_aligned::<T, N>(of_row(other).add(chunk.begin as usize));
-            other += 1;
-        }
-        let mut totals = [0.0; 2];
-        let mut begin = chunk.begin + warp_index as u64 * tile;
-        while begin < chunk.end {
-            let place = |step: usize| begin as usize + (step * LANES + column) * N;
-            let loaded: [[T; N]; STEPS] = if begin + tile <= chunk.end && aligned {
-                core::array::from_fn(|step| memory::load(vector.add(place(step))))
-            } else {
-                core::array::from_fn(|step| {
-                    core::array::from_fn(|index| {
-                        let index = place(step) + index;
-                        if (index as u64) < chunk.end { vector.add(index).read() } else { T::from_f32(0.0) }
-                    })
-                })
-            };
-            let mut step = 0;
-            while step < STEPS {
-                let mut index = 0;
-                while index < N {
-                    totals = warp::add_gram(loaded[step][index].to_f64(), totals);
-                    index += 1;
+        let vectors = vectors.map(|vector| vector.add(chunk.begin as usize));
+        let at = |vector: usize, place: u32| vectors[vector].add(place as usize);
+        let mut done = 0;
+        if vectors.iter().all(|&vector| memory::is_aligned::<T, N>(vector)) {
+            let staging = Staging::of_thread();
+            let steps = len / stride;
+            let fetch = |step: u32| {
+                let mut vector = 0;
+                while vector < 8 && step < steps {
+                    let place = step * stride + thread::thread_idx_x() * N as u32;
+                    staging.fetch::<T, N>(step, vector, at(vector, place));
+                    vector += 1;
                 }
-                step += 1;
+                staging.commit();
+            };
+            fetch(0);
+            for step in 0..steps {
+                fetch(step + 1);
+                staging.wait_for_all_but_last();
+                let loaded: [[T; N]; 8] = core::array::from_fn(|vector| staging.read(step, vector));
+                let mut lane = 0;
+                while lane < N {
+                    add_triangle::<T, 8, K>(&mut totals, core::array::from_fn(|vector| loaded[vector][lane]));
+                    lane += 1;
+                }
             }
-            begin += reduce::warps(THREADS) as u64 * tile;
+            done = steps * stride;
         }
-        let shared = Partials::of_block();
-        let mut place = 0;
-        while place < 2 {
-            let other = 2 * column + place;
-            if row <= other {
-                shared
-                    .write(product_index(row, other, 8) * reduce::warps(THREADS) + warp_index as usize, totals[place]);
+        // Unaligned vectors too: as in `reduce::walk`, an element belongs to the same thread. Written out, because that takes fewer registers.
+        let mut place = done + thread::thread_idx_x() * N as u32;
+        while place < len {
+            let end = if len - place < N as u32 { len } else { place + N as u32 };
+            while place < end {
+                add_triangle::<T, 8, K>(&mut totals, core::array::from_fn(|vector| at(vector, place).read()));
+                place += 1;
             }
-            place += 1;
+            place += stride - N as u32;
         }
-        reduce::sum_of_warps::<{ products(8) }, THREADS>(|product, sum| {
-            let (row, column) = const { triangle::<8, { products(8) }>() }[product];
-            if (column as u64) < count {
-                let index = product_index(first as usize + row, first as usize + column, world_size as usize);
-                partials.add(partial_slot(index, chunks)).write(sum);
-            }
-        });
+        write_tile::<8, K>(partials, totals, tile, chunks);
     }
 }
 
 macro_rules! gram_width {
-    ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(concat!("gram_", $name, $suffix), fn (
+    ($name:literal $T:ident $width:literal $suffix:literal $bounds:expr) => {
+        kernel!(concat!("gram_", $name, $suffix), $bounds, fn (
             partials: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
             spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
             let vectors = pick(table, first, count);
-            gram::<$T, $width, N, { products($width) }>(
-                partials, vectors, first, count, world_size, chunk, chunks)
+            gram::<$T, $width, N, { products($width) }>(partials, vectors, Tile { first, count, world_size }, chunk, chunks)
         });
     };
 }
@@ -174,33 +175,33 @@ macro_rules! gram_width {
 #[cfg(gradsync_sm = "80")]
 macro_rules! gram_of_eight {
     ($name:literal $T:ident) => {
-        kernel!(concat!("gram_", $name, "_p8"), fn (
+        kernel!(concat!("gram_", $name, "_p8"), LaunchBounds::GRAM_OF_EIGHT, fn (
             partials: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
             spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            gram_of_eight::<$T, N>(partials, table, (first, count, world_size), chunk, chunks)
+            gram_of_eight::<$T, N>(partials, pick(table, first, count), Tile { first, count, world_size }, chunk, chunks)
         });
     };
 }
 #[cfg(not(gradsync_sm = "80"))]
 macro_rules! gram_of_eight {
     ($name:literal $T:ident) => {
-        gram_width!($name $T 8 "_p8");
+        gram_width!($name $T 8 "_p8" LaunchBounds::GRAM_OF_EIGHT);
     };
 }
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("squared_norms_", $name), fn (
+        kernel!(concat!("squared_norms_", $name), LaunchBounds::REDUCE, fn (
             partials: *mut f64, source: *const $T, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            gram::<$T, 1, N, 1>(partials, [source], 0, 1, 1, chunk, chunks)
+            gram::<$T, 1, N, 1>(partials, [source], Tile { first: 0, count: 1, world_size: 1 }, chunk, chunks)
         });
-        kernel!(concat!("dots_", $name), fn (
+        kernel!(concat!("dots_", $name), LaunchBounds::REDUCE, fn (
             partials: *mut f64, a: *const $T, b: *const $T,
             spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
@@ -212,10 +213,10 @@ macro_rules! of_dtype {
             });
             reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
         });
-        gram_width!($name $T 2 "_p2");
-        gram_width!($name $T 4 "_p4");
+        gram_width!($name $T 2 "_p2" LaunchBounds::REDUCE);
+        gram_width!($name $T 4 "_p4" LaunchBounds::REDUCE);
         gram_of_eight!($name $T);
-        kernel!(concat!("gram_cross_", $name), fn (
+        kernel!(concat!("gram_cross_", $name), LaunchBounds::GRAM_CROSS, fn (
             partials: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64, right_count: u64,
             world_size: u64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
         ) {
@@ -260,7 +261,7 @@ pub(super) fn add_dots(totals: [f64; 3], x: f64, y: f64) -> [f64; 3] {
 }
 
 // One block for each segment and product: threads take turns over the segment's partials, then add as a block does.
-kernel!("sum_partials", fn (
+kernel!("sum_partials", LaunchBounds::SUM, fn (
     totals: *mut f64, partials: *const f64, spans: *const Span, span_count: u64, products: u64, chunks: u64,
 ) {
     let block = thread::block_idx_x() as u64;
@@ -274,10 +275,13 @@ kernel!("sum_partials", fn (
     let mut sum = 0.0;
     let mut chunk = begin + thread::thread_idx_x() as u64;
     while chunk < end {
-        // Many at once: one after the other, of a large segment, they would take as long as the products of a small one.
+        // Many at once: one after the other, of a large segment, they would take as long as the products of a small one. What lies behind
+        // the end is read elsewhere and not added, because a branch would make the loads wait for each other.
         let loaded: [f64; 16] = core::array::from_fn(|step| {
-            let chunk = chunk + step as u64 * SUM_THREADS as u64;
-            if chunk < end { *row.add(chunk as usize) } else { 0.0 }
+            let place = chunk + step as u64 * SUM_THREADS as u64;
+            let inside = place < end;
+            let [partial] = memory::load(row.add(if inside { place } else { chunk } as usize));
+            if inside { partial } else { 0.0 }
         });
         for partial in loaded {
             sum += partial;

@@ -1,7 +1,7 @@
 //! Clearing memory: `zero` over bytes, `zero_segments` over a table of tensors. Knows no dtype: all zeros is zero in each.
 
 use super::kernel;
-use crate::abi::{PIECE_TILES, Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
+use crate::abi::{LaunchBounds, PIECE_TILES, Piece, THREADS, VECTOR_BYTES, ZERO_TILE_BYTES, ZERO_UNROLL};
 use crate::{memory, reduce, thread};
 
 /// Clears tile number `tile` of `bytes` bytes.
@@ -29,11 +29,11 @@ unsafe fn clear(destination: u64, bytes: u64, tile: u64) {
     }
 }
 
-kernel!("zero", fn (destination: u64, bytes: u64) {
+kernel!("zero", LaunchBounds::STREAM, fn (destination: u64, bytes: u64) {
     clear(destination, bytes, thread::block_idx_x() as u64)
 });
 
-kernel!("zero_segments", fn (pieces: *const Piece, count: u64) {
+kernel!("zero_segments", LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
     let block = thread::block_idx_x() as u64;
     let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
     let piece = *pieces.add(row as usize);

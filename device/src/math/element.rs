@@ -69,7 +69,7 @@ impl Element for F16 {
     }
     #[inline(always)]
     fn to_f64(self) -> f64 {
-        F16::to_f32(self) as f64
+        F16::to_f64(self)
     }
     #[inline(always)]
     fn from_f32(value: f32) -> Self {

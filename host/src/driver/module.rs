@@ -113,7 +113,6 @@ impl Kernel {
         &self,
         stream: sys::CUstream,
         blocks: u64,
-        threads: u32,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         let failed = |code: u32, text: String| CudaError { call: format!("launch of {}", self.entry.name), code, text };
@@ -145,7 +144,7 @@ impl Kernel {
                 blocks,
                 1,
                 1,
-                threads,
+                self.entry.bounds.threads,
                 1,
                 1,
                 0,

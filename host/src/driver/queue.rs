@@ -268,25 +268,19 @@ impl Queue {
         unsafe { staging.upload(self.inner.stream, address, data) }
     }
 
-    /// Puts a launch of `blocks` × `threads` into the queue; nothing happens for no blocks.
+    /// Puts a launch of so many blocks into the queue; nothing happens for none.
     ///
     /// # Safety
     /// `arguments` must be what the contract of the entry point (`gradsync_device::abi`) asks for, and the memory that they
     /// address must be valid, and not used otherwise, until this queue has got past the launch.
-    pub(crate) unsafe fn launch(
-        &self,
-        name: &str,
-        blocks: u64,
-        threads: u32,
-        arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    pub(crate) unsafe fn launch(&self, name: &str, blocks: u64, arguments: &[Argument]) -> Result<(), CudaError> {
         if blocks == 0 {
             return Ok(());
         }
         self.make_current()?;
         self.with_kernel(name, |kernel| {
             // SAFETY: the caller's promise.
-            unsafe { kernel.launch(self.inner.stream, blocks, threads, arguments) }
+            unsafe { kernel.launch(self.inner.stream, blocks, arguments) }
         })
     }
 

@@ -1,6 +1,6 @@
 //! Just enough PTX to cut one module into several: statements at module scope, the names they define and use.
 //!
-//! It never looks into instructions, except for names that occur in them.
+//! It never looks into instructions, except for names that occur in them, and for the note in which an entry says its launch bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,8 @@ impl Module {
                 module.header.push(statement);
             } else if has(".entry") {
                 let name = name_after(head, ".entry")?;
-                let entry = Entry { params: params(head)?, uses: names(&statement), text: statement };
+                let text = with_launch_bounds(&statement).with_context(|| format!("in entry {name}"))?;
+                let entry = Entry { params: params(head)?, uses: names(&text), text };
                 module.entries.insert(name, entry);
             } else if has(".func") {
                 let name = name_after(head, ".func")?;
@@ -105,6 +106,23 @@ impl Module {
             }
         }
     }
+}
+
+/// The entry with its launch bounds as directives in front of its body. The compiler cannot write them, and inline assembly cannot stand
+/// there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS";`.
+fn with_launch_bounds(entry: &str) -> Result<String> {
+    const NOTE: &str = ".pragma \"gradsync.launch_bounds ";
+    let mut notes = entry.lines().filter_map(|line| line.trim().strip_prefix(NOTE)?.strip_suffix("\";"));
+    let (Some(note), None) = (notes.next(), notes.next()) else {
+        bail!("expected one note of launch bounds");
+    };
+    let numbers: Vec<u32> =
+        note.split_whitespace().map(str::parse).collect::<Result<_, _>>().with_context(|| format!("in {note:?}"))?;
+    let [threads, blocks] = numbers[..] else { bail!("expected threads and blocks, found {note:?}") };
+    let body = entry.find('{').context("no body")?;
+    let (head, body) = entry.split_at(body);
+    let body: Vec<&str> = body.lines().filter(|line| !line.trim().starts_with(NOTE)).collect();
+    Ok(format!("{}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{}", head.trim_end(), body.join("\n")))
 }
 
 /// Without comments, trailing space and empty lines.

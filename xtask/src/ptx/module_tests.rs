@@ -22,10 +22,12 @@ const TEXT: &str = r#"//
 	.param .u64 .ptr .align 1 zero_f32_param_0,
 	.param .align 8 .b8 zero_f32_param_1[24]
 )
-.maxntid 256, 1, 1
 {
 	.reg .b64 	%rd<7>;
 
+	// begin inline asm
+	.pragma "gradsync.launch_bounds 256 4";
+	// end inline asm
 	@%p1 bra 	$L__BB2_2;
 	// begin inline asm
 	{ .reg .u32 t; mov.u32 t, tile; }
@@ -38,6 +40,7 @@ $L__BB2_2:
 }
 .visible .entry alone()
 {
+	.pragma "gradsync.launch_bounds 64 1";
 	ret;
 }
 .func _RNvNtCsanIojcP8aaR_4core9panicking5index(
@@ -83,6 +86,7 @@ fn an_extract_is_complete_and_free_of_hashes() {
 	.param .align 8 .b8 zero_f32_param_1[24]
 )
 .maxntid 256, 1, 1
+.minnctapersm 4
 {
 	.reg .b64 	%rd<7>;
 	@%p1 bra 	$L_2;
@@ -100,6 +104,20 @@ $L_2:
 fn an_extract_takes_nothing_that_it_does_not_need() {
     let text = Module::parse(TEXT).unwrap().extract(&["alone"], "// first").unwrap();
     assert!(!text.contains("tile") && !text.contains(".func") && !text.contains("anon"), "{text}");
+}
+
+#[test]
+fn an_entry_without_one_note_of_launch_bounds_is_refused_by_name() {
+    let note = "\t.pragma \"gradsync.launch_bounds 64 1\";\n";
+    for (text, reason) in [
+        (TEXT.replace(note, ""), "expected one note"),
+        (TEXT.replace(note, &note.repeat(2)), "expected one note"),
+        (TEXT.replace(note, &note.replace("64 1", "64")), "expected threads and blocks"),
+        (TEXT.replace(note, &note.replace("64 1", "64 x")), "invalid digit"),
+    ] {
+        let error = format!("{:#}", Module::parse(&text).unwrap_err());
+        assert!(error.contains("in entry alone") && error.contains(reason), "{error}");
+    }
 }
 
 #[test]

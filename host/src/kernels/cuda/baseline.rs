@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// [`Error::Cuda`].
 pub fn empty(queue: &Queue) -> Result<()> {
     // SAFETY: the kernel takes nothing and touches nothing.
-    Ok(unsafe { queue.launch("empty", 1, THREADS, &[]) }?)
+    Ok(unsafe { queue.launch("empty", 1, &[]) }?)
 }
 
 /// How many sums [`sweep`] writes for a source of so many bytes: 4 bytes for every 4 KiB.
@@ -41,5 +41,5 @@ pub fn sweep(sums: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
     }
     let arguments = [pointer_mut(&sums), pointer(src), bytes.into()];
     // SAFETY: the sums have room for every warp; both slices are borrowed and belong to this queue.
-    Ok(unsafe { src.queue().launch("sweep", bytes.div_ceil(SWEEP_TILE_BYTES) as u64, THREADS, &arguments) }?)
+    Ok(unsafe { src.queue().launch("sweep", bytes.div_ceil(SWEEP_TILE_BYTES) as u64, &arguments) }?)
 }

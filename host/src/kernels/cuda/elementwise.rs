@@ -3,7 +3,7 @@
 //!
 //! Any alignment that the dtype allows is right; multiples of 16 bytes are fast.
 
-use gradsync_device::abi::{PIECE_TILES, Piece, THREADS, ZERO_TILE_BYTES, finite_tile_len, tile_len};
+use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len, tile_len};
 
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
@@ -19,7 +19,7 @@ pub fn zero(dst: DeviceSliceMut<'_>) -> Result<()> {
     let bytes = view.len() * view.dtype().size_bytes();
     let arguments = [pointer_mut(&dst), bytes.into()];
     // SAFETY: the slice is borrowed mutably and belongs to this queue.
-    Ok(unsafe { view.queue().launch("zero", zero_tiles(view.address(), bytes), THREADS, &arguments) }?)
+    Ok(unsafe { view.queue().launch("zero", zero_tiles(view.address(), bytes), &arguments) }?)
 }
 
 /// Tiles, and blocks of `zero`, that clear `bytes` bytes at `address`: they count from the aligned address at or before it.
@@ -43,7 +43,7 @@ fn stream(
     let mut arguments = vec![pointer_mut(dst), pointer(src), view.len().into()];
     arguments.extend_from_slice(more);
     // SAFETY: both slices have that length, are borrowed, and belong to this queue.
-    Ok(unsafe { view.queue().launch(&name, blocks, THREADS, &arguments) }?)
+    Ok(unsafe { view.queue().launch(&name, blocks, &arguments) }?)
 }
 
 /// `dst[i] = D(src[i])`, as [`cpu::cast`](crate::kernels::cpu::cast).
@@ -84,7 +84,7 @@ pub fn all_finite(src: DeviceSlice<'_>) -> Result<bool> {
     let blocks = src.len().div_ceil(finite_tile_len(src.dtype())) as u64;
     let arguments = [pointer(flag.as_slice()), pointer(src), src.len().into()];
     // SAFETY: the flag is 8 bytes of which the kernel writes 4, and lives until the copy below has waited for the launch.
-    unsafe { queue.launch(&format!("all_finite_{}", src.dtype()), blocks, THREADS, &arguments) }?;
+    unsafe { queue.launch(&format!("all_finite_{}", src.dtype()), blocks, &arguments) }?;
     let mut words = [0.0f64];
     flag.as_slice().copy_to_host((&mut words[..]).into())?;
     Ok(words[0].to_bits() == FINITE)
@@ -227,6 +227,6 @@ impl<'a> Pieces<'a> {
             .collect();
         let arguments = [Argument::Pointer(queue.table(&words)?), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.
-        Ok(unsafe { queue.launch(name, self.blocks, THREADS, &arguments) }?)
+        Ok(unsafe { queue.launch(name, self.blocks, &arguments) }?)
     }
 }

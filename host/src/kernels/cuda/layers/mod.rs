@@ -6,9 +6,7 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{
-    GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, SUM_THREADS, THREADS, chunk_len, tile_len,
-};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, THREADS, chunk_len, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
@@ -147,7 +145,7 @@ impl Layers {
         let arguments =
             [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)][..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three products a chunk.
-        unsafe { self.queue.launch(&format!("dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        unsafe { self.queue.launch(&format!("dots_{dtype}"), self.chunks, &arguments) }?;
         self.sum_partials(3, 0)
     }
 
@@ -159,7 +157,7 @@ impl Layers {
         let dtype = self.check("squared_norms", &[a])?;
         let arguments = [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a)][..], &self.tail()].concat();
         // SAFETY: the vector is checked, the workspace sized for more products than one.
-        unsafe { self.queue.launch(&format!("squared_norms_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        unsafe { self.queue.launch(&format!("squared_norms_{dtype}"), self.chunks, &arguments) }?;
         self.sum_partials(1, 0)
     }
 
@@ -181,7 +179,7 @@ impl Layers {
             // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
             unsafe {
                 let name = format!("gram_{dtype}_p{width}");
-                self.queue.launch(&name, self.chunks, THREADS, &[&own[..], &tail].concat())
+                self.queue.launch(&name, self.chunks, &[&own[..], &tail].concat())
             }?;
         }
         // Products of members of different tiles.
@@ -193,7 +191,7 @@ impl Layers {
             // SAFETY: as above.
             unsafe {
                 let name = format!("gram_cross_{dtype}");
-                self.queue.launch(&name, self.chunks, THREADS, &[&own[..], &tail].concat())
+                self.queue.launch(&name, self.chunks, &[&own[..], &tail].concat())
             }?;
         }
         self.sum_partials(products(ranks), 0)
@@ -271,7 +269,7 @@ impl Layers {
         let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
             let pieces = table.as_slice().len() / 4;
             // SAFETY: the tables list places in this object's own buffers.
-            unsafe { self.queue.launch(name, blocks as u64, THREADS, &[pointer(table.as_slice()), pieces.into()]) }
+            unsafe { self.queue.launch(name, blocks as u64, &[pointer(table.as_slice()), pieces.into()]) }
         };
         let others = self.count.saturating_sub(1);
         let blocks = others * (row_blocks(self.world_size) + row_blocks(2 * (self.world_size - 1)));
@@ -295,7 +293,7 @@ impl Layers {
         ];
         let arguments = [&own[..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three sums a chunk.
-        unsafe { self.queue.launch(&format!("tree_dots_{dtype}"), self.chunks, THREADS, &arguments) }?;
+        unsafe { self.queue.launch(&format!("tree_dots_{dtype}"), self.chunks, &arguments) }?;
         self.sum_partials(3, place)
     }
 
@@ -338,7 +336,7 @@ impl Layers {
         ];
         let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
         // SAFETY: vectors and destination checked; trees and spans are this object's.
-        Ok(unsafe { self.queue.launch(&name, self.chunks, THREADS, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, self.chunks, &arguments) }?)
     }
 
     /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine).
@@ -359,7 +357,7 @@ impl Layers {
         ];
         let name = format!("combine_{dtype}_{}", dst.as_slice().dtype());
         // SAFETY: vectors and destination checked; weights and spans are this object's.
-        Ok(unsafe { self.queue.launch(&name, self.chunks, THREADS, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, self.chunks, &arguments) }?)
     }
 
     /// Replaces the weights on the device, `layers × P`, and which layers count as cancelled.
@@ -419,19 +417,12 @@ impl Layers {
         let blocks = (self.layer_count() * products) as u64;
         // SAFETY: totals and partials have room for that many products. A layer's partials end where the next begins, the last one's
         // at the last chunk.
-        Ok(unsafe { self.queue.launch("sum_partials", blocks, SUM_THREADS, &arguments) }?)
+        Ok(unsafe { self.queue.launch("sum_partials", blocks, &arguments) }?)
     }
 
     fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
         // SAFETY: called with this object's own buffers, which have room for every layer.
-        Ok(unsafe {
-            self.queue.launch(
-                name,
-                self.layer_count().div_ceil(LAYER_THREADS as usize) as u64,
-                LAYER_THREADS,
-                arguments,
-            )
-        }?)
+        Ok(unsafe { self.queue.launch(name, self.layer_count().div_ceil(LAYER_THREADS as usize) as u64, arguments) }?)
     }
 
     fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {

@@ -88,14 +88,14 @@ impl PeerGroup {
         // One block at least: the ranks meet in it.
         let blocks = len.div_ceil(tile).max(1) as u64;
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&name, blocks, PEER_THREADS, &[self.table(), len.into(), factor.into()]) }?;
+        unsafe { self.queue.launch(&name, blocks, &[self.table(), len.into(), factor.into()]) }?;
         self.barrier()
     }
 
     /// Waits, in the queue, until all ranks have written their results.
     fn barrier(&self) -> Result<()> {
         // SAFETY: the promise made to `new`.
-        Ok(unsafe { self.queue.launch("peer_barrier", 1, PEER_THREADS, &[self.table()]) }?)
+        Ok(unsafe { self.queue.launch("peer_barrier", 1, &[self.table()]) }?)
     }
 }
 
@@ -134,9 +134,9 @@ impl Layers {
         let name = |kernel: &str| format!("{kernel}_{dtype}_p{width}");
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
         unsafe {
-            self.queue.launch(&name("peer_gram"), self.chunks.max(1), PEER_THREADS, &gram)?;
-            self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, PEER_THREADS, &coefficients)?;
-            self.queue.launch(&name("peer_combine"), self.chunks, PEER_THREADS, &combine)?;
+            self.queue.launch(&name("peer_gram"), self.chunks.max(1), &gram)?;
+            self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, &coefficients)?;
+            self.queue.launch(&name("peer_combine"), self.chunks, &combine)?;
         }
         group.barrier()
     }
