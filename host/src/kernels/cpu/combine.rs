@@ -5,8 +5,8 @@ use std::ops::{Deref, Range};
 use gradsync_device::math::Element as Formula;
 
 use super::elementwise::cast_near;
-use super::isa::return_on_avx2;
-use super::products::{Halfway, add_weighted, blocks, check_vectors};
+use super::isa::{return_on_avx2, return_on_avx512};
+use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, node};
 use super::{BLOCK_LEN, CHUNK_LEN, for_each};
 use crate::dtype::{DType, Element, storage, storage_mut};
@@ -119,11 +119,6 @@ fn replace<T: Element>(
     });
 }
 
-/// The vectors as such of the type of `_first`, if that is what all are.
-fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
-    vectors.iter().map(|vector| vector.typed()).collect()
-}
-
 /// Adds to `sums`, which hold nothing yet, the weighted elements of a block of every vector, in the order of the vectors. `halfway` has
 /// a block for each of them, for what needs it.
 fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
@@ -134,6 +129,7 @@ fn weighted_sums<T: Element, V: Deref<Target = [T]>>(
     weights: &[f64],
 ) {
     let sums = &mut sums[..block.len()];
+    return_on_avx512!(add_all_weighted(sums, vectors, block.start, weights));
     if size_of::<T>() == 2 {
         return_on_avx2!(add_all_weighted_short(sums, halfway, vectors, block.start, weights));
     }
@@ -171,7 +167,7 @@ mod tests {
     use gradsync_device::math::elementwise;
 
     use super::*;
-    use crate::kernels::cpu::tree_combine;
+    use crate::kernels::cpu::{isa, tree_combine};
 
     const RANKS: usize = 5;
     const SEGMENTS: [Range<usize>; 3] = [3..700, 700..701, 900..1333];
@@ -224,10 +220,12 @@ mod tests {
 
     #[test]
     fn sums_are_what_the_formula_says_in_any_place() {
-        check::<f64>();
-        check::<f32>();
-        check::<half::f16>();
-        check::<half::bf16>();
+        isa::on_each(|| {
+            check::<f64>();
+            check::<f32>();
+            check::<half::f16>();
+            check::<half::bf16>();
+        });
     }
 
     #[test]

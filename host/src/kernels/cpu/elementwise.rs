@@ -7,7 +7,7 @@ use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
 use super::CHUNK_LEN;
-use super::isa::{return_on_avx2, vectorized};
+use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use crate::dtype::{storage, storage_mut};
 use crate::error::Result;
 use crate::kernels::same_len;
@@ -49,12 +49,18 @@ fn part_bytes(bytes: usize) -> usize {
 
 /// Casts one chunk; `stream` says to go around the caches.
 pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], stream: bool) {
+    if size_of::<D>() == 2 {
+        return_on_avx512!(cast(dst, src, stream));
+    }
     return_on_avx2!(cast(dst, src, stream));
     cast_each(dst, src);
 }
 
 /// Casts what is in the cache and is not to be fetched ahead.
 pub(crate) fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
+    if size_of::<D>() == 2 {
+        return_on_avx512!(cast_near(dst, src));
+    }
     return_on_avx2!(cast_near(dst, src));
     cast_each(dst, src);
 }
@@ -67,6 +73,9 @@ fn cast_each<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
 
 /// Accumulates one chunk.
 pub(crate) fn accumulate_chunk<T: Formula, G: Formula>(sum: &mut [T], value: &[G]) {
+    if size_of::<T>() == 2 {
+        return_on_avx512!(accumulate(sum, value));
+    }
     return_on_avx2!(accumulate(sum, value));
     for (to, &from) in sum.iter_mut().zip(value) {
         *to = elementwise::accumulate(*to, from);
@@ -144,6 +153,7 @@ mod tests {
     use gradsync_device::{BF16, F16};
 
     use super::*;
+    use crate::kernels::cpu::isa;
 
     /// Numbers of every size down to subnormals of each dtype, exact ones, ties and their neighbours; infinities and NaN.
     fn values() -> Vec<f64> {
@@ -200,9 +210,11 @@ mod tests {
             check::<S, F16>();
             check::<S, BF16>();
         }
-        to_every::<f64>();
-        to_every::<f32>();
-        to_every::<F16>();
-        to_every::<BF16>();
+        isa::on_each(|| {
+            to_every::<f64>();
+            to_every::<f32>();
+            to_every::<F16>();
+            to_every::<BF16>();
+        });
     }
 }

@@ -1,8 +1,9 @@
-//! One loop, two instruction sets: the same Rust, compiled for the baseline of the target and again with AVX2.
+//! Which instruction sets run, and one loop for two of them: the same Rust, compiled for the baseline of the target and
+//! again with AVX2.
 //!
-//! The formulas are branch-free integer and float arithmetic, which the compiler turns into vector code of either width,
-//! conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused. Loops that are
-//! written for the wider set by hand are in `avx2`.
+//! The formulas are branch-free integer and float arithmetic, which the compiler turns into vector code of either
+//! width, conversions of f16 and bf16 included. Enabling an instruction set changes no rounding: nothing is fused.
+//! Loops that are written for wider sets by hand are in `avx2` and `avx512`.
 
 /// Defines functions that are compiled twice on x86-64 and run with AVX2 where the machine has it.
 ///
@@ -45,14 +46,111 @@ macro_rules! return_on_avx2 {
 }
 pub(crate) use return_on_avx2;
 
-/// Whether the wider of the two versions can run here.
+/// Returns what a function of the module `avx512` gives, if the machine has what that module needs.
+macro_rules! return_on_avx512 {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        #[cfg(target_arch = "x86_64")]
+        if $crate::kernels::cpu::isa::has_avx512() {
+            // SAFETY: the features were just found on this machine.
+            return unsafe { $crate::kernels::cpu::avx512::$function($($argument),*) };
+        }
+        // Some functions are nothing but this.
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = ($(&$argument,)*);
+    };
+}
+pub(crate) use return_on_avx512;
+
+/// Instruction sets that there are versions for; each machine that has one has those before it.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Isa {
+    Baseline,
+    Avx2,
+    Avx512,
+}
+
+/// The widest set that this machine has.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn widest() -> Isa {
+    use std::arch::is_x86_feature_detected as has;
+    // Asked for every block: one answer to look up, not eight.
+    static ANSWER: std::sync::LazyLock<Isa> = std::sync::LazyLock::new(|| {
+        let avx2 = has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma");
+        match avx2 {
+            true if has!("avx512f") && has!("avx512bw") => Isa::Avx512,
+            true => Isa::Avx2,
+            false => Isa::Baseline,
+        }
+    });
+    *ANSWER
+}
+
+#[cfg(all(target_arch = "x86_64", not(test)))]
+use widest as allowed;
+
+#[cfg(all(target_arch = "x86_64", test))]
+use limit::allowed;
+
+/// Whether versions for AVX2 can run here.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
-    use std::arch::is_x86_feature_detected as has;
-    // Asked for every block: one answer to look up, not six.
-    static ANSWER: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
-        has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma")
-    });
-    *ANSWER
+    allowed() >= Isa::Avx2
+}
+
+/// Whether versions for AVX-512 can run here.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn has_avx512() -> bool {
+    allowed() >= Isa::Avx512
+}
+
+/// Runs `work` with each instruction set that this machine has in turn, on whatever threads it uses.
+#[cfg(test)]
+pub(crate) fn on_each(work: impl Fn()) {
+    #[cfg(target_arch = "x86_64")]
+    limit::on_each(work);
+    #[cfg(not(target_arch = "x86_64"))]
+    work();
+}
+
+/// Tests choose among the versions; what runs beside them may get any.
+#[cfg(all(target_arch = "x86_64", test))]
+mod limit {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, PoisonError};
+
+    use super::{Isa, widest};
+
+    const SETS: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
+
+    /// The place of the widest set that may run.
+    static LIMIT: AtomicUsize = AtomicUsize::new(SETS.len() - 1);
+
+    pub(super) fn allowed() -> Isa {
+        widest().min(SETS[LIMIT.load(Ordering::Relaxed)])
+    }
+
+    /// Lifts the limit, also when a test fails.
+    struct Lift;
+
+    impl Drop for Lift {
+        fn drop(&mut self) {
+            LIMIT.store(SETS.len() - 1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn on_each(work: impl Fn()) {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lift = Lift;
+        for (place, isa) in SETS.into_iter().enumerate().filter(|(_, isa)| *isa <= widest()) {
+            // Shown where a test fails.
+            println!("with {isa:?}");
+            LIMIT.store(place, Ordering::Relaxed);
+            work();
+        }
+    }
 }

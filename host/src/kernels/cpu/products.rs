@@ -1,20 +1,19 @@
-//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and the weights that Adasum makes of them.
+//! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and the weights that Adasum makes of
+//! them.
 //!
 //! A chunk of every vector is widened block by block into the cache and multiplied there, so that memory is read once
-//! whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight interleaved
-//! lanes a chunk, then over the lanes, then over the chunks in order.
+//! whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight
+//! interleaved lanes a chunk, then over the lanes, then over the chunks in order.
 
 use std::ops::Range;
 
 use gradsync_device::math::adasum::{self, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
-#[cfg(target_arch = "x86_64")]
-use super::avx512;
 use super::elementwise::{cast_chunk, cast_near};
-use super::isa::{return_on_avx2, vectorized};
+use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use super::{BLOCK_LEN, CHUNK_LEN, map};
-use crate::dtype::{DType, storage};
+use crate::dtype::{DType, Element, storage};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::plan::segments;
@@ -36,17 +35,33 @@ pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64)
 #[repr(C, align(64))]
 pub(super) struct Block(pub(super) [f64; BLOCK_LEN]);
 
-/// Adds the products of a block of all vectors with each other.
-fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {
-    #[cfg(target_arch = "x86_64")]
-    let done = if fused { avx512::add_tiles(lanes, wide) } else { 0 };
-    #[cfg(not(target_arch = "x86_64"))]
-    let done = 0;
+/// Adds the products of a block of all vectors with each other, but those of the first `done` vectors.
+fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], done: usize, fused: bool) {
+    let done = if fused && done == 0 { add_wide_tiles(lanes, wide) } else { done };
     for i in (0..wide.len()).step_by(2) {
         for j in (i.max(done)..wide.len()).step_by(2) {
             add_tile(lanes, wide, i, j, fused);
         }
     }
+}
+
+/// Adds the products of the first vectors, which make up tiles of four; returns how many these are.
+fn add_wide_tiles(lanes: &mut [[f64; LANES]], wide: &[Block]) -> usize {
+    return_on_avx512!(add_tiles(lanes, wide));
+    0
+}
+
+/// As [`add_wide_tiles`], for a whole block of vectors of 16 bits, which is widened on the way.
+fn widen_tiles<T: Element>(
+    lanes: &mut [[f64; LANES]],
+    wide: &mut [Block],
+    vectors: &[&[T]],
+    block: &Range<usize>,
+) -> usize {
+    if size_of::<T>() == 2 && block.len() == BLOCK_LEN {
+        return_on_avx512!(widen_tiles(lanes, wide, vectors, block.start));
+    }
+    0
 }
 
 /// Adds the products of vectors `i` and `j`, up to two of each, to those of all pairs.
@@ -107,20 +122,25 @@ pub(super) fn lane_sum(lanes: [f64; LANES]) -> f64 {
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
-/// A block of 16-bit numbers on their way to `f64`: from memory that is in the first-level cache they are widened by half the instructions
-/// that it takes from register to register.
+/// A block of 16-bit numbers on their way to `f64`: from memory that is in the first-level cache they are widened by
+/// half the instructions that it takes from register to register.
 pub(super) type Halfway = [f32; BLOCK_LEN];
 
 /// Widens a range of a vector of at most a block; the rest of the block becomes zero. `halfway` is for 16-bit numbers.
 pub(super) fn widen(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, vector: Slice<'_>, range: Range<usize>) {
-    let halfway = &mut halfway[..range.len()];
-    block[range.len()..].fill(0.0);
-    with_typed!(Slice, vector.range(range), data => if size_of_val(data) == 2 * data.len() {
-        cast_chunk(halfway, storage(data), false);
-        cast_near(block, halfway);
+    with_typed!(Slice, vector.range(range), data => widen_slice(block, halfway, storage(data)));
+}
+
+/// As [`widen`].
+fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, data: &[T]) {
+    block[data.len()..].fill(0.0);
+    if size_of::<T>() == 2 {
+        return_on_avx512!(widen(block, data));
+        cast_chunk(&mut halfway[..data.len()], data, false);
+        cast_near(&mut block[..data.len()], &halfway[..data.len()]);
     } else {
-        cast_chunk(block, storage(data), false);
-    });
+        cast_chunk(block, data, false);
+    }
 }
 
 /// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
@@ -157,20 +177,20 @@ pub fn squared_norms(src: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<f6
 /// `[a·b, |a|², |b|²]` of each segment, in `f64`.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for segments that overlap, descend
-/// or exceed them.
+/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for segments that overlap,
+/// descend or exceed them.
 pub fn dots(a: Slice<'_>, b: Slice<'_>, segments: &[Range<usize>]) -> Result<Vec<[f64; 3]>> {
     same_len("dots", ("a", a.len()), ("b", b.len()))?;
     let gram = all_products("dots", &[a, b], segments)?;
     Ok(gram.chunks_exact(3).map(|products| [products[1], products[0], products[2]]).collect())
 }
 
-/// All inner products of the vectors with each other in each segment: `segments × P(P+1)/2` numbers, the upper triangle row
-/// by row, `(0,0) (0,1) … (0,P-1) (1,1) …`. The vectors may differ in dtype.
+/// All inner products of the vectors with each other in each segment: `segments × P(P+1)/2` numbers, the upper triangle
+/// row by row, `(0,0) (0,1) … (0,P-1) (1,1) …`. The vectors may differ in dtype.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for no vectors or for segments that
-/// overlap, descend or exceed them.
+/// [`Error::LengthMismatch`] for vectors of different lengths, [`Error::InvalidArgument`] for no vectors or for
+/// segments that overlap, descend or exceed them.
 pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
     all_products("gram", vectors, segments)
 }
@@ -180,18 +200,58 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
     let count = products(vectors.len());
     // Products of f32 and narrower are exact in f64: there, and only there, a fused addition gives the same sum.
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
-    Ok(sum_chunks(segments, count, |_, chunk| {
-        let mut lanes = vec![[0.0; LANES]; count];
-        let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
-        let mut halfway = [0.0; BLOCK_LEN];
-        for block in blocks(chunk) {
-            for (wide, vector) in wide.iter_mut().zip(vectors) {
-                widen(&mut wide.0, &mut halfway, *vector, block.clone());
+    with_typed!(Slice, vectors[0], first => {
+        let alike = of_one_type(first, vectors);
+        Ok(sum_chunks(segments, count, |_, mut chunk| {
+            let mut lanes = vec![[0.0; LANES]; count];
+            let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
+            let mut halfway = [0.0; BLOCK_LEN];
+            if let Some(alike) = &alike {
+                chunk.start += add_few(&mut lanes, alike, &chunk);
             }
-            add_tiles(&mut lanes, &wide, fused);
+            for block in blocks(chunk) {
+                let mut done = 0;
+                match &alike {
+                    Some(alike) => {
+                        done = widen_tiles(&mut lanes, &mut wide, alike, &block);
+                        for (wide, vector) in wide.iter_mut().zip(alike).skip(done) {
+                            widen_slice(&mut wide.0, &mut halfway, storage(&vector[block.clone()]));
+                        }
+                    }
+                    None => {
+                        for (wide, vector) in wide.iter_mut().zip(vectors) {
+                            widen(&mut wide.0, &mut halfway, *vector, block.clone());
+                        }
+                    }
+                }
+                add_tiles(&mut lanes, &wide, done, fused);
+            }
+            lanes.into_iter().map(lane_sum).collect()
+        }))
+    })
+}
+
+/// Adds the products of the first elements of a chunk, where there is a way that needs no block, and returns how many
+/// elements these are: with one or two vectors of 16 bits, widening is most of the work.
+fn add_few<T: Element>(lanes: &mut [[f64; LANES]], vectors: &[&[T]], chunk: &Range<usize>) -> usize {
+    if size_of::<T>() == 2 {
+        match *vectors {
+            [vector] => {
+                return_on_avx512!(add_squares(&mut lanes[0], storage(&vector[chunk.clone()])));
+            }
+            [first, second] => {
+                let lanes = (&mut lanes[..3]).try_into().expect("two vectors have three products");
+                return_on_avx512!(add_dots(lanes, storage(&first[chunk.clone()]), storage(&second[chunk.clone()])));
+            }
+            _ => (),
         }
-        lanes.into_iter().map(lane_sum).collect()
-    }))
+    }
+    0
+}
+
+/// The vectors as such of the type of `_first`, if that is what all are.
+pub(super) fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -> Option<Vec<&'a [T]>> {
+    vectors.iter().map(|vector| vector.typed()).collect()
 }
 
 /// Adasum's weights of every rank's vector in each layer.
@@ -200,15 +260,16 @@ pub struct Coefficients {
     /// `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
     pub weights: Vec<f64>,
     /// The layers whose weights are not to be used yet, because a norm lost its digits to cancellation
-    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)): they are those after the first level of the tree, where the
-    /// exact path goes on.
+    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)): they are those after the first level of the
+    /// tree, where the exact path goes on.
     pub cancelled: Vec<bool>,
 }
 
 /// Adasum's weights from the Gram matrices of the layers.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks, or a length that is no multiple of `P(P+1)/2`.
+/// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks, or a length that is no multiple of
+/// `P(P+1)/2`.
 pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
     check_world("coefficients", world_size)?;
     let count = products(world_size);
@@ -256,6 +317,7 @@ pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segm
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::cpu::isa;
 
     /// With and without fusing, on any machine: what one product at a time gives, for every shape of a tile.
     #[test]
@@ -265,19 +327,74 @@ mod tests {
             let kept = |value: f64| f64::from_bits(value.to_bits() & !0 << (53 - digits));
             (0..9).map(|vector| Block(std::array::from_fn(|index| kept(value(index + 1000 * vector))))).collect()
         };
-        for (digits, fused) in [(24, true), (24, false), (53, false)] {
-            let wide = wide(digits);
-            for count in 1..=wide.len() {
-                let mut lanes = vec![[0.5; LANES]; products(count)];
-                let mut expected = lanes.clone();
-                for i in 0..count {
-                    for j in i..count {
-                        add_dot(&mut expected[product_index(i, j, count)], &wide[i].0, &wide[j].0);
+        isa::on_each(|| {
+            for (digits, fused) in [(24, true), (24, false), (53, false)] {
+                let wide = wide(digits);
+                for count in 1..=wide.len() {
+                    let mut lanes = vec![[0.5; LANES]; products(count)];
+                    let mut expected = lanes.clone();
+                    for i in 0..count {
+                        for j in i..count {
+                            add_dot(&mut expected[product_index(i, j, count)], &wide[i].0, &wide[j].0);
+                        }
+                    }
+                    add_tiles(&mut lanes, &wide[..count], 0, fused);
+                    assert_eq!(lanes, expected, "{count} vectors of {digits} digits");
+                }
+            }
+        });
+    }
+
+    /// Sums of any number of vectors of one dtype, and of several dtypes: term by term, by the formula.
+    #[test]
+    fn sums_are_what_the_formula_says() {
+        const SEGMENTS: [Range<usize>; 4] = [3..35, 35..36, 40..1333, 1400..2200];
+        const MOST: usize = 9;
+
+        fn widened<T: Formula>(data: &[T]) -> Vec<f64> {
+            data.iter().map(|value| value.to_f64()).collect()
+        }
+
+        fn check(vectors: &[Slice<'_>]) {
+            let wide: Vec<Vec<f64>> =
+                vectors.iter().map(|&vector| with_typed!(Slice, vector, data => widened(storage(data)))).collect();
+            for count in 1..=vectors.len() {
+                let mut expected = Vec::new();
+                for segment in SEGMENTS {
+                    for (i, x) in wide[..count].iter().enumerate() {
+                        expected.extend(wide[i..count].iter().map(|y| {
+                            let mut lanes = [0.0; LANES];
+                            for (place, index) in segment.clone().enumerate() {
+                                let sum = &mut lanes[place % LANES];
+                                *sum = elementwise::add_product(*sum, x[index], y[index]);
+                            }
+                            lane_sum(lanes)
+                        }));
                     }
                 }
-                add_tiles(&mut lanes, &wide[..count], fused);
-                assert_eq!(lanes, expected, "{count} vectors of {digits} digits");
+                let found = gram(&vectors[..count], &SEGMENTS).unwrap();
+                let bits = |sums: &[f64]| sums.iter().map(|sum| sum.to_bits()).collect::<Vec<u64>>();
+                assert_eq!(bits(&found), bits(&expected), "{count} vectors, the first of {}", vectors[0].dtype());
             }
         }
+
+        fn vectors<T: Element>() -> Vec<Vec<T>> {
+            let value = |rank: usize, index: usize| T::from_f64(((index * 7 + rank * 1000) as f64).sin() * 100.0);
+            (0..MOST).map(|rank| (0..2200).map(|index| value(rank, index)).collect()).collect()
+        }
+
+        fn slices<T: Element>(vectors: &[Vec<T>]) -> Vec<Slice<'_>> {
+            vectors.iter().map(|vector| T::slice(vector)).collect()
+        }
+
+        let (f64s, f32s) = (vectors::<f64>(), vectors::<f32>());
+        let (f16s, bf16s) = (vectors::<half::f16>(), vectors::<half::bf16>());
+        isa::on_each(|| {
+            check(&slices(&f64s));
+            check(&slices(&f32s));
+            check(&slices(&f16s));
+            check(&slices(&bf16s));
+            check(&[slices(&bf16s), slices(&f16s), slices(&f32s)].concat()[5..14]);
+        });
     }
 }

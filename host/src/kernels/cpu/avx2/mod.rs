@@ -25,14 +25,14 @@ const STEP: usize = 8;
 /// Elements between two prefetches: a cache line of the narrowest dtypes.
 const GROUP: usize = 32;
 /// How far ahead operands are prefetched. The hardware's own prefetching ends with the page, and stays too close to the loop.
-const PREFETCH_BYTES: usize = 4096;
+pub(super) const PREFETCH_BYTES: usize = 4096;
 
 /// Fetches a group of elements that lies ahead, into the second-level cache: several vectors' blocks fill the first.
 ///
 /// # Safety
 /// None but the instruction set: no address is too far for it.
 #[inline(always)]
-unsafe fn prefetch<T>(from: *const T) {
+pub(super) unsafe fn prefetch<T>(from: *const T) {
     for line in (0..GROUP * size_of::<T>()).step_by(64) {
         // SAFETY: prefetching does not access memory.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast::<i8>().wrapping_add(PREFETCH_BYTES + line)) };

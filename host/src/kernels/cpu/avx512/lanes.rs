@@ -1,0 +1,165 @@
+//! Pieces of assembly, each for 32 elements: loaded and widened, rounded and packed. Never a loop.
+//!
+//! Eight f64 or sixteen f32 fill a register. Sums and results in f64 are in registers 16 to 19, results in f32 and the
+//! packed ones from 20 on; 24 to 31 hold what a piece needs for itself. Those below 16 are left alone, so that no code
+//! after this has to wait for their upper halves, and `vzeroupper` is not needed. Addresses are named operands of the
+//! assembly that the pieces become part of.
+
+use std::mem::MaybeUninit;
+
+/// What the pieces load numbers from: `{constants}`.
+#[repr(C, align(64))]
+pub(super) struct Constants {
+    /// Where the quarters of a packed register come from.
+    order: [u64; 8],
+    /// The digits of an f64 beyond 16.
+    dropped: u64,
+    one: u32,
+    below_half: u32,
+    quiet: u32,
+}
+
+pub(super) static CONSTANTS: Constants = Constants {
+    order: [0, 2, 4, 6, 1, 3, 5, 7],
+    dropped: (1 << 37) - 1,
+    one: 1,
+    below_half: 0x7fff,
+    quiet: 0x0040_0000,
+};
+
+/// Room for 32 elements on their way from 16 bits to f64: `{halfway}`. Widening takes half the instructions from memory
+/// that is in the first-level cache.
+#[repr(C, align(64))]
+pub(super) struct Halfway([MaybeUninit<f32>; 32]);
+
+impl Halfway {
+    pub(super) const fn new() -> Self {
+        Self([MaybeUninit::uninit(); 32])
+    }
+}
+
+/// Loads two registers of f32 from no f64.
+macro_rules! load_narrow {
+    (f32, $from:literal, $first:literal, $second:literal) => {
+        concat!("vmovups zmm", $first, ", [", $from, "]\n", "vmovups zmm", $second, ", [", $from, " + 64]\n")
+    };
+    (f16, $from:literal, $first:literal, $second:literal) => {
+        concat! {
+            "vcvtph2ps zmm", $first, ", ymmword ptr [", $from, "]\n",
+            "vcvtph2ps zmm", $second, ", ymmword ptr [", $from, " + 32]\n",
+        }
+    };
+    (bf16, $from:literal, $first:literal, $second:literal) => {
+        concat! {
+            "vpmovzxwd zmm", $first, ", ymmword ptr [", $from, "]\n",
+            "vpmovzxwd zmm", $second, ", ymmword ptr [", $from, " + 32]\n",
+            "vpslld zmm", $first, ", zmm", $first, ", 16\n",
+            "vpslld zmm", $second, ", zmm", $second, ", 16\n",
+        }
+    };
+}
+pub(super) use load_narrow;
+
+/// Loads four registers of f64 from any dtype.
+macro_rules! load_wide {
+    (f64, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+        concat! {
+            "vmovupd zmm", $first, ", [", $from, "]\n",
+            "vmovupd zmm", $second, ", [", $from, " + 64]\n",
+            "vmovupd zmm", $third, ", [", $from, " + 128]\n",
+            "vmovupd zmm", $fourth, ", [", $from, " + 192]\n",
+        }
+    };
+    (f32, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+        concat! {
+            "vcvtps2pd zmm", $first, ", ymmword ptr [", $from, "]\n",
+            "vcvtps2pd zmm", $second, ", ymmword ptr [", $from, " + 32]\n",
+            "vcvtps2pd zmm", $third, ", ymmword ptr [", $from, " + 64]\n",
+            "vcvtps2pd zmm", $fourth, ", ymmword ptr [", $from, " + 96]\n",
+        }
+    };
+    ($short:ident, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+        concat! {
+            $crate::kernels::cpu::avx512::lanes::load_narrow!($short, $from, 24, 25),
+            "vmovups [{halfway}], zmm24\n",
+            "vmovups [{halfway} + 64], zmm25\n",
+            $crate::kernels::cpu::avx512::lanes::load_wide!(f32, "{halfway}", $first, $second, $third, $fourth),
+        }
+    };
+}
+pub(super) use load_wide;
+
+/// Registers 16 to 19 as f32 in 20 and 21, cut as `avx2::lanes::cut` does.
+macro_rules! cut {
+    () => {
+        concat! {
+            "vpbroadcastq zmm31, [{constants} + 64]\n",
+            $crate::kernels::cpu::avx512::lanes::cut!(16, 24),
+            $crate::kernels::cpu::avx512::lanes::cut!(17, 25),
+            $crate::kernels::cpu::avx512::lanes::cut!(18, 26),
+            $crate::kernels::cpu::avx512::lanes::cut!(19, 27),
+            "vinsertf64x4 zmm20, zmm16, ymm17, 1\n",
+            "vinsertf64x4 zmm21, zmm18, ymm19, 1\n",
+        }
+    };
+    ($value:literal, $carried:literal) => {
+        concat! {
+            "vpandq zmm", $carried, ", zmm", $value, ", zmm31\n",
+            "vpaddq zmm", $carried, ", zmm", $carried, ", zmm31\n",
+            // (value | carried) & !dropped
+            "vpternlogq zmm", $value, ", zmm", $carried, ", zmm31, 0x54\n",
+            "vcvtpd2ps ymm", $value, ", zmm", $value, "\n",
+        }
+    };
+}
+pub(super) use cut;
+
+/// Rounds the f32 of registers 20 and 21 to 32 elements in 20, to nearest with ties to even.
+macro_rules! pack {
+    (f16) => {
+        concat! {
+            "vcvtps2ph ymm20, zmm20, 0\n",
+            "vcvtps2ph ymm21, zmm21, 0\n",
+            "vinserti64x4 zmm20, zmm20, ymm21, 1\n",
+        }
+    };
+    (bf16) => {
+        concat! {
+            "vpbroadcastd zmm29, [{constants} + 72]\n",
+            "vpbroadcastd zmm30, [{constants} + 76]\n",
+            "vpbroadcastd zmm31, [{constants} + 80]\n",
+            "vmovdqa64 zmm28, [{constants}]\n",
+            $crate::kernels::cpu::avx512::lanes::pack!(20, 24, "k1"),
+            $crate::kernels::cpu::avx512::lanes::pack!(21, 25, "k2"),
+            "vpackusdw zmm20, zmm20, zmm21\n",
+            "vpermq zmm20, zmm28, zmm20\n",
+        }
+    };
+    // The formula of `f32_to_bf16`: a NaN is made quiet and cut, not rounded.
+    ($value:literal, $rounded:literal, $is_nan:literal) => {
+        concat! {
+            "vcmpunordps ", $is_nan, ", zmm", $value, ", zmm", $value, "\n",
+            "vpsrld zmm", $rounded, ", zmm", $value, ", 16\n",
+            "vpandd zmm", $rounded, ", zmm", $rounded, ", zmm29\n",
+            "vpaddd zmm", $rounded, ", zmm", $rounded, ", zmm30\n",
+            "vpaddd zmm", $rounded, ", zmm", $rounded, ", zmm", $value, "\n",
+            "vpord zmm", $rounded, "{{", $is_nan, "}}, zmm", $value, ", zmm31\n",
+            "vpsrld zmm", $value, ", zmm", $rounded, ", 16\n",
+        }
+    };
+}
+pub(super) use pack;
+
+/// The registers that the pieces change, as operands.
+macro_rules! changed {
+    ($($operands:tt)*) => {
+        std::arch::asm!(
+            $($operands)*,
+            out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _,
+            out("zmm23") _, out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _,
+            out("zmm29") _, out("zmm30") _, out("zmm31") _, out("k1") _, out("k2") _,
+            options(nostack),
+        )
+    };
+}
+pub(super) use changed;

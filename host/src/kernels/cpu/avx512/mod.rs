@@ -1,0 +1,20 @@
+//! With AVX-512: results of 16 bits, blocks widened to f64, their products and their weighted sums.
+//!
+//! Written in assembly, because Rust's intrinsics for these registers are younger than the oldest compiler that this
+//! crate supports. Every function gives the bits of the one of `avx2`, which takes what is no whole group of elements.
+
+mod blocks;
+mod few;
+mod halves;
+mod lanes;
+mod products;
+
+pub(super) use self::blocks::{add_all_weighted, widen};
+pub(super) use self::few::{add_dots, add_squares};
+pub(super) use self::halves::{accumulate, cast, cast_near};
+pub(super) use self::products::{add_tiles, widen_tiles};
+
+/// Elements in a step of any loop here but those of products.
+const GROUP: usize = 32;
+/// How far ahead operands are prefetched into the first-level cache, of several vectors at a time.
+const NEAR_BYTES: usize = 1024;
