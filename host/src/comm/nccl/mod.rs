@@ -209,8 +209,9 @@ impl NcclCommunicator {
     /// As [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
     pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
+        let primitives = group::all_gather(input, output, (self.rank(), self.world()));
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::AllGather { input, output }]) }
+        unsafe { self.run(queue, call, primitives) }
     }
 
     /// [`all_to_all`](DeviceCommunicator::all_to_all) on raw memory; `output` has room for `input.len` elements.
