@@ -89,7 +89,7 @@ pub const LAYER_THREADS: u32 = 64;
 /// registers for this many blocks on a multiprocessor, all of which it may use.
 ///
 /// Left to itself, the assembler saves registers by loading one vector after the other where the code loads them all first: on an H200
-/// that costs up to a tenth of the bandwidth. The counts below are the best of 1 to 16 by measurement there.
+/// that costs up to a tenth of the bandwidth. The counts of kernels that memory limits are by measurement there; the others leave room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchBounds {
     /// Threads of a block; every launch has exactly these.

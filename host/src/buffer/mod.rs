@@ -3,80 +3,20 @@
 //!
 //! They own memory and know names, shapes and places. They never communicate and do no arithmetic.
 
+mod arena;
 #[cfg(feature = "cuda")]
 mod device;
 mod table;
 
 use std::ops::Range;
 
+pub(crate) use self::arena::Arena;
 #[cfg(feature = "cuda")]
 pub use self::device::DeviceGradientBuffer;
 pub use self::table::TensorTable;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::plan::layout::TENSOR_ALIGNMENT;
+use crate::dtype::DType;
+use crate::error::Result;
 use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
-
-/// The unit of allocation: what a tensor is aligned to.
-#[derive(Clone, Copy)]
-#[repr(C, align(256))]
-struct Block([u8; TENSOR_ALIGNMENT]);
-
-// SAFETY: plain bytes without padding; all zeros is a value.
-unsafe impl bytemuck::Zeroable for Block {}
-// SAFETY: as above, and every byte pattern is a value.
-unsafe impl bytemuck::Pod for Block {}
-
-/// Zeroed memory for elements of one dtype, aligned for every use.
-pub(crate) struct Arena {
-    dtype: DType,
-    len: usize,
-    blocks: Vec<Block>,
-}
-
-impl Arena {
-    pub(crate) fn zeroed(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
-        let bytes = len * dtype.size_bytes();
-        let blocks = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT));
-        let blocks = blocks.map_err(|()| Error::OutOfMemory { operation, bytes })?;
-        Ok(Self { dtype, len, blocks })
-    }
-
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    pub(crate) fn as_slice(&self) -> Slice<'_> {
-        fn typed<T: Element>(arena: &Arena) -> Slice<'_> {
-            T::slice(&bytemuck::cast_slice(&arena.blocks)[..arena.len])
-        }
-        match self.dtype {
-            DType::F64 => typed::<f64>(self),
-            DType::F32 => typed::<f32>(self),
-            DType::F16 => typed::<half::f16>(self),
-            DType::BF16 => typed::<half::bf16>(self),
-        }
-    }
-
-    pub(crate) fn as_mut_slice(&mut self) -> SliceMut<'_> {
-        fn typed<T: Element>(arena: &mut Arena) -> SliceMut<'_> {
-            T::slice_mut(&mut bytemuck::cast_slice_mut(&mut arena.blocks)[..arena.len])
-        }
-        match self.dtype {
-            DType::F64 => typed::<f64>(self),
-            DType::F32 => typed::<f32>(self),
-            DType::F16 => typed::<half::f16>(self),
-            DType::BF16 => typed::<half::bf16>(self),
-        }
-    }
-}
-
-/// Dtype and length; never the elements.
-impl std::fmt::Debug for Arena {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arena").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()
-    }
-}
 
 /// One contiguous arena of one dtype for many tensors.
 ///

@@ -1,0 +1,139 @@
+//! [`Arena`]: zeroed memory for the elements of one dtype. It knows no tensors, and never grows.
+
+use memmap2::MmapMut;
+
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::plan::layout::TENSOR_ALIGNMENT;
+use crate::slice::{Slice, SliceMut};
+
+/// The unit of small allocations: what a tensor is aligned to.
+#[derive(Clone, Copy)]
+#[repr(C, align(256))]
+struct Block([u8; TENSOR_ALIGNMENT]);
+
+// SAFETY: plain bytes without padding; all zeros is a value.
+unsafe impl bytemuck::Zeroable for Block {}
+// SAFETY: as above, and every byte pattern is a value.
+unsafe impl bytemuck::Pod for Block {}
+
+/// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
+/// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
+const LARGE_PAGE: usize = 2 << 20;
+
+enum Memory {
+    Small(Vec<Block>),
+    /// Aligned for a large page from `start` on.
+    Large {
+        map: MmapMut,
+        start: usize,
+    },
+}
+
+impl Memory {
+    /// So many zeros, or `None` if there is no room for them.
+    fn zeroed(bytes: usize) -> Option<Self> {
+        if bytes < LARGE_PAGE {
+            return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT)).map(Memory::Small).ok();
+        }
+        let map = MmapMut::map_anon(bytes.checked_add(LARGE_PAGE)?).ok()?;
+        // A system without large pages has small ones.
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "no large pages");
+        }
+        let start = map.as_ptr().align_offset(LARGE_PAGE);
+        Some(Memory::Large { map, start })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Small(blocks) => bytemuck::cast_slice(blocks),
+            Memory::Large { map, start } => &map[*start..],
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Small(blocks) => bytemuck::cast_slice_mut(blocks),
+            Memory::Large { map, start } => &mut map[*start..],
+        }
+    }
+}
+
+/// Zeroed memory for elements of one dtype, aligned for every use.
+pub(crate) struct Arena {
+    dtype: DType,
+    len: usize,
+    memory: Memory,
+}
+
+impl Arena {
+    pub(crate) fn zeroed(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = len * dtype.size_bytes();
+        let memory = Memory::zeroed(bytes).ok_or(Error::OutOfMemory { operation, bytes })?;
+        Ok(Self { dtype, len, memory })
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn as_slice(&self) -> Slice<'_> {
+        fn typed<T: Element>(arena: &Arena) -> Slice<'_> {
+            T::slice(bytemuck::cast_slice(&arena.memory.bytes()[..arena.len * size_of::<T>()]))
+        }
+        match self.dtype {
+            DType::F64 => typed::<f64>(self),
+            DType::F32 => typed::<f32>(self),
+            DType::F16 => typed::<half::f16>(self),
+            DType::BF16 => typed::<half::bf16>(self),
+        }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        fn typed<T: Element>(arena: &mut Arena) -> SliceMut<'_> {
+            let bytes = arena.len * size_of::<T>();
+            T::slice_mut(bytemuck::cast_slice_mut(&mut arena.memory.bytes_mut()[..bytes]))
+        }
+        match self.dtype {
+            DType::F64 => typed::<f64>(self),
+            DType::F32 => typed::<f32>(self),
+            DType::F16 => typed::<half::f16>(self),
+            DType::BF16 => typed::<half::bf16>(self),
+        }
+    }
+}
+
+/// Dtype and length; never the elements.
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_and_aligned_whatever_its_size() {
+        for dtype in DType::ALL {
+            let large = LARGE_PAGE / dtype.size_bytes();
+            for len in [0, 1, 127, large - 1, large, large + 1, 3 * large + 5] {
+                let mut arena = Arena::zeroed("test", dtype, len).unwrap();
+                assert_eq!((arena.as_slice().len(), arena.as_slice().dtype()), (len, dtype));
+                assert_eq!(arena.as_slice().as_bytes().as_ptr().align_offset(TENSOR_ALIGNMENT), 0);
+                assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0));
+                arena.as_mut_slice().as_bytes_mut().fill(0x3c);
+                assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0x3c));
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_machine_has_is_refused_with_its_size() {
+        let error = Arena::zeroed("test", DType::F32, 1 << 60).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { operation: "test", bytes } if bytes == 1 << 62), "{error}");
+    }
+}
