@@ -42,8 +42,8 @@ impl GradientBuffer {
     /// Makes a buffer of zeros for tensors given by name and shape, to be shared out over `world_size` ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a world of 0 ranks, a name that occurs twice, or sizes beyond the address space;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) naming the bytes.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a world of 0 ranks, a name that occurs twice, or sizes
+    /// beyond the address space; [`Error::OutOfMemory`](crate::Error::OutOfMemory) naming the bytes.
     pub fn new<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,
         world_size: usize,
