@@ -115,6 +115,18 @@ macro_rules! store {
         concat!("vmovupd [{", $row, "} + ", $place, "], zmm", $sum)
     };
 }
+/// Does the same with the sums of a [`Triangle`], which are in registers 0 to 9.
+macro_rules! each_of_triangle {
+    ($piece:ident) => {
+        concat! {
+            $piece!(0, "first", 0), "\n", $piece!(1, "first", 64), "\n", $piece!(2, "first", 128), "\n",
+            $piece!(3, "first", 192), "\n",
+            $piece!(4, "second", 0), "\n", $piece!(5, "second", 64), "\n", $piece!(6, "second", 128), "\n",
+            $piece!(7, "third", 0), "\n", $piece!(8, "third", 64), "\n",
+            $piece!(9, "fourth", 0), "\n",
+        }
+    };
+}
 macro_rules! add {
     ($sum:literal, $x:literal, $y:literal) => {
         concat!("vfmadd231pd zmm", $sum, ", zmm", $x, ", zmm", $y)
@@ -178,10 +190,7 @@ unsafe fn add_triangle((first, second, third, fourth): Triangle<'_>, vectors: &[
     // SAFETY: as above.
     unsafe {
         asm!(
-            load!(0, "first", 0), load!(1, "first", 64), load!(2, "first", 128), load!(3, "first", 192),
-            load!(4, "second", 0), load!(5, "second", 64), load!(6, "second", 128),
-            load!(7, "third", 0), load!(8, "third", 64),
-            load!(9, "fourth", 0),
+            each_of_triangle!(load),
             "2:",
             load!(16, "vectors", "0"), load!(17, "vectors", "{block}"),
             load!(18, "vectors", "2*{block}"), load!(19, "vectors", "3*{block}"),
@@ -192,10 +201,7 @@ unsafe fn add_triangle((first, second, third, fourth): Triangle<'_>, vectors: &[
             "add {vectors}, 64",
             "dec {turns}",
             "jnz 2b",
-            store!(0, "first", 0), store!(1, "first", 64), store!(2, "first", 128), store!(3, "first", 192),
-            store!(4, "second", 0), store!(5, "second", 64), store!(6, "second", 128),
-            store!(7, "third", 0), store!(8, "third", 64),
-            store!(9, "fourth", 0),
+            each_of_triangle!(store),
             "vzeroupper",
             first = in(reg) first, second = in(reg) second, third = in(reg) third, fourth = in(reg) fourth,
             vectors = inout(reg) vectors => _, turns = inout(reg) BLOCK_LEN / LANES => _,
@@ -245,10 +251,7 @@ unsafe fn widen_triangle<T: Formula>(
     macro_rules! triangle {
         ($dtype:ident) => {
             changed!(
-                load!(0, "first", 0), load!(1, "first", 64), load!(2, "first", 128), load!(3, "first", 192),
-                load!(4, "second", 0), load!(5, "second", 64), load!(6, "second", 128),
-                load!(7, "third", 0), load!(8, "third", 64),
-                load!(9, "fourth", 0),
+                each_of_triangle!(load),
                 "2:",
                 widen!($dtype, "{a}", "{wide}", 10, 11, 12, 13),
                 widen!($dtype, "{b}", "{wide} + {block}", 14, 15, 16, 17),
@@ -261,10 +264,7 @@ unsafe fn widen_triangle<T: Formula>(
                 "add {wide}, 256",
                 "dec {turns}",
                 "jnz 2b",
-                store!(0, "first", 0), store!(1, "first", 64), store!(2, "first", 128), store!(3, "first", 192),
-                store!(4, "second", 0), store!(5, "second", 64), store!(6, "second", 128),
-                store!(7, "third", 0), store!(8, "third", 64),
-                store!(9, "fourth", 0),
+                each_of_triangle!(store),
                 "vzeroupper",
                 first = in(reg) first, second = in(reg) second, third = in(reg) third, fourth = in(reg) fourth,
                 a = inout(reg) a => _, b = inout(reg) b => _, c = inout(reg) c => _, d = inout(reg) d => _,
