@@ -9,6 +9,7 @@
 
 mod event;
 mod graph;
+mod launch;
 mod memory;
 mod module;
 mod peer;
@@ -23,7 +24,7 @@ pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use queue::Queue;
 
-pub(crate) use module::Argument;
+pub(crate) use launch::Argument;
 pub(crate) use peer::{HostFlag, Mapping, Offer};
 pub(crate) use pinned::Pinned;
 

@@ -1,14 +1,16 @@
-//! The PTX in this crate as functions of a device: which file fits it, where an entry point stands in it, and launches.
+//! The PTX in this crate as functions of a device: which file fits it, where an entry point stands in it, and what is added for launches
+//! that overlap.
 //!
 //! An entry point is loaded on its own when it is first needed: the driver compiles a few hundred lines of PTX then, in some ten
 //! milliseconds, instead of all kernels at once. It keeps the result in its cache on disk.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 
 use cust::module::{Module, ModuleJitOption};
 use cust::sys;
-use gradsync_device::abi::{self, Entry, Param};
+use gradsync_device::abi::{self, Entry};
 
+use super::launch::{self, Argument, EarlyLaunch};
 use super::{CudaError, Named};
 
 /// The PTX for one architecture and all later ones, by family of entry points.
@@ -34,25 +36,36 @@ static SM_80: &Families = library!("sm_80");
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Library {
     families: &'static Families,
+    /// How kernels are launched that wait for the launch before them by themselves.
+    early: Option<EarlyLaunch>,
 }
 
 impl Library {
-    pub(super) fn for_capability(major: i32, minor: i32) -> Option<Self> {
+    /// The kernels for a compute capability, launched early if the driver and the device (from 9.0 on) can do that.
+    pub(super) fn for_capability(major: i32, minor: i32, early: Option<EarlyLaunch>) -> Option<Self> {
         match (major, minor) {
-            (8.., _) => Some(Self { families: SM_80 }),
-            (7, 5..) => Some(Self { families: SM_75 }),
+            (9.., _) => Some(Self { families: SM_80, early }),
+            (8, _) => Some(Self { families: SM_80, early: None }),
+            (7, 5..) => Some(Self { families: SM_75, early: None }),
             _ => None,
         }
     }
 
-    /// The text of a module that holds one entry point: what stands before the first entry of its file, and its own body.
+    /// The text of a module that holds one entry point: what stands before the first entry of its file, and its own body. Where launches
+    /// are early, every thread waits before anything else: the launch before may still write what it reads, and read what it writes.
     fn source(&self, entry: &Entry) -> Option<String> {
         let (_, text) = self.families.iter().find(|(family, _)| *family == entry.family)?;
         const ENTRY: &str = ".visible .entry ";
         let header = &text[..text.find(ENTRY)?];
         let begin = text.find(&format!("{ENTRY}{}(", entry.name))?;
         let end = text[begin + ENTRY.len()..].find(ENTRY).map_or(text.len(), |next| begin + ENTRY.len() + next);
-        Some(format!("{header}{}", &text[begin..end]))
+        let body = &text[begin..end];
+        if self.early.is_none() {
+            return Some(format!("{header}{body}"));
+        }
+        let header = header.replace(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n");
+        let (head, code) = body.split_once("\n{\n")?;
+        Some(format!("{header}{head}\n{{\n\tgriddepcontrol.wait;\n{code}"))
     }
 
     /// Compiles an entry point for the current context's device.
@@ -67,33 +80,7 @@ impl Library {
         let call = format!("cuModuleLoadDataEx of {name}");
         let module = Module::from_ptx_cstr(&source, &[ModuleJitOption::DetermineTargetFromContext]).named(&call)?;
         let function = module.get_function(name).named(&format!("cuModuleGetFunction of {name}"))?.to_raw();
-        Ok(Kernel { entry, function, _module: module })
-    }
-}
-
-/// A kernel parameter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Argument {
-    Pointer(u64),
-    U64(u64),
-    F64(f64),
-}
-
-impl From<u64> for Argument {
-    fn from(value: u64) -> Self {
-        Argument::U64(value)
-    }
-}
-
-impl From<f64> for Argument {
-    fn from(value: f64) -> Self {
-        Argument::F64(value)
-    }
-}
-
-impl From<usize> for Argument {
-    fn from(value: usize) -> Self {
-        Argument::U64(value as u64)
+        Ok(Kernel { entry, function, early: self.early, _module: module })
     }
 }
 
@@ -102,6 +89,7 @@ impl From<usize> for Argument {
 pub(super) struct Kernel {
     pub(super) entry: &'static Entry,
     function: sys::CUfunction,
+    early: Option<EarlyLaunch>,
     /// Owns `function`.
     _module: Module,
 }
@@ -115,48 +103,8 @@ impl Kernel {
         blocks: u64,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
-        let failed = |code: u32, text: String| CudaError { call: format!("launch of {}", self.entry.name), code, text };
-        let invalid = cust::error::CudaError::InvalidValue as u32;
-        let kinds = arguments.iter().map(|argument| match argument {
-            Argument::Pointer(_) => Param::Pointer,
-            Argument::U64(_) => Param::U64,
-            Argument::F64(_) => Param::F64,
-        });
-        if !kinds.eq(self.entry.params.iter().copied()) {
-            let text = format!("arguments {arguments:?} do not match the parameters {:?}", self.entry.params);
-            return Err(failed(invalid, text));
-        }
-        let blocks = u32::try_from(blocks)
-            .ok()
-            .filter(|&blocks| blocks <= i32::MAX as u32)
-            .ok_or_else(|| failed(invalid, format!("{blocks} blocks exceed the largest grid, 2^31 - 1")))?;
-        let mut pointers: Vec<*mut c_void> = arguments
-            .iter()
-            .map(|argument| match argument {
-                Argument::Pointer(value) | Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Argument::F64(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            })
-            .collect();
-        // SAFETY: the argument list has the entry point's types in its order; the rest is the caller's promise.
-        let status = unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                blocks,
-                1,
-                1,
-                self.entry.bounds.threads,
-                1,
-                1,
-                0,
-                stream,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        if status == sys::cudaError_enum::CUDA_SUCCESS {
-            return Ok(());
-        }
-        Err(failed(status as u32, format!("{status:?}")))
+        // SAFETY: this entry point's function, which waits where its launches are early; the rest is the caller's promise.
+        unsafe { launch::launch((self.entry, self.function), stream, blocks, arguments, self.early) }
     }
 }
 
@@ -166,21 +114,51 @@ mod tests {
 
     #[test]
     fn every_entry_point_can_be_cut_out_of_its_file() {
-        for library in [SM_75, SM_80].map(|families| Library { families }) {
+        for library in [SM_75, SM_80].map(|families| Library { families, early: None }) {
             for entry in abi::entries() {
                 let source = library.source(entry).unwrap_or_else(|| panic!("no source of {}", entry.name));
                 assert!(source.contains(".version") && source.contains(".target"), "no header: {}", entry.name);
                 assert_eq!(source.matches(".visible .entry").count(), 1, "{}", entry.name);
                 assert!(source.trim_end().ends_with('}'), "{}", entry.name);
+                assert!(!source.contains("griddepcontrol"), "{}", entry.name);
             }
         }
     }
 
     #[test]
+    fn kernels_that_are_launched_early_wait_first() {
+        let plain = Library { families: SM_80, early: None };
+        let early = Library { families: SM_80, early: Some(EarlyLaunch::never_called()) };
+        for entry in abi::entries() {
+            let (plain, early) = (plain.source(entry).unwrap(), early.source(entry).unwrap());
+            assert!(early.contains("\n.version 7.8\n.target sm_90\n"), "{}", entry.name);
+            let body = early.split_once(".visible .entry").unwrap().1.split_once('{').unwrap().1;
+            assert!(body.starts_with("\n\tgriddepcontrol.wait;\n"), "{}", entry.name);
+            // Nothing else is changed.
+            let undone = early
+                .replacen("\tgriddepcontrol.wait;\n", "", 1)
+                .replacen("7.8", "7.0", 1)
+                .replacen("sm_90", "sm_80", 1);
+            assert_eq!(undone, plain, "{}", entry.name);
+        }
+    }
+
+    #[test]
     fn capabilities_choose_their_library() {
-        assert!(Library::for_capability(7, 0).is_none());
-        assert!(std::ptr::eq(Library::for_capability(7, 5).unwrap().families, SM_75));
-        assert!(std::ptr::eq(Library::for_capability(8, 0).unwrap().families, SM_80));
-        assert!(std::ptr::eq(Library::for_capability(12, 0).unwrap().families, SM_80));
+        let early = Some(EarlyLaunch::never_called());
+        let library = |major, minor| Library::for_capability(major, minor, early);
+        assert!(library(7, 0).is_none());
+        for (major, minor, families, is_early) in [
+            (7, 5, SM_75, false),
+            (8, 0, SM_80, false),
+            (8, 9, SM_80, false),
+            (9, 0, SM_80, true),
+            (12, 0, SM_80, true),
+        ] {
+            let found = library(major, minor).unwrap();
+            assert!(std::ptr::eq(found.families, families), "{major}.{minor}");
+            assert_eq!(found.early.is_some(), is_early, "{major}.{minor}");
+        }
+        assert!(Library::for_capability(9, 0, None).unwrap().early.is_none());
     }
 }

@@ -10,7 +10,8 @@ use cust::stream::{Stream, StreamFlags};
 use cust::sys;
 
 use super::event::{Event, Timing};
-use super::module::{Argument, Kernel, Library};
+use super::launch::{Argument, EarlyLaunch};
+use super::module::{Kernel, Library};
 use super::pool::{self, Pool, Staging, Tables};
 use super::{CudaError, Named, check};
 use crate::error::Error;
@@ -82,7 +83,7 @@ impl Queue {
         let capability = |attribute| device.get_attribute(attribute).named("cuDeviceGetAttribute");
         let major = capability(DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = capability(DeviceAttribute::ComputeCapabilityMinor)?;
-        let library = Library::for_capability(major, minor).ok_or_else(|| CudaError {
+        let library = Library::for_capability(major, minor, EarlyLaunch::of_driver()?).ok_or_else(|| CudaError {
             call: format!("device {ordinal}"),
             code: cust::error::CudaError::NoBinaryForGpu as u32,
             text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),

@@ -1,0 +1,160 @@
+//! One launch of a kernel: its arguments checked against the contract, and, where the device can, its blocks put in place while the launch
+//! before it ends.
+//!
+//! Knows nothing of what kernels do, and keeps none.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cust::sys;
+use gradsync_device::abi::{Entry, Param};
+
+use super::{CudaError, check};
+
+/// A kernel parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Argument {
+    Pointer(u64),
+    U64(u64),
+    F64(f64),
+}
+
+impl From<u64> for Argument {
+    fn from(value: u64) -> Self {
+        Argument::U64(value)
+    }
+}
+
+impl From<f64> for Argument {
+    fn from(value: f64) -> Self {
+        Argument::F64(value)
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(value: usize) -> Self {
+        Argument::U64(value as u64)
+    }
+}
+
+/// Puts a launch of so many blocks of an entry point into a stream.
+///
+/// # Safety
+/// See `Queue::launch`; the function is the entry point's, and its context current. With `early`, every thread of the kernel begins with
+/// `griddepcontrol.wait`.
+pub(super) unsafe fn launch(
+    (entry, function): (&Entry, sys::CUfunction),
+    stream: sys::CUstream,
+    blocks: u64,
+    arguments: &[Argument],
+    early: Option<EarlyLaunch>,
+) -> Result<(), CudaError> {
+    let failed = |code: u32, text: String| CudaError { call: format!("launch of {}", entry.name), code, text };
+    let invalid = cust::error::CudaError::InvalidValue as u32;
+    let kinds = arguments.iter().map(|argument| match argument {
+        Argument::Pointer(_) => Param::Pointer,
+        Argument::U64(_) => Param::U64,
+        Argument::F64(_) => Param::F64,
+    });
+    if !kinds.eq(entry.params.iter().copied()) {
+        let text = format!("arguments {arguments:?} do not match the parameters {:?}", entry.params);
+        return Err(failed(invalid, text));
+    }
+    let blocks = u32::try_from(blocks)
+        .ok()
+        .filter(|&blocks| blocks <= i32::MAX as u32)
+        .ok_or_else(|| failed(invalid, format!("{blocks} blocks exceed the largest grid, 2^31 - 1")))?;
+    let mut pointers: Vec<*mut c_void> = arguments
+        .iter()
+        .map(|argument| match argument {
+            Argument::Pointer(value) | Argument::U64(value) => ptr::from_ref(value).cast_mut().cast(),
+            Argument::F64(value) => ptr::from_ref(value).cast_mut().cast(),
+        })
+        .collect();
+    let (pointers, none, threads) = (pointers.as_mut_ptr(), ptr::null_mut(), entry.bounds.threads);
+    // SAFETY: the argument list has the entry point's types in its order; the rest is the caller's promise.
+    let status = unsafe {
+        match early {
+            Some(EarlyLaunch(launch)) => {
+                let id = PROGRAMMATIC_STREAM_SERIALIZATION;
+                let attribute = Attribute { id, _padding: 0, allowed: 1, _rest: [0; 15] };
+                let [grid, block] = [[blocks, 1, 1], [threads, 1, 1]];
+                let config =
+                    Config { grid, block, shared_bytes: 0, stream, attributes: &attribute, attribute_count: 1 };
+                launch(&config, function, pointers, none)
+            }
+            None => sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none),
+        }
+    };
+    if status == sys::cudaError_enum::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(failed(status as u32, format!("{status:?}")))
+}
+
+/// The driver's launch with attributes, which `cust` does not declare, for launches whose blocks take their places as those of the launch
+/// before them leave, and wait there for its end: programmatic dependent launch. That hides most of what lies between two launches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EarlyLaunch(
+    unsafe extern "C" fn(*const Config, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> sys::CUresult,
+);
+
+impl EarlyLaunch {
+    /// The first CUDA version whose graphs record such launches.
+    const CUDA_VERSION: i32 = 12030;
+
+    /// The driver's, if it is recent enough.
+    pub(super) fn of_driver() -> Result<Option<Self>, CudaError> {
+        let (mut version, mut address) = (0, ptr::null_mut());
+        // SAFETY: writes one number.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        if version < Self::CUDA_VERSION {
+            return Ok(None);
+        }
+        // SAFETY: a terminated name; writes one address.
+        let status =
+            unsafe { sys::cuGetProcAddress(c"cuLaunchKernelEx".as_ptr(), &mut address, Self::CUDA_VERSION, 0) };
+        check("cuGetProcAddress of cuLaunchKernelEx", status)?;
+        // SAFETY: a function of this type, as `cuda.h` declares it, or null.
+        Ok(unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }.map(Self))
+    }
+
+    /// For tests of what is chosen, without a driver.
+    #[cfg(test)]
+    pub(super) fn never_called() -> Self {
+        unsafe extern "C" fn launch(
+            _: *const Config,
+            _: sys::CUfunction,
+            _: *mut *mut c_void,
+            _: *mut *mut c_void,
+        ) -> sys::CUresult {
+            unreachable!("a test launches nothing")
+        }
+        Self(launch)
+    }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: sys::CUstream,
+    attributes: *const Attribute,
+    attribute_count: u32,
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+
+/// `CUlaunchAttribute` with the value of that attribute, an `int` in a union of 64 bytes.
+#[repr(C, align(8))]
+struct Attribute {
+    id: u32,
+    _padding: u32,
+    allowed: i32,
+    _rest: [i32; 15],
+}
+
+const _: () = assert!(size_of::<Config>() == 56 && size_of::<Attribute>() == 72);
