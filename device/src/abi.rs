@@ -128,18 +128,32 @@ pub const VECTOR_BYTES: usize = 16;
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: many chunks for the
-/// whole GPU to share, few enough that adding their partial sums costs nothing. It depends on the length alone, so that results
-/// do not depend on the device. `threads` are those of a block.
-pub const fn chunk_len(total: usize, threads: u32) -> usize {
-    let len = ((total * threads as usize) >> 20).next_power_of_two();
-    if len < 2048 {
-        2048
-    } else if len > 16384 {
-        16384
-    } else {
-        len
-    }
+/// Elements of the chunk that one block handles, for segments of `total` elements together: about 2^20 threads, each with as much to do, but at
+/// least [`LEAST_CHUNK`] elements and at most `most`. It never depends on the device, so that results do not either.
+const fn chunk_len(total: usize, threads: u32, most: usize) -> usize {
+    let len = (total * threads as usize) >> 20;
+    let len = if len < most { len.next_power_of_two() } else { most };
+    if len < LEAST_CHUNK { LEAST_CHUNK } else { len }
+}
+/// Elements that every block finds enough work in.
+const LEAST_CHUNK: usize = 2048;
+
+/// Elements of the chunk that one block of a reduction adds up: 32 KiB of each vector at most. On an H200, larger ones end so unevenly, and
+/// smaller ones begin so often, that up to a tenth of the bandwidth is lost.
+pub const fn reduce_chunk_len(total: usize, dtype: DType) -> usize {
+    chunk_len(total, THREADS, (32 << 10) / dtype.size_bytes())
+}
+
+/// Elements of the chunk that one block of a weighted sum writes. Blocks leave no partial sums behind and can be shorter, but those of bf16
+/// compute so much before they first store that they lose by it.
+pub const fn combine_chunk_len(total: usize, from: DType) -> usize {
+    let len = reduce_chunk_len(total, from);
+    if matches!(from, DType::BF16) || len < 4096 { len } else { 4096 }
+}
+
+/// Elements of the chunk that one block of the kernels over peers' memory handles.
+pub const fn peer_chunk_len(total: usize) -> usize {
+    chunk_len(total, PEER_THREADS, 16384)
 }
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];

@@ -70,16 +70,13 @@ pub(crate) fn walk<const N: usize, const BLOCK: u32>(chunk: Chunk, mut visit: im
     }
 }
 
-/// Steps that are loaded at once where vectors are few.
-const STEPS: usize = 4;
-
 /// Adds up, over `W` vectors of one arena layout, the terms that `add(totals, values)` forms of the `W` values at each
-/// element of the chunk.
+/// element of the chunk. A thread loads `STEPS` of its steps at once: of few vectors, that much has to be under way to keep the memory busy.
 ///
 /// # Safety
 /// Each of `vectors` must be readable over the whole chunk.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K: usize>(
+pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K: usize, const STEPS: usize>(
     vectors: [*const T; W],
     chunk: Chunk,
     add: impl Fn(&mut [f64; K], [T; W]),
@@ -101,9 +98,8 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
                 lane += 1;
             }
         };
-        // Of few vectors, several steps at once: that much has to be under way to keep the memory busy.
         let (mut chunk, stride) = (chunk, THREADS as u64 * N as u64);
-        while W <= 2 && chunk.begin + STEPS as u64 * stride <= chunk.end {
+        while STEPS > 1 && chunk.begin + STEPS as u64 * stride <= chunk.end {
             let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
             let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
             let mut step = 0;

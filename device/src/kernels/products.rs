@@ -69,7 +69,7 @@ pub(super) fn add_triangle<T: Element, const W: usize, const K: usize>(totals: &
 
 /// A tile of the Gram matrix, `K` being the number of products of `W` vectors.
 #[inline(always)]
-unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
+unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize, const STEPS: usize>(
     partials: *mut f64,
     vectors: [*const T; W],
     tile: Tile,
@@ -78,7 +78,7 @@ unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize>(
 ) {
     // SAFETY: the launch provides the vectors, and room for every product of every chunk.
     unsafe {
-        let totals = reduce::accumulate::<T, W, N, K>(vectors, chunk, add_triangle::<T, W, K>);
+        let totals = reduce::accumulate::<T, W, N, K, STEPS>(vectors, chunk, add_triangle::<T, W, K>);
         write_tile::<W, K>(partials, totals, tile, chunks);
     }
 }
@@ -159,7 +159,7 @@ unsafe fn gram_of_eight<T: Element, const N: usize>(
 }
 
 macro_rules! gram_width {
-    ($name:literal $T:ident $width:literal $suffix:literal $bounds:expr) => {
+    ($name:literal $T:ident $width:literal $steps:literal $suffix:literal $bounds:expr) => {
         kernel!(concat!("gram_", $name, $suffix), $bounds, fn (
             partials: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
             spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
@@ -167,7 +167,7 @@ macro_rules! gram_width {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
             let vectors = pick(table, first, count);
-            gram::<$T, $width, N, { products($width) }>(partials, vectors, Tile { first, count, world_size }, chunk, chunks)
+            gram::<$T, $width, N, { products($width) }, $steps>(partials, vectors, Tile { first, count, world_size }, chunk, chunks)
         });
     };
 }
@@ -188,7 +188,7 @@ macro_rules! gram_of_eight {
 #[cfg(not(gradsync_sm = "80"))]
 macro_rules! gram_of_eight {
     ($name:literal $T:ident) => {
-        gram_width!($name $T 8 "_p8" LaunchBounds::GRAM_OF_EIGHT);
+        gram_width!($name $T 8 1 "_p8" LaunchBounds::GRAM_OF_EIGHT);
     };
 }
 
@@ -199,7 +199,7 @@ macro_rules! of_dtype {
         ) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            gram::<$T, 1, N, 1>(partials, [source], Tile { first: 0, count: 1, world_size: 1 }, chunk, chunks)
+            gram::<$T, 1, N, 1, 8>(partials, [source], Tile { first: 0, count: 1, world_size: 1 }, chunk, chunks)
         });
         kernel!(concat!("dots_", $name), LaunchBounds::REDUCE, fn (
             partials: *mut f64, a: *const $T, b: *const $T,
@@ -207,14 +207,14 @@ macro_rules! of_dtype {
         ) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            let totals = reduce::accumulate::<$T, 2, N, 3>([a, b], chunk, |totals, [x, y]| {
+            let totals = reduce::accumulate::<$T, 2, N, 3, 4>([a, b], chunk, |totals, [x, y]| {
                 let (x, y) = (x.to_f64(), y.to_f64());
                 *totals = add_dots(*totals, x, y);
             });
             reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
         });
-        gram_width!($name $T 2 "_p2" LaunchBounds::REDUCE);
-        gram_width!($name $T 4 "_p4" LaunchBounds::REDUCE);
+        gram_width!($name $T 2 4 "_p2" LaunchBounds::REDUCE);
+        gram_width!($name $T 4 1 "_p4" LaunchBounds::REDUCE);
         gram_of_eight!($name $T);
         kernel!(concat!("gram_cross_", $name), LaunchBounds::GRAM_CROSS, fn (
             partials: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64, right_count: u64,
@@ -236,7 +236,7 @@ macro_rules! of_dtype {
                     product += 1;
                 }
             };
-            let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }>(vectors, chunk, add);
+            let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }, 1>(vectors, chunk, add);
             reduce::block_sum::<{ W * W }, THREADS>(totals, |product, sum| {
                 let (row, column) = ((product / W) as u64, (product % W) as u64);
                 if row < left_count && column < right_count {

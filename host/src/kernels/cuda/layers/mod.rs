@@ -2,13 +2,15 @@
 //!
 //! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
 
+mod grid;
 mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, THREADS, chunk_len, tile_len};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
+use self::grid::Grids;
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
@@ -25,9 +27,7 @@ pub struct Layers {
     len: usize,
     count: usize,
     world_size: usize,
-    chunk_len: usize,
-    chunks: u64,
-    spans: DeviceBuffer,
+    grids: Grids,
     /// `[product][chunk]`
     partials: DeviceBuffer,
     /// `[layer][product]`
@@ -66,12 +66,12 @@ impl Layers {
     /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
     /// ranks; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        Self::in_blocks_of(THREADS, queue, len, segments, world_size)
+        Self::on(Grids::new, queue, len, segments, world_size)
     }
 
-    /// As [`new`](Self::new), for kernels whose blocks have that many threads.
-    fn in_blocks_of(
-        threads: u32,
+    /// As [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
+    fn on(
+        grids: impl Fn(&Queue, &[Range<usize>]) -> Result<Grids>,
         queue: &Queue,
         len: usize,
         segments: &[Range<usize>],
@@ -83,9 +83,7 @@ impl Layers {
             let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
             return Err(Error::InvalidArgument { operation: "layers", reason });
         }
-        let chunk_len = chunk_len(segments.iter().map(Range::len).sum(), threads);
-        let (spans, chunks) = segments::spans(segments, chunk_len);
-        let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
+        let grids = grids(queue, segments)?;
         let count = segments.len();
         // A pair of sides has three sums; the pairs of a level are summed together, which are fewer than ranks by half.
         let sums = products(world_size).max(3 * world_size.div_ceil(2));
@@ -95,10 +93,8 @@ impl Layers {
             len,
             count,
             world_size,
-            chunk_len,
-            chunks,
-            spans: upload_words(queue, &words)?,
-            partials: zeroed(sums * chunks as usize)?,
+            partials: zeroed(sums * grids.most_partials())?,
+            grids,
             totals: zeroed(sums * count)?,
             weights: zeroed(world_size * count)?,
             cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
@@ -142,11 +138,10 @@ impl Layers {
     /// [`Error::Cuda`].
     pub fn dots(&mut self, a: DeviceSlice<'_>, b: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("dots", &[a, b])?;
-        let arguments =
-            [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)][..], &self.tail()].concat();
+        let own = [pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)];
         // SAFETY: vectors checked, workspace sized for three products a chunk.
-        unsafe { self.queue.launch(&format!("dots_{dtype}"), self.chunks, &arguments) }?;
-        self.sum_partials(3, 0)
+        unsafe { self.reduce(&format!("dots_{dtype}"), dtype, &own) }?;
+        self.sum_partials(dtype, 3, 0)
     }
 
     /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
@@ -155,10 +150,10 @@ impl Layers {
     /// As [`dots`](Self::dots).
     pub fn squared_norms(&mut self, a: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("squared_norms", &[a])?;
-        let arguments = [&[pointer_mut(&self.partials.as_mut_slice()), pointer(a)][..], &self.tail()].concat();
+        let own = [pointer_mut(&self.partials.as_mut_slice()), pointer(a)];
         // SAFETY: the vector is checked, the workspace sized for more products than one.
-        unsafe { self.queue.launch(&format!("squared_norms_{dtype}"), self.chunks, &arguments) }?;
-        self.sum_partials(1, 0)
+        unsafe { self.reduce(&format!("squared_norms_{dtype}"), dtype, &own) }?;
+        self.sum_partials(dtype, 1, 0)
     }
 
     /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
@@ -171,16 +166,13 @@ impl Layers {
         let ranks = self.world_size;
         let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
         let partials = pointer_mut(&self.partials.as_mut_slice());
-        let (table, tail) = (pointer(self.table.as_slice()), self.tail());
+        let table = pointer(self.table.as_slice());
         for first in (0..ranks).step_by(widest) {
             let count = widest.min(ranks - first);
             let width = GRAM_WIDTHS.into_iter().find(|&width| width >= count).expect("count is at most the widest");
             let own = [partials, table, first.into(), count.into(), ranks.into()];
             // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
-            unsafe {
-                let name = format!("gram_{dtype}_p{width}");
-                self.queue.launch(&name, self.chunks, &[&own[..], &tail].concat())
-            }?;
+            unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, &own) }?;
         }
         // Products of members of different tiles.
         let cells = || (0..ranks).step_by(GRAM_CROSS_WIDTH);
@@ -189,12 +181,9 @@ impl Layers {
             let width = |first: usize| Argument::from(GRAM_CROSS_WIDTH.min(ranks - first));
             let own = [partials, table, left.into(), width(left), right.into(), width(right), ranks.into()];
             // SAFETY: as above.
-            unsafe {
-                let name = format!("gram_cross_{dtype}");
-                self.queue.launch(&name, self.chunks, &[&own[..], &tail].concat())
-            }?;
+            unsafe { self.reduce(&format!("gram_cross_{dtype}"), dtype, &own) }?;
         }
-        self.sum_partials(products(ranks), 0)
+        self.sum_partials(dtype, products(ranks), 0)
     }
 
     /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there. Those of cancelled layers are
@@ -291,10 +280,9 @@ impl Layers {
             pair.end.into(),
             self.world_size.into(),
         ];
-        let arguments = [&own[..], &self.tail()].concat();
         // SAFETY: vectors checked, workspace sized for three sums a chunk.
-        unsafe { self.queue.launch(&format!("tree_dots_{dtype}"), self.chunks, &arguments) }?;
-        self.sum_partials(3, place)
+        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, &own) }?;
+        self.sum_partials(dtype, 3, place)
     }
 
     /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
@@ -324,19 +312,20 @@ impl Layers {
     fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let dtype = self.set_vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
+        let grid = self.grids.of_sums(dtype);
         let arguments = [
             pointer_mut(&dst),
             pointer(self.table.as_slice()),
             self.world_size.into(),
             pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.spans.as_slice()),
+            grid.spans(),
             self.count.into(),
-            self.chunk_len.into(),
+            grid.chunk_len.into(),
         ];
         let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
         // SAFETY: vectors and destination checked; trees and spans are this object's.
-        Ok(unsafe { self.queue.launch(&name, self.chunks, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
     /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine).
@@ -346,18 +335,19 @@ impl Layers {
     pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let dtype = self.set_vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
+        let grid = self.grids.of_sums(dtype);
         let arguments = [
             pointer_mut(&dst),
             pointer(self.table.as_slice()),
             self.world_size.into(),
             pointer(self.weights.as_slice()),
-            pointer(self.spans.as_slice()),
+            grid.spans(),
             self.count.into(),
-            self.chunk_len.into(),
+            grid.chunk_len.into(),
         ];
         let name = format!("combine_{dtype}_{}", dst.as_slice().dtype());
         // SAFETY: vectors and destination checked; weights and spans are this object's.
-        Ok(unsafe { self.queue.launch(&name, self.chunks, &arguments) }?)
+        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
     /// Replaces the weights on the device, `layers × P`, and which layers count as cancelled.
@@ -399,20 +389,27 @@ impl Layers {
         Ok(totals)
     }
 
-    /// `(…, spans, span count, chunk count, chunk length)`: how the parameters of a reduction end.
-    fn tail(&self) -> [Argument; 4] {
-        [pointer(self.spans.as_slice()), self.count.into(), self.chunks.into(), self.chunk_len.into()]
+    /// Launches a reduction of vectors of a dtype, whose parameters end with `(…, spans, span count, chunk count, chunk length)`.
+    ///
+    /// # Safety
+    /// As `Queue::launch`, of the parameters before those.
+    unsafe fn reduce(&self, name: &str, dtype: DType, own: &[Argument]) -> Result<()> {
+        let grid = self.grids.of_reductions(dtype);
+        let tail = [grid.spans(), self.count.into(), grid.chunks.into(), grid.chunk_len.into()];
+        // SAFETY: the caller's promise; the grid is that of this object's segments.
+        Ok(unsafe { self.queue.launch(name, grid.chunks, &[own, &tail].concat()) }?)
     }
 
-    /// Adds the partial sums of `products` products up, as number `place` of such sums.
-    fn sum_partials(&mut self, products: usize, place: usize) -> Result<()> {
+    /// Adds the partial sums of `products` products up, which a reduction of that dtype left, as number `place` of such sums.
+    fn sum_partials(&mut self, dtype: DType, products: usize, place: usize) -> Result<()> {
+        let grid = self.grids.of_reductions(dtype);
         let arguments = [
             pointer(self.sums(products, place)),
             pointer(self.partials.as_slice()),
-            pointer(self.spans.as_slice()),
+            grid.spans(),
             self.layer_count().into(),
             products.into(),
-            self.chunks.into(),
+            grid.chunks.into(),
         ];
         let blocks = (self.layer_count() * products) as u64;
         // SAFETY: totals and partials have room for that many products. A layer's partials end where the next begins, the last one's

@@ -7,6 +7,7 @@ use std::ops::Range;
 use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, vector_len};
 
 use super::Layers;
+use super::grid::Grids;
 use crate::driver::{Argument, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -102,41 +103,43 @@ impl PeerGroup {
 impl Layers {
     /// As [`new`](Self::new), for [`adasum_of_peers`](Self::adasum_of_peers).
     pub(crate) fn for_peers(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        Self::in_blocks_of(PEER_THREADS, queue, len, segments, world_size)
+        Self::on(Grids::for_peers, queue, len, segments, world_size)
     }
 
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let width = group.width();
-        let gram = [&[group.table(), pointer_mut(&self.partials.as_mut_slice())][..], &self.tail()].concat();
+        let (partials, grid) = (pointer_mut(&self.partials.as_mut_slice()), self.grids.of_reductions(dtype));
+        let gram =
+            [group.table(), partials, grid.spans(), self.count.into(), grid.chunks.into(), grid.chunk_len.into()];
         let coefficients = [
             group.table(),
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
             pointer_mut(&self.totals.as_mut_slice()),
-            pointer(self.partials.as_slice()),
-            pointer(self.spans.as_slice()),
+            partials,
+            grid.spans(),
             self.count.into(),
-            self.chunks.into(),
+            grid.chunks.into(),
         ];
         let combine = [
             group.table(),
             pointer(self.weights.as_slice()),
             pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.spans.as_slice()),
+            grid.spans(),
             self.count.into(),
-            self.chunk_len.into(),
+            grid.chunk_len.into(),
         ];
         let blocks = self.count.div_ceil(PEER_LAYERS) as u64;
         let name = |kernel: &str| format!("{kernel}_{dtype}_p{width}");
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
         unsafe {
-            self.queue.launch(&name("peer_gram"), self.chunks.max(1), &gram)?;
+            self.queue.launch(&name("peer_gram"), grid.chunks.max(1), &gram)?;
             self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, &coefficients)?;
-            self.queue.launch(&name("peer_combine"), self.chunks, &combine)?;
+            self.queue.launch(&name("peer_combine"), grid.chunks, &combine)?;
         }
         group.barrier()
     }

@@ -1,0 +1,94 @@
+//! [`Grids`]: how kernels over the segments of an arena share them out among blocks, chunk by chunk.
+//!
+//! A chunk's length follows from the arena's length and the dtype alone, never from the device, so that results do not depend on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use gradsync_device::abi::{combine_chunk_len, peer_chunk_len, reduce_chunk_len};
+
+use crate::driver::{Argument, DeviceBuffer, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::cuda::{pointer, upload_words};
+use crate::plan::segments;
+
+/// Segments cut into chunks of one length, a block for each.
+#[derive(Debug)]
+pub(super) struct Grid {
+    /// Elements of a chunk; the last one of a segment may be shorter.
+    pub(super) chunk_len: usize,
+    /// Number of chunks, and of blocks.
+    pub(super) chunks: u64,
+    /// A `Span` for each segment.
+    spans: DeviceBuffer,
+}
+
+impl Grid {
+    fn new(queue: &Queue, segments: &[Range<usize>], chunk_len: usize) -> Result<Self> {
+        let (spans, chunks) = segments::spans(segments, chunk_len);
+        let words: Vec<u64> = spans.iter().flat_map(|span| [span.begin, span.len, span.first_block]).collect();
+        Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words)? })
+    }
+
+    /// The segments as kernels find their chunks in them.
+    pub(super) fn spans(&self) -> Argument {
+        pointer(self.spans.as_slice())
+    }
+}
+
+/// The grids over one list of segments that a kind of kernels runs on.
+#[derive(Debug)]
+pub(super) struct Grids {
+    by_chunk_len: BTreeMap<usize, Grid>,
+    /// The lengths of chunks, in the order of [`DType::ALL`].
+    chunk_lens: [ChunkLens; 4],
+}
+
+/// Elements of a chunk.
+#[derive(Clone, Copy, Debug)]
+struct ChunkLens {
+    reduce: usize,
+    combine: usize,
+}
+
+impl Grids {
+    /// For kernels on vectors of this device.
+    pub(super) fn new(queue: &Queue, segments: &[Range<usize>]) -> Result<Self> {
+        Self::of(queue, segments, |total, dtype| ChunkLens {
+            reduce: reduce_chunk_len(total, dtype),
+            combine: combine_chunk_len(total, dtype),
+        })
+    }
+
+    /// For kernels on the memory of peers.
+    pub(super) fn for_peers(queue: &Queue, segments: &[Range<usize>]) -> Result<Self> {
+        Self::of(queue, segments, |total, _| ChunkLens {
+            reduce: peer_chunk_len(total),
+            combine: peer_chunk_len(total),
+        })
+    }
+
+    fn of(queue: &Queue, segments: &[Range<usize>], lens: impl Fn(usize, DType) -> ChunkLens) -> Result<Self> {
+        let total = segments.iter().map(Range::len).sum();
+        let chunk_lens = DType::ALL.map(|dtype| lens(total, dtype));
+        let distinct: BTreeSet<usize> = chunk_lens.iter().flat_map(|lens| [lens.reduce, lens.combine]).collect();
+        let grids = distinct.into_iter().map(|len| Ok((len, Grid::new(queue, segments, len)?)));
+        Ok(Self { by_chunk_len: grids.collect::<Result<_>>()?, chunk_lens })
+    }
+
+    /// What reductions of vectors of a dtype run on.
+    pub(super) fn of_reductions(&self, dtype: DType) -> &Grid {
+        &self.by_chunk_len[&self.chunk_lens[dtype as usize].reduce]
+    }
+
+    /// What weighted sums of vectors of a dtype run on.
+    pub(super) fn of_sums(&self, dtype: DType) -> &Grid {
+        &self.by_chunk_len[&self.chunk_lens[dtype as usize].combine]
+    }
+
+    /// The largest number of chunks that any reduction leaves partial sums of.
+    pub(super) fn most_partials(&self) -> usize {
+        DType::ALL.map(|dtype| self.of_reductions(dtype).chunks as usize).into_iter().max().unwrap_or(0)
+    }
+}
