@@ -101,8 +101,10 @@ pub struct LaunchBounds {
 impl LaunchBounds {
     /// Streaming kernels.
     pub const STREAM: Self = Self { threads: THREADS, blocks: 8 };
-    /// Inner products of up to four vectors.
+    /// Inner products of one or two vectors.
     pub const REDUCE: Self = Self { threads: THREADS, blocks: 7 };
+    /// Inner products of four vectors.
+    pub const GRAM_OF_FOUR: Self = Self { threads: THREADS, blocks: 5 };
     /// Inner products of four vectors with four others.
     pub const GRAM_CROSS: Self = Self { threads: THREADS, blocks: 4 };
     /// Inner products of eight vectors, whose 36 sums a thread are 72 registers.
@@ -377,7 +379,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     dtypes_of!("dots", "", LaunchBounds::REDUCE, REDUCE_TWO),
     // (partials, table of vectors, first vector, count in this tile, world size, spans, span count, chunk count, chunk length)
     dtypes_of!("gram", "_p2", LaunchBounds::REDUCE, GRAM),
-    dtypes_of!("gram", "_p4", LaunchBounds::REDUCE, GRAM),
+    dtypes_of!("gram", "_p4", LaunchBounds::GRAM_OF_FOUR, GRAM),
     dtypes_of!("gram", "_p8", LaunchBounds::GRAM_OF_EIGHT, GRAM),
     // (partials, table of vectors, first and count of the left, first and count of the right, world size, spans, …)
     dtypes_of!(

@@ -214,7 +214,7 @@ macro_rules! of_dtype {
             reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
         });
         gram_width!($name $T 2 4 "_p2" LaunchBounds::REDUCE);
-        gram_width!($name $T 4 1 "_p4" LaunchBounds::REDUCE);
+        gram_width!($name $T 4 2 "_p4" LaunchBounds::GRAM_OF_FOUR);
         gram_of_eight!($name $T);
         kernel!(concat!("gram_cross_", $name), LaunchBounds::GRAM_CROSS, fn (
             partials: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64, right_count: u64,
