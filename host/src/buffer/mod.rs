@@ -6,6 +6,7 @@
 mod arena;
 #[cfg(feature = "cuda")]
 mod device;
+mod scratch;
 mod table;
 
 use std::ops::Range;
@@ -13,6 +14,7 @@ use std::ops::Range;
 pub(crate) use self::arena::Arena;
 #[cfg(feature = "cuda")]
 pub use self::device::DeviceGradientBuffer;
+pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -23,6 +25,8 @@ use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 /// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
 /// do so too ([`Layout`](crate::plan::layout::Layout)). The gaps are zero when the buffer is made, every operation of this crate keeps them zero, and
 /// zeros change no sum, dot product or norm: collectives run over the whole arena without packing.
+///
+/// Reductions that need room keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
 ///
 /// ```
 /// use gradsync::{DType, GradientBuffer};
@@ -36,6 +40,7 @@ use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 pub struct GradientBuffer {
     table: TensorTable,
     arena: Arena,
+    scratch: Scratch,
 }
 
 impl GradientBuffer {
@@ -51,7 +56,7 @@ impl GradientBuffer {
     ) -> Result<Self> {
         let table = TensorTable::new(dtype, world_size, tensors)?;
         let arena = Arena::zeroed("gradient buffer", dtype, table.arena_len())?;
-        Ok(Self { table, arena })
+        Ok(Self { table, arena, scratch: Scratch::default() })
     }
 
     /// Which tensors it holds, and where.
@@ -131,9 +136,14 @@ impl GradientBuffer {
         self.arena.as_mut_slice()
     }
 
-    /// The arena and the segments in it, both borrowed at once.
-    pub(crate) fn parts_mut(&mut self) -> (SliceMut<'_>, &[Range<usize>]) {
-        (self.arena.as_mut_slice(), self.table.segments())
+    /// Gives back the memory that reductions of this buffer have worked in; the next one takes new.
+    pub fn release_scratch(&mut self) {
+        self.scratch = Scratch::default();
+    }
+
+    /// The arena, the segments in it, and room to work in, all borrowed at once.
+    pub(crate) fn parts_mut(&mut self) -> (SliceMut<'_>, &[Range<usize>], &mut Scratch) {
+        (self.arena.as_mut_slice(), self.table.segments(), &mut self.scratch)
     }
 }
 

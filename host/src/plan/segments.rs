@@ -29,6 +29,13 @@ pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>
     segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
 }
 
+/// What lies between segments that ascend, of an arena of `len` elements; never empty.
+pub fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let ends = segments.iter().map(|segment| segment.end);
+    let starts = segments.iter().map(|segment| segment.start).chain([len]);
+    [0].into_iter().chain(ends).zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty())
+}
+
 /// The segments cut into chunks of at most `chunk_len` elements: `(segment, range)`, in order. Panics if that is 0.
 pub fn chunks(segments: &[Range<usize>], chunk_len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     segments.iter().enumerate().flat_map(move |(index, segment)| {
@@ -80,6 +87,17 @@ mod tests {
                 }
             }
             prop_assert_eq!(found, segments.iter().map(Range::len).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn gaps_are_what_no_segment_has(lens in prop::collection::vec((0usize..9, 0usize..50), 0..12), behind in 0usize..9) {
+            let segments = ascending(lens);
+            let len = segments.last().map_or(0, |last| last.end) + behind;
+            let gaps: Vec<_> = gaps(&segments, len).collect();
+            prop_assert!(gaps.iter().all(|gap| !gap.is_empty()));
+            let found: Vec<usize> = gaps.into_iter().flatten().collect();
+            let expected = (0..len).filter(|place| !segments.iter().any(|segment| segment.contains(place)));
+            prop_assert_eq!(found, expected.collect::<Vec<_>>());
         }
 
         #[test]

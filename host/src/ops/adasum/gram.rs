@@ -10,7 +10,7 @@ use std::sync::mpsc::sync_channel;
 use gradsync_device::math::adasum::{self, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
-use crate::buffer::Arena;
+use crate::buffer::{Arena, Scratch};
 use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -153,7 +153,10 @@ impl Gram<'_> {
             let tensors = part.tensors_of(chunk);
             let mut to = result.as_mut_slice();
             // What lies between tensors is what it was in this rank's own vector.
-            to.reborrow().as_bytes_mut().copy_from_slice(vectors[rank].as_bytes());
+            for gap in segments::gaps(&tensors, to.len()) {
+                let own = vectors[rank].range(gap.clone()).as_bytes();
+                to.reborrow().range_mut(gap).as_bytes_mut().copy_from_slice(own);
+            }
             cpu::combine(to.reborrow(), &vectors, of_tensors, &tensors)?;
             if let Some(trees) = trees {
                 cpu::tree_combine(to, &vectors, &tensors, trees, 1.0)?;
@@ -252,6 +255,19 @@ impl Part<'_> {
 }
 
 impl Workspace {
+    /// Room for the chunks of a cut.
+    pub(super) fn take(scratch: &mut Scratch, cut: Cut) -> Result<Self> {
+        let mut arenas = |factor: usize| -> Result<Vec<Arena>> {
+            (0..cut.chunks()).map(|chunk| scratch.take(OPERATION, cut.dtype, cut.chunk(chunk).len() * factor)).collect()
+        };
+        Ok(Self { received: arenas(cut.vectors)?, results: arenas(1)? })
+    }
+
+    /// Gives it back.
+    pub(super) fn give(self, scratch: &mut Scratch) {
+        scratch.give(self.received.into_iter().chain(self.results));
+    }
+
     /// Has room for the chunks of this cut.
     fn make(&mut self, cut: Cut) -> Result<()> {
         let lens = || (0..cut.chunks()).map(|chunk| cut.chunk(chunk).len());
@@ -260,10 +276,8 @@ impl Workspace {
             found.eq(lens().map(|len| (len * factor, cut.dtype)))
         };
         if !(fits(&self.received, cut.vectors) && fits(&self.results, 1)) {
-            let arenas = |factor: usize| -> Result<Vec<Arena>> {
-                lens().map(|len| Arena::zeroed(OPERATION, cut.dtype, len * factor)).collect()
-            };
-            *self = Workspace { received: arenas(cut.vectors)?, results: arenas(1)? };
+            *self = Workspace::default();
+            *self = Workspace::take(&mut Scratch::default(), cut)?;
         }
         Ok(())
     }
@@ -377,6 +391,7 @@ pub(super) fn in_place(
     arena: SliceMut<'_>,
     tensors: &[Range<usize>],
     granularity: Granularity,
+    scratch: &mut Scratch,
 ) -> Result<AdasumReport> {
     let (rank, len) = (comm.rank(), arena.len());
     let part_len = len / comm.world_size();
@@ -388,5 +403,8 @@ pub(super) fn in_place(
     if let Some(ranks) = comm.address_space() {
         return gram.run_in(ranks, arena);
     }
-    gram.run(&mut InPlace { arena, cut }, &mut Workspace::default())
+    let mut workspace = Workspace::take(scratch, cut)?;
+    let report = gram.run(&mut InPlace { arena, cut }, &mut workspace);
+    workspace.give(scratch);
+    report
 }

@@ -12,6 +12,7 @@ use super::{AdasumReport, Algorithm};
 use crate::comm::AddressSpace;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
 impl Gram<'_> {
@@ -58,12 +59,10 @@ impl Gram<'_> {
 
     /// What lies between tensors is on every rank what it was on the one whose part it is.
     fn fill_gaps(&self, parts: &mut [SliceMut<'_>]) {
-        let ends = self.tensors.iter().map(|tensor| tensor.end);
-        let starts = self.tensors.iter().map(|tensor| tensor.start).chain([parts[0].len()]);
-        let gaps = [0].into_iter().chain(ends).zip(starts).map(|(end, start)| end..start);
+        let len = parts[0].len();
         let (before, rest) = parts.split_at_mut(self.across.rank());
         let Some((own, after)) = rest.split_first_mut() else { return };
-        for gap in gaps.filter(|gap| !gap.is_empty()) {
+        for gap in segments::gaps(self.tensors, len) {
             let own = own.as_slice().range(gap.clone()).as_bytes();
             for other in before.iter_mut().chain(after.iter_mut()) {
                 other.reborrow().range_mut(gap.clone()).as_bytes_mut().copy_from_slice(own);

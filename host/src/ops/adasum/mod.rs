@@ -92,11 +92,11 @@ pub fn adasum_all_reduce(
         return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
     }
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-    let (arena, tensors) = buffer.parts_mut();
+    let (arena, tensors, scratch) = buffer.parts_mut();
     let bytes = arena.len() * arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
-        Algorithm::Tree => tree::in_place(comm, arena, tensors, options.granularity),
-        _ => gram::in_place(comm, arena, tensors, options.granularity),
+        Algorithm::Tree => tree::in_place(comm, arena, tensors, options.granularity, scratch),
+        _ => gram::in_place(comm, arena, tensors, options.granularity, scratch),
     }
 }
 

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::gram::{self, Cut, Gram, InPlace, Workspace};
 use super::{AdasumOptions, AdasumReport, Algorithm};
-use crate::buffer::{Arena, GradientBuffer};
+use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::error::{Error, Result};
 use crate::plan::cost::{self, Scheme};
@@ -188,18 +188,18 @@ pub fn hierarchical_adasum_all_reduce(
     check_within(OPERATION, within_node)?;
     check_algorithm(OPERATION, options)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
-    let (mut arena, tensors) = buffer.parts_mut();
+    let (mut arena, tensors, scratch) = buffer.parts_mut();
     if takes_one_matrix(within_node, options, &places, arena.as_slice().as_bytes().len()) {
-        return gram::in_place(all, arena, tensors, options.granularity);
+        return gram::in_place(all, arena, tensors, options.granularity, scratch);
     }
     let layers = options.granularity.layers(arena.len(), tensors);
 
     let node_len = arena.len() / node.world_size();
-    let mut shard = Arena::zeroed(OPERATION, arena.dtype(), node_len)?;
+    let mut shard = scratch.take(OPERATION, arena.dtype(), node_len)?;
     match within_node {
         WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
         WithinNode::Adasum => {
-            gram::in_place(node, arena.reborrow(), tensors, options.granularity)?;
+            gram::in_place(node, arena.reborrow(), tensors, options.granularity, scratch)?;
             let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
             shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
         }
@@ -211,8 +211,11 @@ pub fn hierarchical_adasum_all_reduce(
     let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
     let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
     let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors };
-    let report = gram.run(&mut InPlace { arena: shard.as_mut_slice(), cut }, &mut Workspace::default())?;
+    let mut workspace = Workspace::take(scratch, cut)?;
+    let report = gram.run(&mut InPlace { arena: shard.as_mut_slice(), cut }, &mut workspace)?;
     node.all_gather(shard.as_slice(), arena.reborrow())?;
+    workspace.give(scratch);
+    scratch.give([shard]);
     Ok(report)
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use gradsync_device::math::adasum;
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
-use crate::buffer::Arena;
+use crate::buffer::Scratch;
 use crate::comm::Communicator;
 use crate::error::Result;
 use crate::kernels::cpu;
@@ -21,9 +21,10 @@ pub(super) fn in_place(
     mut arena: SliceMut<'_>,
     tensors: &[Range<usize>],
     granularity: Granularity,
+    scratch: &mut Scratch,
 ) -> Result<AdasumReport> {
     let (rank, layers) = (comm.rank(), granularity.layers(arena.len(), tensors));
-    let half = || Arena::zeroed(OPERATION, arena.dtype(), arena.len().div_ceil(2));
+    let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
     let (mut mine, mut theirs) = (half()?, half()?);
     let steps = tree::steps(rank, comm.world_size(), arena.len());
 
@@ -51,6 +52,7 @@ pub(super) fn in_place(
         let given = arena.reborrow().range_mut(step.give.clone());
         comm.send_recv(kept.as_slice(), step.peer, given, step.peer)?;
     }
+    scratch.give([mine, theirs]);
     Ok(AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 })
 }
 
