@@ -1,4 +1,4 @@
-//! [`combine`]: the weighted sum of any number of vectors, per segment; [`combine_in_place`] puts it in the place of all of them.
+//! [`combine`]: the weighted sum of any number of vectors, per segment; [`combine_in_place`] puts it in the place of some of them.
 
 use std::ops::{Deref, Range};
 
@@ -51,19 +51,36 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     Ok(())
 }
 
-/// Replaces each of the vectors by what [`combine`] gives of them, or [`tree_combine`](super::tree_combine) in the segments that `trees`
-/// wants; elements outside the segments are left alone.
+/// A vector of [`combine_in_place`].
+pub(crate) enum Operand<'a> {
+    /// Stays as it is.
+    Read(Slice<'a>),
+    /// Becomes the result.
+    Replaced(SliceMut<'a>),
+}
+
+impl Operand<'_> {
+    fn as_slice(&self) -> Slice<'_> {
+        match self {
+            Operand::Read(vector) => *vector,
+            Operand::Replaced(vector) => vector.as_slice(),
+        }
+    }
+}
+
+/// Replaces those of the vectors that are to be by what [`combine`] gives of all, or [`tree_combine`](super::tree_combine) in the segments
+/// that `trees` wants; elements outside the segments are left alone.
 ///
 /// # Errors
 /// As those two, and [`Error::DTypeMismatch`] for vectors of different dtypes. Nothing is written then.
 pub(crate) fn combine_in_place(
-    vectors: &mut [SliceMut<'_>],
+    vectors: &mut [Operand<'_>],
     weights: &[f64],
     trees: Option<&Trees>,
     segments: &[Range<usize>],
 ) -> Result<()> {
     let operation = "combine_in_place";
-    let views: Vec<Slice<'_>> = vectors.iter().map(SliceMut::as_slice).collect();
+    let views: Vec<Slice<'_>> = vectors.iter().map(Operand::as_slice).collect();
     check_vectors(operation, &views, segments)?;
     same_len(operation, ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
     if let Some(trees) = trees {
@@ -83,18 +100,40 @@ pub(crate) fn combine_in_place(
     Ok(())
 }
 
-fn replace<T: Element>(
-    vectors: &mut [SliceMut<'_>],
-    weights: &[f64],
-    trees: Option<&Trees>,
-    segments: &[Range<usize>],
-) {
+/// A piece of an [`Operand`].
+enum Place<'a, T> {
+    Read(&'a [T]),
+    Replaced(&'a mut [T]),
+}
+
+impl<T> Deref for Place<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Place::Read(piece) => piece,
+            Place::Replaced(piece) => piece,
+        }
+    }
+}
+
+fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Option<&Trees>, segments: &[Range<usize>]) {
     let count = vectors.len();
     let chunks = segments::chunks(segments, CHUNK_LEN);
-    let mut pieces: Vec<(usize, Vec<&mut [T]>)> = chunks.map(|(segment, _)| (segment, Vec::new())).collect();
-    for vector in vectors.iter_mut().filter_map(|vector| vector.reborrow().typed()) {
-        for ((_, places), (.., place)) in pieces.iter_mut().zip(parts(vector, segments)) {
-            places.push(place);
+    let mut pieces: Vec<(usize, Vec<Place<'_, T>>)> = chunks.map(|(segment, _)| (segment, Vec::new())).collect();
+    for vector in vectors {
+        let places: Vec<Place<'_, T>> = match vector {
+            Operand::Read(vector) => {
+                let Some(vector) = vector.typed() else { continue };
+                segments::chunks(segments, CHUNK_LEN).map(|(_, range)| Place::Read(&vector[range])).collect()
+            }
+            Operand::Replaced(vector) => {
+                let Some(vector) = vector.reborrow().typed() else { continue };
+                parts(vector, segments).into_iter().map(|(.., part)| Place::Replaced(part)).collect()
+            }
+        };
+        for ((_, pieces), place) in pieces.iter_mut().zip(places) {
+            pieces.push(place);
         }
     }
     for_each(pieces, |(segment, mut places)| {
@@ -113,7 +152,9 @@ fn replace<T: Element>(
             let mut result = [T::from_f64(0.0); BLOCK_LEN];
             narrow_block(storage_mut(&mut result[..block.len()]), &sums);
             for place in &mut places {
-                place[block.clone()].copy_from_slice(&result[..block.len()]);
+                if let Place::Replaced(place) = place {
+                    place[block.clone()].copy_from_slice(&result[..block.len()]);
+                }
             }
         }
     });
@@ -201,7 +242,7 @@ mod tests {
         combine(T::slice_mut(&mut found), &slices, &weights, &SEGMENTS).unwrap();
         assert_eq!(bits(&found), bits(&expected), "{}", T::DTYPE);
 
-        // In place of every vector, one segment along its tree.
+        // In place of all vectors but the second, one segment along its tree.
         let mut trees = Trees::new(RANKS, vec![false, true, true]).unwrap();
         let mut of_trees = vec![1.0; weights.len()];
         for pair in pairs(RANKS) {
@@ -209,10 +250,12 @@ mod tests {
         }
         tree_combine(T::slice_mut(&mut expected), &slices, &SEGMENTS, &trees, 1.0).unwrap();
         let mut replaced = inputs.clone();
-        let mut views: Vec<SliceMut<'_>> = replaced.iter_mut().map(|vector| T::slice_mut(vector)).collect();
-        combine_in_place(&mut views, &weights, Some(&trees), &SEGMENTS).unwrap();
-        for (input, replaced) in inputs.iter().zip(&replaced) {
-            let inside = |index: usize| SEGMENTS.iter().any(|segment| segment.contains(&index));
+        let views = replaced.iter_mut().map(|vector| Operand::Replaced(T::slice_mut(vector)));
+        let mut operands: Vec<Operand<'_>> = views.collect();
+        operands[1] = Operand::Read(T::slice(&inputs[1]));
+        combine_in_place(&mut operands, &weights, Some(&trees), &SEGMENTS).unwrap();
+        for (rank, (input, replaced)) in inputs.iter().zip(&replaced).enumerate() {
+            let inside = |index: usize| rank != 1 && SEGMENTS.iter().any(|segment| segment.contains(&index));
             let of = |index| if inside(index) { expected[index] } else { input[index] };
             assert_eq!(bits(replaced), bits(&(0..input.len()).map(of).collect::<Vec<T>>()), "{}", T::DTYPE);
         }
@@ -230,9 +273,9 @@ mod tests {
 
     #[test]
     fn vectors_to_replace_are_of_one_dtype() {
-        let (mut wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
-        let mut views = [SliceMut::from(&mut wide[..]), SliceMut::from(&mut narrow[..])];
-        let error = combine_in_place(&mut views, &[1.0; 2], None, std::slice::from_ref(&(0..4))).unwrap_err();
+        let (wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
+        let mut operands = [Operand::Read(Slice::from(&wide[..])), Operand::Replaced(SliceMut::from(&mut narrow[..]))];
+        let error = combine_in_place(&mut operands, &[1.0; 2], None, std::slice::from_ref(&(0..4))).unwrap_err();
         assert!(matches!(error, Error::DTypeMismatch { .. }), "{error}");
     }
 }

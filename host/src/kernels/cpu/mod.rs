@@ -16,7 +16,7 @@ mod products;
 mod tree;
 
 pub use combine::combine;
-pub(crate) use combine::combine_in_place;
+pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 pub use pack::{pack, unpack};

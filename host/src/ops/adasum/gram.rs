@@ -47,9 +47,26 @@ impl Cut {
     }
 
     /// Where, in a whole vector, the chunk of every part lies, in order.
+    #[cfg(feature = "cuda")]
     pub(crate) fn pieces(self, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        self.pieces_of(self.vectors * self.part_len, chunk)
+    }
+
+    /// The same in `len` elements of whole parts.
+    fn pieces_of(self, len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         let Range { start, end } = self.chunk(chunk);
-        (0..self.vectors).map(move |part| part * self.part_len + start..part * self.part_len + end)
+        (0..len / self.part_len).map(move |part| part * self.part_len + start..part * self.part_len + end)
+    }
+
+    /// A part, chunk by chunk.
+    fn split(self, part: SliceMut<'_>) -> Vec<SliceMut<'_>> {
+        let (mut rest, mut chunks) = (part, Vec::with_capacity(self.chunks()));
+        for chunk in 0..self.chunks() {
+            let (piece, others) = rest.split_at_mut(self.chunk(chunk).len());
+            chunks.push(piece);
+            rest = others;
+        }
+        chunks
     }
 
     /// The dtype of the vectors.
@@ -65,26 +82,56 @@ impl Cut {
     }
 }
 
-/// This rank's vector. Calls go through the chunks in order, twice: first all are fetched and read, then all are filled and stored.
+/// What the other ranks get of this rank's vector, and where what they make of theirs goes. Calls go through the chunks in order, twice:
+/// first all are fetched and read, then all are filled and stored. This rank's own part is reduced where it lies, outside.
 pub(crate) trait Vector {
     /// Begins to bring a chunk of every part; does not wait.
     fn fetch(&mut self, chunk: usize) -> Result<()>;
 
-    /// A chunk of every part, in order, that [`fetch`](Self::fetch) has begun to bring.
-    fn pieces(&mut self, chunk: usize) -> Result<Vec<Slice<'_>>>;
+    /// A chunk of every other rank's part, in order, that [`fetch`](Self::fetch) has begun to bring; that of the own part is in `own` then.
+    fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
 
-    /// Where a chunk of every part of the result is to be written.
-    fn places(&mut self, chunk: usize) -> Result<Vec<SliceMut<'_>>>;
+    /// Where a chunk of every other rank's part of the result is to be written; takes that of the own part.
+    fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
 
     /// Takes a chunk of the result away from its places; need not wait.
     fn store(&mut self, chunk: usize) -> Result<()>;
 }
 
-/// Memory for the exchanged vectors and for this rank's part of the result, by chunk.
+/// Memory for what the other ranks have of this rank's part, by chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     received: Vec<Arena>,
-    results: Vec<Arena>,
+}
+
+/// A chunk of this rank's part of all vectors.
+struct Gathered<'a> {
+    own: SliceMut<'a>,
+    /// The others', in order.
+    others: Arena,
+}
+
+impl Gathered<'_> {
+    /// Every rank's vector, in order, of which this is one.
+    fn vectors(&self, rank: usize) -> Vec<Slice<'_>> {
+        let mut vectors = pieces_of(&self.others, self.own.len());
+        vectors.insert(rank, self.own.as_slice());
+        vectors
+    }
+
+    /// The same, to put the result into the own one.
+    fn operands(&mut self, rank: usize) -> Vec<cpu::Operand<'_>> {
+        let mut operands: Vec<_> =
+            pieces_of(&self.others, self.own.len()).into_iter().map(cpu::Operand::Read).collect();
+        operands.insert(rank, cpu::Operand::Replaced(self.own.reborrow()));
+        operands
+    }
+}
+
+/// An arena cut into pieces of `len` elements.
+fn pieces_of(arena: &Arena, len: usize) -> Vec<Slice<'_>> {
+    let whole = arena.as_slice();
+    (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
 }
 
 /// One reduction.
@@ -118,14 +165,20 @@ struct Part<'a> {
 }
 
 impl Gram<'_> {
-    pub(crate) fn run(&self, vector: &mut dyn Vector, workspace: &mut Workspace) -> Result<AdasumReport> {
+    /// Replaces this rank's vector, of which `own` is its own part and `vector` the others'.
+    pub(crate) fn run(
+        &self,
+        own: SliceMut<'_>,
+        vector: &mut dyn Vector,
+        workspace: &mut Workspace,
+    ) -> Result<AdasumReport> {
         let Gram { across, cut, layers, tensors, .. } = *self;
         let part = Part { cut, layers, tensors };
-        let (rank, vectors) = (across.rank(), cut.vectors);
+        let rank = across.rank();
         workspace.make(cut)?;
-        let (mut free, mut received) = (std::mem::take(&mut workspace.received).into_iter(), Vec::new());
+        let mut free = cut.split(own).into_iter().zip(std::mem::take(&mut workspace.received));
 
-        let mut products = vec![0.0; layers.len() * adasum::products(vectors)];
+        let mut products = vec![0.0; layers.len() * adasum::products(cut.vectors)];
         if cut.chunks() > 0 {
             vector.fetch(0)?;
         }
@@ -133,41 +186,30 @@ impl Gram<'_> {
             if chunk + 1 < cut.chunks() {
                 vector.fetch(chunk + 1)?;
             }
-            let mut arena = free.next().expect("one for each chunk");
-            exchange_pieces(across, &vector.pieces(chunk)?, arena.as_mut_slice())?;
-            Ok(arena)
+            let (own, others) = free.next().expect("one for each chunk");
+            let mut gathered = Gathered { own, others };
+            let pieces = vector.pieces(chunk, gathered.own.reborrow())?;
+            exchange_pieces(across, &pieces, gathered.others.as_mut_slice())?;
+            Ok(gathered)
         };
-        receive(cut.chunks(), exchange, |chunk, arena| {
-            let sums = cpu::gram(&part.vectors(&arena), &part.layers_of(chunk))?;
+        let mut chunks = Vec::new();
+        receive(cut.chunks(), exchange, |chunk, gathered| {
+            let sums = cpu::gram(&gathered.vectors(rank), &part.layers_of(chunk))?;
             products.iter_mut().zip(sums).for_each(|(product, sum)| *product += sum);
-            received.push(arena);
+            chunks.push(gathered);
             Ok(())
         })?;
-        workspace.received = received;
-        let Solution { report, of_tensors, trees } =
-            self.solve(products, &|chunk| part.vectors(&workspace.received[chunk]))?;
-        let (of_tensors, trees) = (&of_tensors, &trees);
-        let mut results = std::mem::take(&mut workspace.results);
-        let combine = results.iter_mut().enumerate().map(|(chunk, result)| {
-            let vectors = part.vectors(&workspace.received[chunk]);
+        let Solution { report, of_tensors, trees } = self.solve(products, &|chunk| chunks[chunk].vectors(rank))?;
+        let combine = chunks.iter_mut().enumerate().map(|(chunk, gathered)| {
             let tensors = part.tensors_of(chunk);
-            let mut to = result.as_mut_slice();
-            // What lies between tensors is what it was in this rank's own vector.
-            for gap in segments::gaps(&tensors, to.len()) {
-                let own = vectors[rank].range(gap.clone()).as_bytes();
-                to.reborrow().range_mut(gap).as_bytes_mut().copy_from_slice(own);
-            }
-            cpu::combine(to.reborrow(), &vectors, of_tensors, &tensors)?;
-            if let Some(trees) = trees {
-                cpu::tree_combine(to, &vectors, &tensors, trees, 1.0)?;
-            }
-            Ok(result.as_slice())
+            cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
+            Ok(gathered.own.as_slice())
         });
-        let outcome = send(cut.chunks(), combine, |chunk, result| {
-            gather_pieces(across, result, vector.places(chunk)?)?;
+        let outcome = send(cut.chunks(), combine, |chunk, own| {
+            gather_pieces(across, own, vector.places(chunk, own)?)?;
             vector.store(chunk)
         });
-        workspace.results = results;
+        workspace.received = chunks.into_iter().map(|gathered| gathered.others).collect();
         outcome?;
         Ok(report)
     }
@@ -246,36 +288,25 @@ impl Part<'_> {
     fn tensors_of(&self, chunk: usize) -> Vec<Range<usize>> {
         segments::clip(self.tensors, self.cut.chunk(chunk))
     }
-
-    /// Every rank's vector in a chunk.
-    fn vectors<'a>(&self, chunk: &'a Arena) -> Vec<Slice<'a>> {
-        let len = chunk.as_slice().len() / self.cut.vectors;
-        (0..self.cut.vectors).map(|vector| chunk.as_slice().range(vector * len..(vector + 1) * len)).collect()
-    }
 }
 
 impl Workspace {
     /// Room for the chunks of a cut.
     pub(super) fn take(scratch: &mut Scratch, cut: Cut) -> Result<Self> {
-        let mut arenas = |factor: usize| -> Result<Vec<Arena>> {
-            (0..cut.chunks()).map(|chunk| scratch.take(OPERATION, cut.dtype, cut.chunk(chunk).len() * factor)).collect()
-        };
-        Ok(Self { received: arenas(cut.vectors)?, results: arenas(1)? })
+        let arena = |chunk: usize| scratch.take(OPERATION, cut.dtype, cut.chunk(chunk).len() * (cut.vectors - 1));
+        Ok(Self { received: (0..cut.chunks()).map(arena).collect::<Result<_>>()? })
     }
 
     /// Gives it back.
     pub(super) fn give(self, scratch: &mut Scratch) {
-        scratch.give(self.received.into_iter().chain(self.results));
+        scratch.give(self.received);
     }
 
     /// Has room for the chunks of this cut.
     fn make(&mut self, cut: Cut) -> Result<()> {
-        let lens = || (0..cut.chunks()).map(|chunk| cut.chunk(chunk).len());
-        let fits = |arenas: &[Arena], factor: usize| {
-            let found = arenas.iter().map(|arena| (arena.as_slice().len(), arena.dtype()));
-            found.eq(lens().map(|len| (len * factor, cut.dtype)))
-        };
-        if !(fits(&self.received, cut.vectors) && fits(&self.results, 1)) {
+        let found = self.received.iter().map(|arena| (arena.as_slice().len(), arena.dtype()));
+        let wanted = (0..cut.chunks()).map(|chunk| (cut.chunk(chunk).len() * (cut.vectors - 1), cut.dtype));
+        if !found.eq(wanted) {
             *self = Workspace::default();
             *self = Workspace::take(&mut Scratch::default(), cut)?;
         }
@@ -283,35 +314,26 @@ impl Workspace {
     }
 }
 
-/// Gives every rank its piece, and puts everybody's piece for this rank into `room`, in rank order.
+/// Gives every other rank its piece, and puts theirs for this rank into `room`; both in rank order.
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], room: SliceMut<'_>) -> Result<()> {
-    let rank = across.rank();
-    let bytes = pieces[rank].as_bytes().len();
-    let sends: Vec<(usize, &[u8])> = others(rank, pieces.iter().map(|piece| piece.as_bytes())).collect();
-    let mut receives = Vec::with_capacity(sends.len());
-    for (peer, place) in room.as_bytes_mut().chunks_exact_mut(bytes.max(1)).enumerate() {
-        if peer == rank {
-            place.copy_from_slice(pieces[rank].as_bytes());
-        } else {
-            receives.push((peer, place));
-        }
-    }
-    across.exchange(&sends, &mut receives)
-}
-
-/// Gives every rank this one's piece of the result, and puts everybody's into their places.
-fn gather_pieces(across: &dyn Communicator, result: Slice<'_>, mut places: Vec<SliceMut<'_>>) -> Result<()> {
-    let rank = across.rank();
-    places[rank].reborrow().as_bytes_mut().copy_from_slice(result.as_bytes());
-    let sends: Vec<(usize, &[u8])> =
-        (0..places.len()).filter(|&peer| peer != rank).map(|peer| (peer, result.as_bytes())).collect();
+    let bytes = pieces.first().map_or(1, |piece| piece.as_bytes().len());
+    let sends: Vec<(usize, &[u8])> = others(across).zip(pieces.iter().map(|piece| piece.as_bytes())).collect();
     let mut receives: Vec<(usize, &mut [u8])> =
-        others(rank, places.into_iter().map(|place| place.as_bytes_mut())).collect();
+        others(across).zip(room.as_bytes_mut().chunks_exact_mut(bytes)).collect();
     across.exchange(&sends, &mut receives)
 }
 
-fn others<T>(rank: usize, of_ranks: impl Iterator<Item = T>) -> impl Iterator<Item = (usize, T)> {
-    of_ranks.enumerate().filter(move |(peer, _)| *peer != rank)
+/// Gives every other rank this one's piece of the result, and puts theirs into their places, which are in rank order.
+fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
+    let sends: Vec<(usize, &[u8])> = others(across).map(|peer| (peer, own.as_bytes())).collect();
+    let mut receives: Vec<(usize, &mut [u8])> =
+        others(across).zip(places.into_iter().map(|place| place.as_bytes_mut())).collect();
+    across.exchange(&sends, &mut receives)
+}
+
+fn others(across: &dyn Communicator) -> impl Iterator<Item = usize> + use<> {
+    let rank = across.rank();
+    (0..across.world_size()).filter(move |&peer| peer != rank)
 }
 
 /// Runs `transport` for each chunk on this thread, and `arithmetic` on what it gives on another.
@@ -355,10 +377,20 @@ fn send<T: Send>(
     })
 }
 
-/// A vector in the host's memory, replaced where it lies.
+/// A vector in the host's memory, replaced where it lies: the parts of the ranks before this one, and of those behind.
 pub(super) struct InPlace<'a> {
-    pub(super) arena: SliceMut<'a>,
-    pub(super) cut: Cut,
+    before: SliceMut<'a>,
+    after: SliceMut<'a>,
+    cut: Cut,
+}
+
+impl<'a> InPlace<'a> {
+    /// The own part of an arena that is cut so, and the others'.
+    pub(super) fn new(arena: SliceMut<'a>, cut: Cut, rank: usize) -> (SliceMut<'a>, Self) {
+        let (before, rest) = arena.split_at_mut(rank * cut.part_len);
+        let (own, after) = rest.split_at_mut(cut.part_len);
+        (own, InPlace { before, after, cut })
+    }
 }
 
 impl Vector for InPlace<'_> {
@@ -366,16 +398,21 @@ impl Vector for InPlace<'_> {
         Ok(())
     }
 
-    fn pieces(&mut self, chunk: usize) -> Result<Vec<Slice<'_>>> {
-        Ok(self.cut.pieces(chunk).map(|range| self.arena.as_slice().range(range)).collect())
+    fn pieces(&mut self, chunk: usize, _: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
+        let sides = [self.before.as_slice(), self.after.as_slice()];
+        let pieces = |side: Slice<'_>| self.cut.pieces_of(side.len(), chunk);
+        Ok(sides.into_iter().flat_map(|side| pieces(side).map(move |range| side.range(range))).collect())
     }
 
-    fn places(&mut self, chunk: usize) -> Result<Vec<SliceMut<'_>>> {
-        let (mut rest, mut at, mut places) = (self.arena.reborrow(), 0, Vec::with_capacity(self.cut.vectors));
-        for range in self.cut.pieces(chunk) {
-            let (place, others) = rest.split_at_mut(range.end - at);
-            places.push(place.range_mut(range.start - at..range.end - at));
-            (rest, at) = (others, range.end);
+    fn places(&mut self, chunk: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+        let mut places = Vec::with_capacity(self.cut.vectors);
+        for side in [&mut self.before, &mut self.after] {
+            let (mut rest, mut at) = (side.reborrow(), 0);
+            for range in self.cut.pieces_of(rest.len(), chunk) {
+                let (place, others) = rest.split_at_mut(range.end - at);
+                places.push(place.range_mut(range.start - at..range.end - at));
+                (rest, at) = (others, range.end);
+            }
         }
         Ok(places)
     }
@@ -404,7 +441,8 @@ pub(super) fn in_place(
         return gram.run_in(ranks, arena);
     }
     let mut workspace = Workspace::take(scratch, cut)?;
-    let report = gram.run(&mut InPlace { arena, cut }, &mut workspace);
+    let (own, mut others) = InPlace::new(arena, cut, rank);
+    let report = gram.run(own, &mut others, &mut workspace);
     workspace.give(scratch);
     report
 }

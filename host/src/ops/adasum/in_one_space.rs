@@ -31,7 +31,8 @@ impl Gram<'_> {
         let vectors: Vec<Slice<'_>> = parts.iter().map(SliceMut::as_slice).collect();
         let chunk_of = |chunk: usize| vectors.iter().map(|vector| vector.range(self.cut.chunk(chunk))).collect();
         let Solution { report, of_tensors, trees } = self.solve(self.products(&vectors)?, &chunk_of)?;
-        cpu::combine_in_place(&mut parts, &of_tensors, trees.as_ref(), self.tensors)?;
+        let mut operands: Vec<_> = parts.iter_mut().map(|part| cpu::Operand::Replaced(part.reborrow())).collect();
+        cpu::combine_in_place(&mut operands, &of_tensors, trees.as_ref(), self.tensors)?;
         self.fill_gaps(&mut parts);
         Ok(report)
     }

@@ -212,7 +212,8 @@ pub fn hierarchical_adasum_all_reduce(
     let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
     let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors };
     let mut workspace = Workspace::take(scratch, cut)?;
-    let report = gram.run(&mut InPlace { arena: shard.as_mut_slice(), cut }, &mut workspace)?;
+    let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
+    let report = gram.run(own, &mut others, &mut workspace)?;
     node.all_gather(shard.as_slice(), arena.reborrow())?;
     workspace.give(scratch);
     scratch.give([shard]);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::{OPERATION, layer_count};
-use crate::buffer::DeviceGradientBuffer;
+use crate::buffer::{Arena, DeviceGradientBuffer};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ const DEPTH: usize = 2;
 /// Adasum of the gradient buffers of a group of ranks by their processors, with its workspace: made once, run at every step.
 ///
 /// The steps and the numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce). Workspace: as many bytes of the host's
-/// memory as the arena has and a shard more, and a few MiB of pinned memory for every rank.
+/// memory as the arena has, and a few MiB of pinned memory for every rank.
 #[derive(Debug)]
 pub struct StagedAdasum {
     fingerprint: u64,
@@ -30,6 +30,8 @@ pub struct StagedAdasum {
     queue: Queue,
     /// A block for each chunk on its way, with a chunk of every part.
     pinned: Pinned,
+    /// This rank's part of its vector, and of the result.
+    own: Arena,
     workspace: Workspace,
     report: AdasumReport,
 }
@@ -53,6 +55,7 @@ impl StagedAdasum {
             options,
             queue: queue.clone(),
             pinned: Pinned::new(queue, DEPTH, block_bytes)?,
+            own: Arena::zeroed(OPERATION, table.dtype(), table.shard_len())?,
             workspace: Workspace::default(),
             report: AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![0.0; weights]), recomputed: 0 },
         })
@@ -78,8 +81,9 @@ impl StagedAdasum {
         let layers = segments::clip(&self.options.granularity.layers(len, buffer.table().segments()), window);
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
         let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors };
-        let mut vector = Staged { arena: buffer.as_mut_slice(), cut, pinned: &self.pinned, queue: &self.queue };
-        self.report = gram.run(&mut vector, &mut self.workspace)?;
+        let (arena, rank) = (buffer.as_mut_slice(), comm.rank());
+        let mut vector = Staged { arena, cut, rank, pinned: &self.pinned, queue: &self.queue };
+        self.report = gram.run(self.own.as_mut_slice(), &mut vector, &mut self.workspace)?;
         Ok(())
     }
 
@@ -93,6 +97,7 @@ impl StagedAdasum {
 struct Staged<'a> {
     arena: DeviceSliceMut<'a>,
     cut: Cut,
+    rank: usize,
     pinned: &'a Pinned,
     queue: &'a Queue,
 }
@@ -126,15 +131,17 @@ impl Vector for Staged<'_> {
         Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
     }
 
-    fn pieces(&mut self, chunk: usize) -> Result<Vec<Slice<'_>>> {
+    fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
         let (start, bytes) = self.block(chunk)?;
         // SAFETY: so many bytes of the block, which no copy uses any more.
         let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
         let piece = |(place, piece): (usize, Range<usize>)| whole.range(place * piece.len()..(place + 1) * piece.len());
-        Ok(self.cut.pieces(chunk).enumerate().map(piece).collect())
+        let mut pieces: Vec<Slice<'_>> = self.cut.pieces(chunk).enumerate().map(piece).collect();
+        own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
+        Ok(pieces)
     }
 
-    fn places(&mut self, chunk: usize) -> Result<Vec<SliceMut<'_>>> {
+    fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
         let (start, bytes) = self.block(chunk)?;
         // SAFETY: as above; this object has the block to itself.
         let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
@@ -144,6 +151,7 @@ impl Vector for Staged<'_> {
             places.push(place);
             rest = others;
         }
+        places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
         Ok(places)
     }
 
