@@ -4,6 +4,8 @@
 use gradsync::DeviceGradientBuffer;
 use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::driver::DeviceBuffer;
+use gradsync::kernels::cuda::cast;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
@@ -18,15 +20,17 @@ use crate::report::Report;
 const SHAPES: [&[usize]; 4] = [&[300_001], &[1], &[513, 257], &[0]];
 
 pub(super) fn run(context: &Context, report: &mut Report) {
-    report.case("queued", || {
+    let each = |generation: u64, what: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
         let options = NcclOptions { checks: false, ..context.options() };
-        let comm = context.communicator(1, &options);
+        let comm = context.communicator(generation, &options);
         for cases in Cases::new(context, &comm).each_way() {
             for &algorithm in cases.algorithms() {
-                queued(&cases, &comm, algorithm);
+                what(&cases, &comm, algorithm);
             }
         }
-    });
+    };
+    report.case("queued", || each(1, queued));
+    report.case("two inputs in turn, queued", || each(2, in_turn));
 }
 
 /// Three reductions: of one buffer, of another one with the same tensors, and of the first one's result.
@@ -60,4 +64,43 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
     checks.same_list(format!("{what}: the first buffer, reduced twice"), first, first_alone);
     checks.same_list(format!("{what}: the second buffer"), second, second_alone);
     checks.finish();
+}
+
+/// Many reductions of two inputs in turn, with kernels alone between them: one that read too early, or was read too early, would have the
+/// other input's numbers.
+fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
+    const RUNS: usize = 200;
+    let runner = cases.runner;
+    for shapes in [&SHAPES[..], &[&[4099]]] {
+        let case = |seed| {
+            Case::of(Kind::Random, Format::F32, cases.world_size(), shapes, seed).with(algorithm, Granularity::Tensor)
+        };
+        let inputs = [23, 24].map(|seed| runner.buffer(&case(seed)));
+        let mut buffer = runner.buffer(&case(23));
+        let mut adasum = runner.way.prepare(comm, &buffer, case(23).options()).unwrap();
+        let expected = inputs.each_ref().map(|input| {
+            cast(buffer.as_mut_slice(), input.as_slice()).unwrap();
+            adasum.all_reduce(comm, &mut buffer).unwrap();
+            runner.bits(&case(23), &buffer)
+        });
+        let len = buffer.as_slice().len();
+        let mut results: Vec<DeviceBuffer> =
+            (0..RUNS).map(|_| DeviceBuffer::zeroed(runner.queue, buffer.as_slice().dtype(), len).unwrap()).collect();
+        for (run, result) in results.iter_mut().enumerate() {
+            cast(buffer.as_mut_slice(), inputs[run % 2].as_slice()).unwrap();
+            adasum.all_reduce(comm, &mut buffer).unwrap();
+            cast(result.as_mut_slice(), buffer.as_slice()).unwrap();
+        }
+        let is_wrong = |run: &usize| {
+            let mut found = vec![0.0f32; len];
+            results[*run].as_slice().copy_to_host((&mut found).into()).unwrap();
+            !found.iter().map(|value| u64::from(value.to_bits())).eq(expected[run % 2].iter().copied())
+        };
+        let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
+        let mut checks = Checks::new(comm);
+        let what = format!("{algorithm:?} {:?}, {len} elements", runner.way);
+        checks.same_list(format!("{what}: the inputs' results"), expected.concat(), expected.concat());
+        checks.own_list(format!("{what}: runs with other bits"), wrong, Vec::new());
+        checks.finish();
+    }
 }
