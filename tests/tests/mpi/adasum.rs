@@ -14,20 +14,33 @@ const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
 fn buffer(kind: Kind, format: Format, rank: usize, world_size: usize) -> GradientBuffer {
     let tensors = SHAPES.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.to_vec()));
     let mut buffer = GradientBuffer::new(dtype(format), world_size, tensors).expect("a buffer");
+    fill(&mut buffer, (kind, 0), format, rank, world_size);
+    buffer
+}
+
+fn fill(buffer: &mut GradientBuffer, (kind, seed): (Kind, u64), format: Format, rank: usize, world_size: usize) {
     for (i, segment) in buffer.segments().to_vec().into_iter().enumerate() {
-        let layer = &generate(kind, format, world_size, segment.len(), i as u64)[rank];
+        let layer = &generate(kind, format, world_size, segment.len(), seed + i as u64)[rank];
         write(buffer.as_mut_slice(), segment.start, layer);
     }
-    buffer
 }
 
 type Bits = (Vec<u64>, Option<Vec<u64>>);
 
-fn adasum(comm: &dyn Communicator, kind: Kind, format: Format, options: AdasumOptions) -> Bits {
-    let mut buffer = buffer(kind, format, comm.rank(), comm.world_size());
-    let report = adasum_all_reduce(comm, &mut buffer, options).expect("Adasum");
-    let weights = report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect());
-    (patterns_of(buffer.as_slice()), weights)
+/// What three steps in one buffer leave in it, of which the second works where the first did, and the third where nobody has.
+fn adasum(comm: &dyn Communicator, kind: Kind, format: Format, options: AdasumOptions) -> Vec<Bits> {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut buffer = buffer(Kind::Random, format, rank, world_size);
+    let step = |(kind, seed): (Kind, u64)| {
+        fill(&mut buffer, (kind, seed), format, rank, world_size);
+        let report = adasum_all_reduce(comm, &mut buffer, options).expect("Adasum");
+        let weights = report.weights.map(|weights| weights.into_iter().map(f64::to_bits).collect());
+        if seed == 0 {
+            buffer.release_scratch();
+        }
+        (patterns_of(buffer.as_slice()), weights)
+    };
+    [(Kind::Random, 100), (kind, 0), (kind, 200)].into_iter().map(step).collect()
 }
 
 pub(crate) fn run(cases: &mut Cases) {
