@@ -22,7 +22,7 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 /// any number of ranks up to 4096.
 /// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
-/// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk of at most
+/// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk, of 2048 to
 /// 16384 elements.
 #[derive(Debug)]
 pub struct Adasum {
