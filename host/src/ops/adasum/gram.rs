@@ -134,6 +134,15 @@ fn pieces_of(arena: &Arena, len: usize) -> Vec<Slice<'_>> {
     (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
 }
 
+/// What a rank gets of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Its own part; the others' keep what they had.
+    Own,
+    /// All of it.
+    All,
+}
+
 /// One reduction.
 pub(crate) struct Gram<'a> {
     /// One rank for every vector.
@@ -145,6 +154,7 @@ pub(crate) struct Gram<'a> {
     pub(crate) layers: &'a [Range<usize>],
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
+    pub(crate) extent: Extent,
 }
 
 /// What all products together say.
@@ -172,7 +182,7 @@ impl Gram<'_> {
         vector: &mut dyn Vector,
         workspace: &mut Workspace,
     ) -> Result<AdasumReport> {
-        let Gram { across, cut, layers, tensors, .. } = *self;
+        let Gram { across, cut, layers, tensors, extent, .. } = *self;
         let part = Part { cut, layers, tensors };
         let rank = across.rank();
         workspace.make(cut)?;
@@ -205,9 +215,12 @@ impl Gram<'_> {
             cpu::combine_in_place(&mut gathered.operands(rank), &of_tensors, trees.as_ref(), &tensors)?;
             Ok(gathered.own.as_slice())
         });
-        let outcome = send(cut.chunks(), combine, |chunk, own| {
-            gather_pieces(across, own, vector.places(chunk, own)?)?;
-            vector.store(chunk)
+        let outcome = send(cut.chunks(), combine, |chunk, own| match extent {
+            Extent::Own => Ok(()),
+            Extent::All => {
+                gather_pieces(across, own, vector.places(chunk, own)?)?;
+                vector.store(chunk)
+            }
         });
         workspace.received = chunks.into_iter().map(|gathered| gathered.others).collect();
         outcome?;
@@ -422,12 +435,13 @@ impl Vector for InPlace<'_> {
     }
 }
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
+/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks', or at least this rank's part of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
     arena: SliceMut<'_>,
     tensors: &[Range<usize>],
     granularity: Granularity,
+    extent: Extent,
     scratch: &mut Scratch,
 ) -> Result<AdasumReport> {
     let (rank, len) = (comm.rank(), arena.len());
@@ -436,7 +450,7 @@ pub(super) fn in_place(
     let layers = segments::clip(&granularity.layers(len, tensors), window.clone());
     let tensors = segments::clip(tensors, window);
     let cut = Cut::new(arena.dtype(), comm.world_size(), part_len);
-    let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors };
+    let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent };
     if let Some(ranks) = comm.address_space() {
         return gram.run_in(ranks, arena);
     }

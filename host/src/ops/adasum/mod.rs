@@ -11,6 +11,7 @@ mod tree;
 
 use std::ops::Range;
 
+pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
@@ -96,7 +97,7 @@ pub fn adasum_all_reduce(
     let bytes = arena.len() * arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
         Algorithm::Tree => tree::in_place(comm, arena, tensors, options.granularity, scratch),
-        _ => gram::in_place(comm, arena, tensors, options.granularity, scratch),
+        _ => gram::in_place(comm, arena, tensors, options.granularity, Extent::All, scratch),
     }
 }
 

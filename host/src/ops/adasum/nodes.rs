@@ -6,7 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::gram::{self, Cut, Gram, InPlace, Workspace};
+use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp, gather_words};
@@ -190,7 +190,7 @@ pub fn hierarchical_adasum_all_reduce(
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
     let (mut arena, tensors, scratch) = buffer.parts_mut();
     if takes_one_matrix(within_node, options, &places, arena.as_slice().as_bytes().len()) {
-        return gram::in_place(all, arena, tensors, options.granularity, scratch);
+        return gram::in_place(all, arena, tensors, options.granularity, Extent::All, scratch);
     }
     let layers = options.granularity.layers(arena.len(), tensors);
 
@@ -199,7 +199,7 @@ pub fn hierarchical_adasum_all_reduce(
     match within_node {
         WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
         WithinNode::Adasum => {
-            gram::in_place(node, arena.reborrow(), tensors, options.granularity, scratch)?;
+            gram::in_place(node, arena.reborrow(), tensors, options.granularity, Extent::Own, scratch)?;
             let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
             shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
         }
@@ -210,7 +210,7 @@ pub fn hierarchical_adasum_all_reduce(
     let window = begin..begin + part_len;
     let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
     let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
-    let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors };
+    let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
     let mut workspace = Workspace::take(scratch, cut)?;
     let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
     let report = gram.run(own, &mut others, &mut workspace)?;

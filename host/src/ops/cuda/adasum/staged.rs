@@ -10,7 +10,7 @@ use crate::buffer::{Arena, DeviceGradientBuffer};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Result};
-use crate::ops::adasum::{Cut, Gram, Vector, Workspace, check_algorithm};
+use crate::ops::adasum::{Cut, Extent, Gram, Vector, Workspace, check_algorithm};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, same_plan};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
@@ -80,7 +80,7 @@ impl StagedAdasum {
         let tensors = segments::clip(buffer.table().segments(), window.clone());
         let layers = segments::clip(&self.options.granularity.layers(len, buffer.table().segments()), window);
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
-        let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors };
+        let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
         let (arena, rank) = (buffer.as_mut_slice(), comm.rank());
         let mut vector = Staged { arena, cut, rank, pinned: &self.pinned, queue: &self.queue };
         self.report = gram.run(self.own.as_mut_slice(), &mut vector, &mut self.workspace)?;
