@@ -136,7 +136,7 @@ impl GradientBuffer {
         self.arena.as_mut_slice()
     }
 
-    /// Gives back the memory that reductions of this buffer have worked in; the next one takes new.
+    /// Gives back the memory that reductions of this buffer have worked in, that of every algorithm and group; the next one takes new.
     pub fn release_scratch(&mut self) {
         self.scratch = Scratch::default();
     }

@@ -81,7 +81,12 @@ pub(super) unsafe fn launch(
                 let [grid, block] = [[blocks, 1, 1], [threads, 1, 1]];
                 let config =
                     Config { grid, block, shared_bytes: 0, stream, attributes: &attribute, attribute_count: 1 };
-                launch(&config, function, pointers, none)
+                let code = launch(&config, function, pointers, none);
+                return if code == 0 {
+                    Ok(())
+                } else {
+                    Err(failed(code as u32, format!("result {code} of the driver")))
+                };
             }
             None => sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none),
         }
@@ -96,27 +101,34 @@ pub(super) unsafe fn launch(
 /// before them leave, and wait there for its end: programmatic dependent launch. That hides most of what lies between two launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlyLaunch(
-    unsafe extern "C" fn(*const Config, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> sys::CUresult,
+    // The result is a `CUresult`; as a number, because drivers that have this call have codes that `cust` does not know.
+    unsafe extern "C" fn(*const Config, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> i32,
 );
 
 impl EarlyLaunch {
     /// The first CUDA version whose graphs record such launches.
     const CUDA_VERSION: i32 = 12030;
 
-    /// The driver's, if it is recent enough.
-    pub(super) fn of_driver() -> Result<Option<Self>, CudaError> {
+    /// The driver's, if it has one. Without it, launches wait for each other in full.
+    pub(super) fn of_driver() -> Option<Self> {
         let (mut version, mut address) = (0, ptr::null_mut());
         // SAFETY: writes one number.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-        if version < Self::CUDA_VERSION {
-            return Ok(None);
+        let known = check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) });
+        let found = known.and_then(|()| {
+            if version < Self::CUDA_VERSION {
+                return Ok(());
+            }
+            let name = c"cuLaunchKernelEx".as_ptr();
+            // SAFETY: a terminated name; writes one address.
+            let status = unsafe { sys::cuGetProcAddress(name, &mut address, Self::CUDA_VERSION, 0) };
+            check("cuGetProcAddress of cuLaunchKernelEx", status)
+        });
+        if let Err(error) = found {
+            tracing::debug!(%error, "no early launches");
+            return None;
         }
-        // SAFETY: a terminated name; writes one address.
-        let status =
-            unsafe { sys::cuGetProcAddress(c"cuLaunchKernelEx".as_ptr(), &mut address, Self::CUDA_VERSION, 0) };
-        check("cuGetProcAddress of cuLaunchKernelEx", status)?;
-        // SAFETY: a function of this type, as `cuda.h` declares it, or null.
-        Ok(unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }.map(Self))
+        // SAFETY: null, or a function of this type, as `cuda.h` declares it.
+        unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }.map(Self)
     }
 
     /// For tests of what is chosen, without a driver.
@@ -127,7 +139,7 @@ impl EarlyLaunch {
             _: sys::CUfunction,
             _: *mut *mut c_void,
             _: *mut *mut c_void,
-        ) -> sys::CUresult {
+        ) -> i32 {
             unreachable!("a test launches nothing")
         }
         Self(launch)

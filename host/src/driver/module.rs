@@ -42,9 +42,9 @@ pub(super) struct Library {
 
 impl Library {
     /// The kernels for a compute capability, launched early if the driver and the device (from 9.0 on) can do that.
-    pub(super) fn for_capability(major: i32, minor: i32, early: Option<EarlyLaunch>) -> Option<Self> {
+    pub(super) fn for_capability(major: i32, minor: i32, early: impl FnOnce() -> Option<EarlyLaunch>) -> Option<Self> {
         match (major, minor) {
-            (9.., _) => Some(Self { families: SM_80, early }),
+            (9.., _) => Some(Self { families: SM_80, early: early() }),
             (8, _) => Some(Self { families: SM_80, early: None }),
             (7, 5..) => Some(Self { families: SM_75, early: None }),
             _ => None,
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn capabilities_choose_their_library() {
-        let early = Some(EarlyLaunch::never_called());
+        let early = || Some(EarlyLaunch::never_called());
         let library = |major, minor| Library::for_capability(major, minor, early);
         assert!(library(7, 0).is_none());
         for (major, minor, families, is_early) in [
@@ -159,6 +159,6 @@ mod tests {
             assert!(std::ptr::eq(found.families, families), "{major}.{minor}");
             assert_eq!(found.early.is_some(), is_early, "{major}.{minor}");
         }
-        assert!(Library::for_capability(9, 0, None).unwrap().early.is_none());
+        assert!(Library::for_capability(9, 0, || None).unwrap().early.is_none());
     }
 }

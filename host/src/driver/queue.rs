@@ -83,7 +83,7 @@ impl Queue {
         let capability = |attribute| device.get_attribute(attribute).named("cuDeviceGetAttribute");
         let major = capability(DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = capability(DeviceAttribute::ComputeCapabilityMinor)?;
-        let library = Library::for_capability(major, minor, EarlyLaunch::of_driver()?).ok_or_else(|| CudaError {
+        let library = Library::for_capability(major, minor, EarlyLaunch::of_driver).ok_or_else(|| CudaError {
             call: format!("device {ordinal}"),
             code: cust::error::CudaError::NoBinaryForGpu as u32,
             text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),

@@ -1,6 +1,7 @@
 //! Algorithms × dtypes × granularities × rank counts × kinds of input.
 
-use gradsync::ops::{Algorithm, Granularity};
+use gradsync::comm::{Communicator, local};
+use gradsync::ops::{Algorithm, Granularity, adasum_all_reduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::guarded;
@@ -120,6 +121,30 @@ fn gram_and_tree_agree() {
                         assert!((a[i] - b[i]).abs() <= bound, "{format:?} {kind:?}, {world_size} ranks, element {i}");
                     }
                 }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_step_finds_nothing_of_the_one_before() {
+    guarded(60, || {
+        for world_size in [3, 4] {
+            for &algorithm in algorithms(world_size) {
+                let case = |seed| {
+                    Case::of(Kind::Random, Format::F32, world_size, &SHAPES, seed).with(algorithm, Granularity::Tensor)
+                };
+                let (first, second) = (case(1), case(100));
+                let ranks = local::run(world_size, |comm| {
+                    let (mut used, mut fresh) = (first.buffer(comm.rank()), second.buffer(comm.rank()));
+                    adasum_all_reduce(&comm, &mut used, first.options()).unwrap();
+                    used.as_mut_slice().as_bytes_mut().copy_from_slice(fresh.as_slice().as_bytes());
+                    adasum_all_reduce(&comm, &mut used, second.options()).unwrap();
+                    adasum_all_reduce(&comm, &mut fresh, second.options()).unwrap();
+                    let same = used.as_slice().as_bytes() == fresh.as_slice().as_bytes();
+                    assert!(same, "{algorithm:?} of {world_size}");
+                });
+                ranks.unwrap().into_iter().for_each(|rank| rank.expect("no rank panicked"));
             }
         }
     });

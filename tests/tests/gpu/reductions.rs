@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gradsync::driver::{DeviceBuffer, DeviceSlice};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda::Layers;
 use gradsync::kernels::{cpu, cuda};
 use gradsync::{DType, GradientBuffer, Slice};
@@ -140,6 +140,57 @@ fn one_buffer_can_be_the_source_of_many_launches_in_order() {
     let mut sum = DeviceBuffer::zeroed(&queue, DType::F32, ones.len()).unwrap();
     for _ in 0..100 {
         cuda::accumulate(sum.as_mut_slice(), one.as_slice()).unwrap();
+    }
+    assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
+}
+
+/// So many elements that the chunks of dtypes differ, and those of reductions from those of weighted sums.
+#[test]
+fn long_vectors_of_every_dtype_match_the_cpu() {
+    const LONG: usize = 40_000_003;
+    let segments = [0..7, 7..20_000_011, 20_000_100..LONG];
+    let queue = queue();
+    // One object for all of them.
+    let mut layers = Layers::new(&queue, LONG, &segments, 2).unwrap();
+    let weights = vec![0.25, 1.75, -1.0, 0.5, 3.0, 0.125];
+    let coefficients = cpu::Coefficients { weights, cancelled: vec![false; segments.len()] };
+    for dtype in DType::ALL {
+        let hosts = vectors(dtype, 2, LONG);
+        let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
+        let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
+        let views: Vec<DeviceSlice<'_>> = devices.iter().map(|device| device.as_slice()).collect();
+
+        layers.gram(&views).unwrap();
+        let products = layers.read_totals(3).unwrap();
+        for (index, (actual, expected)) in products.iter().zip(cpu::gram(&slices, &segments).unwrap()).enumerate() {
+            let bound = bound(segments[index / 3].len());
+            assert!((actual - expected).abs() <= bound, "{dtype}, product {index}: {actual} {expected}");
+        }
+        layers.write_coefficients(&coefficients).unwrap();
+        let mut result = DeviceBuffer::zeroed(&queue, dtype, LONG).unwrap();
+        layers.combine(result.as_mut_slice(), &views).unwrap();
+        let mut expected = host(dtype, LONG);
+        cpu::combine(expected.tensor_mut(0).into_data(), &slices, &coefficients.weights, &segments).unwrap();
+        let same = download(&result, 0).tensor(0).data().as_bytes() == expected.tensor(0).data().as_bytes();
+        assert!(same, "combine of {dtype}");
+    }
+}
+
+/// Kernels, copies and clearing in turn on the stream that everybody has: each finds what the one before has left.
+#[test]
+fn kernels_and_copies_take_turns_on_the_default_stream() {
+    const LEN: usize = 1 << 20;
+    // SAFETY: the default stream lives as long as the context.
+    let queue = unsafe { Queue::from_raw_stream(0, std::ptr::null_mut()) }.unwrap();
+    let ones = DeviceBuffer::from_host(&queue, (&vec![1.0f32; LEN]).into()).unwrap();
+    let mut sum = DeviceBuffer::zeroed(&queue, DType::F32, LEN).unwrap();
+    let mut copy = DeviceBuffer::zeroed(&queue, DType::F32, LEN).unwrap();
+    for _ in 0..50 {
+        cuda::accumulate(sum.as_mut_slice(), ones.as_slice()).unwrap();
+        copy.as_mut_slice().copy_from_device(sum.as_slice()).unwrap();
+        cuda::zero(sum.as_mut_slice()).unwrap();
+        cuda::accumulate(sum.as_mut_slice(), copy.as_slice()).unwrap();
+        cuda::accumulate(sum.as_mut_slice(), ones.as_slice()).unwrap();
     }
     assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
 }

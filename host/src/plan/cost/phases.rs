@@ -1,13 +1,11 @@
 //! [`phases`]: the collectives and kernels of a scheme, one after the other; the formulas and the simulation both go through them.
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, REDUCE_CHUNK_BYTES};
 use gradsync_device::math::adasum::products;
 
 use super::work::{Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter};
 use super::{Scheme, Workload};
 
-/// The elements that one block of a kernel takes, and has sums of its own for.
-const CHUNK_LEN: f64 = 16384.0;
 /// Kernels of a Gram matrix: products, their sums, weights, the weighted sum; and of a level of pairs: products, their sums, the pair.
 const GRAM_LAUNCHES: f64 = 4.0;
 const LEVEL_LAUNCHES: f64 = 3.0;
@@ -105,7 +103,8 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     let len = vector_bytes / load.element_bytes as f64;
     let totals = 8.0 * count * layers;
     let levels = width.log2().ceil() as usize;
-    let chunks = len / CHUNK_LEN + 1.0;
+    // What a block of a kernel takes of each vector, and has sums of its own for.
+    let chunks = vector_bytes / REDUCE_CHUNK_BYTES as f64 + 1.0;
 
     phases.push(Phase::AllToAll(exchange, bytes));
     let read = reads(vectors) * vector_bytes + 16.0 * count * chunks + totals;

@@ -92,3 +92,30 @@ impl Grids {
         DType::ALL.map(|dtype| self.of_reductions(dtype).chunks as usize).into_iter().max().unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_grow_with_the_arena_up_to_what_a_dtype_allows() {
+        // 2^20 threads, as many elements each.
+        for (total, reduce, combine) in [
+            (0, [2048; 4], [2048; 4]),
+            (1 << 24, [2048; 4], [2048; 4]),
+            ((1 << 24) + (1 << 13), [4096; 4], [4096; 4]),
+            (1 << 25, [4096; 4], [4096; 4]),
+            ((1 << 25) + (1 << 13), [4096, 8192, 8192, 8192], [4096, 4096, 4096, 8192]),
+            ((1 << 26) + (1 << 13), [4096, 8192, 16384, 16384], [4096, 4096, 4096, 16384]),
+            (1 << 33, [4096, 8192, 16384, 16384], [4096, 4096, 4096, 16384]),
+        ] {
+            assert_eq!(DType::ALL.map(|dtype| reduce_chunk_len(total, dtype)), reduce, "{total} elements");
+            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype)), combine, "{total} elements");
+        }
+        for (total, len) in
+            [(0, 2048), (1 << 23, 2048), ((1 << 23) + (1 << 12), 4096), (1 << 26, 16384), (1 << 33, 16384)]
+        {
+            assert_eq!(peer_chunk_len(total), len, "{total} elements");
+        }
+    }
+}

@@ -23,7 +23,7 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 /// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
 /// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk, of 2048 to
-/// 16384 elements.
+/// 4096 elements, by peer access to 16384.
 #[derive(Debug)]
 pub struct Adasum {
     fingerprint: u64,
