@@ -140,6 +140,18 @@ impl<'a> SliceMut<'a> {
         })
     }
 
+    /// The elements of each range, all to write at once; ranges ascend, and panic as slicing does where they overlap or are out of bounds.
+    pub(crate) fn ranges_mut(self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<SliceMut<'a>> {
+        let (mut rest, mut at, mut found) = (self, 0, Vec::new());
+        for range in ranges {
+            let (_, from_start) = rest.split_at_mut(range.start - at);
+            let (elements, behind) = from_start.split_at_mut(range.len());
+            found.push(elements);
+            (rest, at) = (behind, range.end);
+        }
+        found
+    }
+
     /// Memory as elements of a dtype, which it is aligned for (a panic otherwise), to write; the bytes of a last, incomplete element
     /// are left out.
     pub(crate) fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Self {

@@ -73,7 +73,7 @@ pub(super) unsafe fn launch(
         .collect();
     let (pointers, none, threads) = (pointers.as_mut_ptr(), ptr::null_mut(), entry.bounds.threads);
     // SAFETY: the argument list has the entry point's types in its order; the rest is the caller's promise.
-    let status = unsafe {
+    let (code, status) = unsafe {
         match early {
             Some(EarlyLaunch(launch)) => {
                 let id = PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -81,20 +81,18 @@ pub(super) unsafe fn launch(
                 let [grid, block] = [[blocks, 1, 1], [threads, 1, 1]];
                 let config =
                     Config { grid, block, shared_bytes: 0, stream, attributes: &attribute, attribute_count: 1 };
-                let code = launch(&config, function, pointers, none);
-                return if code == 0 {
-                    Ok(())
-                } else {
-                    Err(failed(code as u32, format!("result {code} of the driver")))
-                };
+                (launch(&config, function, pointers, none) as u32, None)
             }
-            None => sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none),
+            None => {
+                let status = sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none);
+                (status as u32, Some(status))
+            }
         }
     };
-    if status == sys::cudaError_enum::CUDA_SUCCESS {
+    if code == 0 {
         return Ok(());
     }
-    Err(failed(status as u32, format!("{status:?}")))
+    Err(failed(code, status.map_or_else(|| format!("result {code} of the driver"), |status| format!("{status:?}"))))
 }
 
 /// The driver's launch with attributes, which `cust` does not declare, for launches whose blocks take their places as those of the launch

@@ -58,17 +58,6 @@ impl Cut {
         (0..len / self.part_len).map(move |part| part * self.part_len + start..part * self.part_len + end)
     }
 
-    /// A part, chunk by chunk.
-    fn split(self, part: SliceMut<'_>) -> Vec<SliceMut<'_>> {
-        let (mut rest, mut chunks) = (part, Vec::with_capacity(self.chunks()));
-        for chunk in 0..self.chunks() {
-            let (piece, others) = rest.split_at_mut(self.chunk(chunk).len());
-            chunks.push(piece);
-            rest = others;
-        }
-        chunks
-    }
-
     /// The dtype of the vectors.
     #[cfg(feature = "cuda")]
     pub(crate) fn dtype(self) -> DType {
@@ -154,6 +143,7 @@ pub(crate) struct Gram<'a> {
     pub(crate) layers: &'a [Range<usize>],
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
+    /// What this rank gets.
     pub(crate) extent: Extent,
 }
 
@@ -186,7 +176,8 @@ impl Gram<'_> {
         let part = Part { cut, layers, tensors };
         let rank = across.rank();
         workspace.make(cut)?;
-        let mut free = cut.split(own).into_iter().zip(std::mem::take(&mut workspace.received));
+        let own = own.ranges_mut((0..cut.chunks()).map(|chunk| cut.chunk(chunk)));
+        let mut free = own.into_iter().zip(std::mem::take(&mut workspace.received));
 
         let mut products = vec![0.0; layers.len() * adasum::products(cut.vectors)];
         if cut.chunks() > 0 {
@@ -420,12 +411,8 @@ impl Vector for InPlace<'_> {
     fn places(&mut self, chunk: usize, _: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
         let mut places = Vec::with_capacity(self.cut.vectors);
         for side in [&mut self.before, &mut self.after] {
-            let (mut rest, mut at) = (side.reborrow(), 0);
-            for range in self.cut.pieces_of(rest.len(), chunk) {
-                let (place, others) = rest.split_at_mut(range.end - at);
-                places.push(place.range_mut(range.start - at..range.end - at));
-                (rest, at) = (others, range.end);
-            }
+            let pieces = self.cut.pieces_of(side.len(), chunk);
+            places.extend(side.reborrow().ranges_mut(pieces));
         }
         Ok(places)
     }

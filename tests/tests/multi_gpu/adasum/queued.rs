@@ -99,6 +99,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
         let mut checks = Checks::new(comm);
         let what = format!("{algorithm:?} {:?}, {len} elements", runner.way);
+        // Theirs were waited for; here ranks compare them with each other.
         checks.same_list(format!("{what}: the inputs' results"), expected.concat(), expected.concat());
         checks.own_list(format!("{what}: runs with other bits"), wrong, Vec::new());
         checks.finish();

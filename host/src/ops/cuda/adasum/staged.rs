@@ -106,7 +106,12 @@ impl Staged<'_> {
     /// The pieces of a chunk, each with the byte where it lies in its block.
     fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let size = self.cut.dtype().size_bytes();
-        self.cut.pieces(chunk).enumerate().map(move |(place, piece)| (place * piece.len() * size, piece))
+        self.ranges_in_block(chunk).map(move |range| range.start * size).zip(self.cut.pieces(chunk))
+    }
+
+    /// The elements of each piece in the block of a chunk.
+    fn ranges_in_block(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.cut.pieces(chunk).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
     }
 
     /// The bytes of a chunk in its block, once its last copy is over.
@@ -135,8 +140,7 @@ impl Vector for Staged<'_> {
         let (start, bytes) = self.block(chunk)?;
         // SAFETY: so many bytes of the block, which no copy uses any more.
         let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
-        let piece = |(place, piece): (usize, Range<usize>)| whole.range(place * piece.len()..(place + 1) * piece.len());
-        let mut pieces: Vec<Slice<'_>> = self.cut.pieces(chunk).enumerate().map(piece).collect();
+        let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(chunk).map(|range| whole.range(range)).collect();
         own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
         Ok(pieces)
     }
@@ -145,12 +149,7 @@ impl Vector for Staged<'_> {
         let (start, bytes) = self.block(chunk)?;
         // SAFETY: as above; this object has the block to itself.
         let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
-        let (mut rest, mut places) = (whole, Vec::new());
-        for piece in self.cut.pieces(chunk) {
-            let (place, others) = rest.split_at_mut(piece.len());
-            places.push(place);
-            rest = others;
-        }
+        let mut places = whole.ranges_mut(self.ranges_in_block(chunk));
         places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
         Ok(places)
     }
