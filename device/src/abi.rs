@@ -132,8 +132,8 @@ pub const fn stream_unroll(to: DType, from: DType) -> usize {
 }
 /// Elements of the chunk that one block handles, for segments of `total` elements together: about 2^20 threads, each with as much to do, but at
 /// least [`LEAST_CHUNK`] elements and at most `most`. It never depends on the device, so that results do not either.
-const fn chunk_len(total: usize, threads: u32, most: usize) -> usize {
-    let len = (total * threads as usize) >> 20;
+const fn chunk_len(total: usize, most: usize) -> usize {
+    let len = (total * THREADS as usize) >> 20;
     let len = if len < most { len.next_power_of_two() } else { most };
     if len < LEAST_CHUNK { LEAST_CHUNK } else { len }
 }
@@ -146,7 +146,7 @@ pub const REDUCE_CHUNK_BYTES: usize = 32 << 10;
 
 /// Elements of the chunk that one block of a reduction adds up.
 pub const fn reduce_chunk_len(total: usize, dtype: DType) -> usize {
-    chunk_len(total, THREADS, REDUCE_CHUNK_BYTES / dtype.size_bytes())
+    chunk_len(total, REDUCE_CHUNK_BYTES / dtype.size_bytes())
 }
 
 /// Elements of the chunk that one block of a weighted sum writes. Blocks leave no partial sums behind and can be shorter, but those of bf16
@@ -158,9 +158,18 @@ pub const fn combine_chunk_len(total: usize, from: DType) -> usize {
     if matches!(from, DType::BF16) || len < MOST { len } else { MOST }
 }
 
-/// Elements of the chunk that one block of the kernels over peers' memory handles.
-pub const fn peer_chunk_len(total: usize) -> usize {
-    chunk_len(total, PEER_THREADS, 16384)
+/// Elements of the chunk that one block of the kernels over peers' memory handles: about 512 chunks, of up to 64 KiB. It never depends on the
+/// device, so that results do not either.
+pub const fn peer_chunk_len(total: usize, dtype: DType) -> usize {
+    let most = (64 << 10) / dtype.size_bytes();
+    let len = (total >> 9).next_power_of_two();
+    if len < LEAST_CHUNK {
+        LEAST_CHUNK
+    } else if len > most {
+        most
+    } else {
+        len
+    }
 }
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
@@ -228,8 +237,32 @@ pub struct Span {
 
 /// Most ranks of a group whose kernels reach into each other's memory.
 pub const MOST_PEERS: usize = 8;
-/// Layers that one block of `peer_coefficients` handles.
+/// Layers whose weights one block of `peer_adasum` finds.
 pub const PEER_LAYERS: usize = 4;
+/// Most blocks of a launch of that width that send. By measurement on two and four H200: 66 for each peer, but never so many that the blocks
+/// that work on what has arrived find no places beside them on its 132 multiprocessors.
+pub const fn peer_senders(width: usize, world_size: u64) -> u64 {
+    let (wanted, places) = (66 * (world_size - 1), 99 * LaunchBounds::of_peers(width).blocks as u64);
+    if wanted < places { wanted } else { places }
+}
+
+/// Most blocks of `peer_reduce` of that width that add up: as many as an H200 has places for. More compete for the links with themselves.
+pub const fn peer_reducers(width: usize) -> u64 {
+    132 * LaunchBounds::of_peers(width).blocks as u64
+}
+
+/// The binary logarithm of the bytes of a tile, for windows of so many bytes: about 256 tiles, of 4 KiB to 64 KiB. A tile ends with a
+/// fence, which costs as much as a few KiB.
+pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
+    let shift = (window_bytes >> 8).next_power_of_two().ilog2();
+    if shift < 12 {
+        12
+    } else if shift > 16 {
+        16
+    } else {
+        shift
+    }
+}
 
 /// What the kernels of one rank know of its peers, all of whose memory they reach. Addresses are as this rank sees them; those
 /// past `world_size` are never followed.
@@ -244,36 +277,87 @@ pub struct Peers {
     pub runs: u64,
     /// Address of a u32 that becomes nonzero when a peer is not to be waited for any more.
     pub abort: u64,
+    /// Bytes of a window, a multiple of 16.
+    pub window_bytes: u64,
+    /// Windows travel in tiles of two to the power of so many bytes; the last one may be shorter.
+    pub tile_shift: u64,
+    /// Number of layers.
+    pub layers: u64,
     /// Each rank's mailbox, see [`Mailbox`].
     pub mailboxes: [u64; MOST_PEERS],
-    /// This rank's window of each rank's arena: what it reads at the start and writes at the end. Multiples of 16 bytes.
+    /// This rank's window of each rank's arena, which it writes at the end.
     pub windows: [u64; MOST_PEERS],
-    /// Where this rank keeps those windows in between: its own where it lies, the others in its own memory. Multiples of 16 bytes.
+    /// Each rank's window of this rank's arena, which this rank sends.
+    pub sources: [u64; MOST_PEERS],
+    /// Where each rank receives what this rank sends it; nothing at this rank's own place.
+    pub slots: [u64; MOST_PEERS],
+    /// This rank's window as each rank has it: its own where it lies, the others where they are received.
     pub copies: [u64; MOST_PEERS],
 }
 
-/// Where what lies in a rank's mailbox, in bytes from its start. Row 0 of the flags is for whole kernels, row `1 + block` for the
-/// blocks of `peer_coefficients`; in each row, rank `p` writes the `p`-th u32 of every mailbox.
+impl Peers {
+    /// Tiles of a window.
+    #[inline(always)]
+    pub const fn tiles(&self) -> u64 {
+        (self.window_bytes + (1 << self.tile_shift) - 1) >> self.tile_shift
+    }
+
+    /// Where what lies in the group's mailboxes.
+    #[inline(always)]
+    pub const fn mailbox(&self) -> Mailbox {
+        Mailbox { layers: self.layers as usize, world_size: self.world_size as usize, tiles: self.tiles() as usize }
+    }
+}
+
+/// Where what lies in a rank's mailbox, in bytes from its start: rows of flags first, in which rank `p` writes the `p`-th u32 of every
+/// mailbox. A flag counts up and is never cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mailbox {
     /// Number of layers.
     pub layers: usize,
     /// Number of ranks.
     pub world_size: usize,
+    /// Number of tiles of a window.
+    pub tiles: usize,
+}
+
+/// A row of flags, by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Row {
+    /// The end of a run.
+    End,
+    /// The blocks of that number, one on each rank, that find the weights of the same layers.
+    Weights(usize),
+    /// What the blocks of one rank tell each other of these layers: first how many chunks have been multiplied, then how often the weights
+    /// have been found. Its ranks are no ranks.
+    Progress(usize),
+    /// A tile of the mailbox's owner's window.
+    Tile(usize),
 }
 
 impl Mailbox {
+    /// Blocks that find weights.
+    #[inline(always)]
+    pub const fn teams(self) -> usize {
+        self.layers.div_ceil(PEER_LAYERS)
+    }
+
     /// The flag of a row that `rank` writes.
     #[inline(always)]
-    pub const fn flag(row: usize, rank: usize) -> usize {
+    pub const fn flag(self, row: Row, rank: usize) -> usize {
+        let row = match row {
+            Row::End => 0,
+            Row::Weights(team) => 1 + team,
+            Row::Progress(team) => 1 + self.teams() + team,
+            Row::Tile(tile) => 1 + 2 * self.teams() + tile,
+        };
         (row * MOST_PEERS + rank) * 4
     }
 
     /// The products of all layers, as `rank` has summed them over its window: `[layer][product]`.
     #[inline(always)]
     pub const fn products(self, rank: usize) -> usize {
-        let rows = 1 + self.layers.div_ceil(PEER_LAYERS);
-        (rows * MOST_PEERS * 4).next_multiple_of(256) + rank * self.layers * products(self.world_size) * 8
+        self.flag(Row::Tile(self.tiles), 0).next_multiple_of(256) + rank * self.layers * products(self.world_size) * 8
     }
 
     /// The sums of the exact path, as `rank` has summed them over its window: `[layer][pair][3]`.
@@ -402,29 +486,25 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     ),
 ];
 /// Kernels over one dtype that reach into the memory of peers.
-pub const PEER_ENTRIES: [[Entry; 4]; 10] = [
-    // (peers, partials, spans, span count, chunk count, chunk length): one partial a product and chunk, and the peers' windows copied
-    dtypes_of!("peer_gram", "_p2", LaunchBounds::of_peers(2), PEER_GRAM),
-    dtypes_of!("peer_gram", "_p4", LaunchBounds::of_peers(4), PEER_GRAM),
-    dtypes_of!("peer_gram", "_p8", LaunchBounds::of_peers(8), PEER_GRAM),
-    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count)
-    dtypes_of!(
-        "peer_coefficients",
-        "",
-        LaunchBounds::of_peers(MOST_PEERS),
-        &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64]
-    ),
-    // (peers, weights, tree, cancelled, spans, span count, chunk length)
-    dtypes_of!("peer_combine", "_p2", LaunchBounds::of_peers(2), PEER_COMBINE),
-    dtypes_of!("peer_combine", "_p4", LaunchBounds::of_peers(4), PEER_COMBINE),
-    dtypes_of!("peer_combine", "_p8", LaunchBounds::of_peers(8), PEER_COMBINE),
-    // (peers, len, factor): every rank's window becomes the sum times the factor
-    dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), &[Pointer, U64, F64]),
-    dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), &[Pointer, U64, F64]),
-    dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), &[Pointer, U64, F64]),
+pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
+    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count, chunk length, senders): one block for each sender,
+    // chunk, PEER_LAYERS layers and chunk, in this order; every rank's window becomes Adasum of all
+    dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
+    dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
+    dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
+    // (peers, tree, partials, spans, span count, chunk count, chunk length, senders): one block for each sender, for each level for each chunk
+    // and PEER_LAYERS layers, and for each chunk; as above, for groups of exactly that many ranks
+    dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE),
+    dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE),
+    dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE),
+    // (peers, factor, senders, reducers): one block for each sender and reducer; every rank's window becomes the sum times the factor
+    dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), PEER_REDUCE),
+    dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
+    dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),
 ];
-const PEER_GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64];
-const PEER_COMBINE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64];
+const PEER_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 
 /// Kernels that know no dtype.

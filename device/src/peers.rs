@@ -1,11 +1,12 @@
-//! How blocks of kernels on different GPUs meet: flags in each other's mailboxes, written with release and read with acquire at the
-//! scope of the system.
+//! How blocks of kernels meet, on one GPU and on several: flags in each other's mailboxes, written with release and read with acquire.
 //!
 //! A flag counts up and never down: each run of a group has its own values, so that nothing is ever cleared. Whoever waits also
-//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing. Nothing here moves data.
+//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing. Blocks only wait for blocks of lower numbers
+//! and for their like on other ranks: devices give blocks their places in order, so that nobody is waited for who has none. What is sent
+//! besides flags are tiles, whose content is nothing to this file.
 
-use crate::abi::{Mailbox, Peers};
-use crate::{arch, thread};
+use crate::abi::{MOST_PEERS, PEER_THREADS, Peers, Row, VECTOR_BYTES};
+use crate::{arch, memory, thread};
 
 /// What is met for in a run; the value of a flag is the number of runs before times [`STAGES`], plus this.
 #[derive(Clone, Copy)]
@@ -14,14 +15,23 @@ pub(crate) struct Stage(pub(crate) u32);
 const STAGES: u32 = 8;
 
 impl Stage {
-    /// Every rank's input is ready.
-    pub(crate) const START: Stage = Stage(1);
+    /// A tile has arrived.
+    pub(crate) const ARRIVED: Stage = Stage(1);
     /// Every rank's products have been handed out.
     pub(crate) const PRODUCTS: Stage = Stage(2);
     /// Every rank's sums of the exact path's second level have been handed out; the next levels follow.
     pub(crate) const TREE: Stage = Stage(3);
     /// Every rank's results have been handed out.
     pub(crate) const END: Stage = Stage(STAGES - 1);
+}
+
+/// What the blocks of one rank count for each other.
+#[derive(Clone, Copy)]
+pub(crate) enum Progress {
+    /// Chunks that have been multiplied.
+    Multiplied = 0,
+    /// Times that weights have been found.
+    Weights = 1,
 }
 
 /// The group as a block sees it.
@@ -54,9 +64,37 @@ impl<'a> Group<'a> {
         unsafe { *self.peers.mailboxes.get_unchecked(rank) }
     }
 
+    /// The address of the flag in the mailbox of `reader` that `writer` counts up.
+    ///
+    /// # Safety
+    /// Both are below the world size; `row` is one of the mailboxes' rows.
+    #[inline(always)]
+    unsafe fn flag(self, reader: usize, row: Row, writer: usize) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { self.mailbox(reader) + self.peers.mailbox().flag(row, writer) as u64 }
+    }
+
     #[inline(always)]
     fn value(self, stage: Stage) -> u32 {
         self.runs.wrapping_mul(STAGES).wrapping_add(stage.0)
+    }
+
+    /// Waits, one thread alone, until a flag has come to a value.
+    ///
+    /// # Safety
+    /// The address of a flag.
+    #[inline(always)]
+    unsafe fn reach(self, flag: u64, value: u32) {
+        let mut tries = 0u32;
+        // SAFETY: the caller's promise. Values wrap around after 2^29 runs; the distance tells.
+        unsafe {
+            while (arch::load_acquire(flag).wrapping_sub(value) as i32) < 0 {
+                tries = tries.wrapping_add(1);
+                if tries % 4096 == 0 && arch::load_relaxed(self.peers.abort) != 0 {
+                    break;
+                }
+            }
+        }
     }
 
     /// Tells every rank that this block has come to a stage; all that the block did before is seen by those who wait for it.
@@ -64,14 +102,13 @@ impl<'a> Group<'a> {
     /// # Safety
     /// Every thread of the block must get here; `row` is one of the mailboxes' rows.
     #[inline(always)]
-    pub(crate) unsafe fn signal(self, row: usize, stage: Stage) {
+    pub(crate) unsafe fn signal(self, row: Row, stage: Stage) {
         let peer = thread::thread_idx_x() as usize;
         // SAFETY: the caller's promise; mailboxes of ranks below the world size are mapped.
         unsafe {
             thread::sync_threads();
             if (peer as u64) < self.peers.world_size {
-                let flag = Mailbox::flag(row, self.peers.rank as usize) as u64;
-                arch::store_release(self.mailbox(peer) + flag, self.value(stage));
+                arch::store_release(self.flag(peer, row, self.peers.rank as usize), self.value(stage));
             }
         }
     }
@@ -81,21 +118,120 @@ impl<'a> Group<'a> {
     /// # Safety
     /// As [`signal`](Self::signal).
     #[inline(always)]
-    pub(crate) unsafe fn wait(self, row: usize, stage: Stage) {
+    pub(crate) unsafe fn wait(self, row: Row, stage: Stage) {
         let peer = thread::thread_idx_x() as usize;
         // SAFETY: as above.
         unsafe {
             if (peer as u64) < self.peers.world_size {
-                let own = self.mailbox(self.peers.rank as usize);
-                let flag = own + Mailbox::flag(row, peer) as u64;
-                let mut tries = 0u32;
-                // Values wrap around after 2^29 runs; the distance tells.
-                while (arch::load_acquire(flag).wrapping_sub(self.value(stage)) as i32) < 0 {
-                    tries = tries.wrapping_add(1);
-                    if tries % 4096 == 0 && arch::load_relaxed(self.peers.abort) != 0 {
-                        break;
+                self.reach(self.flag(self.peers.rank as usize, row, peer), self.value(stage));
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Sends every peer its window of this rank's arena; the blocks that do this take turns tile by tile, and this is number `sender` of
+    /// them. Waits for nobody: the peers have finished the run before with what lay where this goes.
+    ///
+    /// # Safety
+    /// Every thread of the block must get here; sources and slots of whole windows, at multiples of 16 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn send(self, sender: u64, senders: u64) {
+        const STRIDE: u64 = PEER_THREADS as u64 * VECTOR_BYTES as u64;
+        /// Vectors under way.
+        const STEPS: usize = 4;
+        type Vector = [u32; 4];
+        let peers = self.peers;
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel.
+        let others = (peers.world_size - 1).max(1);
+        let units = peers.tiles() * others;
+        let mut unit = sender;
+        while unit < units {
+            // Every rank begins with another peer.
+            let (tile, mut peer) = (unit / others, peers.rank + 1 + unit % others);
+            if peer >= peers.world_size {
+                peer -= peers.world_size;
+            }
+            let begin = tile << peers.tile_shift;
+            let end = (begin + (1 << peers.tile_shift)).min(peers.window_bytes);
+            let mut at = begin + thread::thread_idx_x() as u64 * VECTOR_BYTES as u64;
+            // SAFETY: the caller's promise; a peer's number is below the world size, and the tile lies within the window.
+            unsafe {
+                let source = *peers.sources.get_unchecked(peer as usize);
+                let slot = *peers.slots.get_unchecked(peer as usize);
+                let load = |at: u64| -> Vector { memory::load((source + at) as *const u32) };
+                let store = |at: u64, vector: Vector| memory::store((slot + at) as *mut u32, vector);
+                while at + (STEPS as u64 - 1) * STRIDE < end {
+                    let vectors: [Vector; STEPS] = core::array::from_fn(|step| load(at + step as u64 * STRIDE));
+                    let mut step = 0;
+                    while step < STEPS {
+                        store(at + step as u64 * STRIDE, vectors[step]);
+                        step += 1;
                     }
+                    at += STEPS as u64 * STRIDE;
                 }
+                while at < end {
+                    store(at, load(at));
+                    at += STRIDE;
+                }
+                thread::sync_threads();
+                if thread::thread_idx_x() == 0 {
+                    let flag = self.flag(peer as usize, Row::Tile(tile as usize), peers.rank as usize);
+                    arch::store_release(flag, self.value(Stage::ARRIVED));
+                }
+            }
+            unit += senders;
+        }
+    }
+
+    /// Waits until the peers' tiles with the bytes from `begin` to `end` of this rank's window have arrived.
+    ///
+    /// # Safety
+    /// Every thread of the block must get here; the range is not empty and lies within the window.
+    #[inline(always)]
+    pub(crate) unsafe fn receive(self, begin: u64, end: u64) {
+        const PEERS: u32 = MOST_PEERS as u32;
+        let (peers, thread) = (self.peers, thread::thread_idx_x());
+        let peer = (thread % PEERS) as u64;
+        let mut tile = (begin >> peers.tile_shift) + (thread / PEERS) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            while tile <= (end - 1) >> peers.tile_shift {
+                if peer < peers.world_size && peer != peers.rank {
+                    let flag = self.flag(peers.rank as usize, Row::Tile(tile as usize), peer as usize);
+                    self.reach(flag, self.value(Stage::ARRIVED));
+                }
+                tile += (PEER_THREADS / PEERS) as u64;
+            }
+            thread::sync_threads();
+        }
+    }
+
+    /// Counts for this rank's other blocks; all that the block did before is seen by those who wait for the count.
+    ///
+    /// # Safety
+    /// Every thread of the block must get here; `team` is one of the mailboxes' rows.
+    #[inline(always)]
+    pub(crate) unsafe fn count(self, team: usize, what: Progress) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            thread::sync_threads();
+            if thread::thread_idx_x() == 0 {
+                arch::count_release(self.flag(self.peers.rank as usize, Row::Progress(team), what as usize));
+            }
+        }
+    }
+
+    /// Waits until this rank's other blocks have counted `count` of the `each_run` that they count in every run.
+    ///
+    /// # Safety
+    /// As [`count`](Self::count).
+    #[inline(always)]
+    pub(crate) unsafe fn wait_for_count(self, team: usize, what: Progress, count: u32, each_run: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                let flag = self.flag(self.peers.rank as usize, Row::Progress(team), what as usize);
+                self.reach(flag, self.runs.wrapping_mul(each_run).wrapping_add(count));
             }
             thread::sync_threads();
         }

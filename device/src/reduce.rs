@@ -4,7 +4,7 @@
 //! segment's partials in a fixed order. A chunk's borders depend on the segment and the chunk length alone, and an element's
 //! thread on its place in the chunk alone, so that results depend neither on the grid nor on what else runs.
 
-use crate::abi::{Span, THREADS, WARP};
+use crate::abi::{Span, WARP};
 use crate::shared::{Partials, SHARED_SLOTS};
 use crate::{memory, thread, warp};
 
@@ -43,7 +43,16 @@ pub(crate) unsafe fn row_of_block(count: u64, block: u64, first_block: impl Fn(u
 /// `spans` must hold `count ≥ 1` rows that were laid out for chunks of `chunk_len` elements and a grid of this size.
 #[inline(always)]
 pub(crate) unsafe fn chunk_of_block(spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
-    let block = thread::block_idx_x() as u64;
+    // SAFETY: the caller's promise.
+    unsafe { chunk(thread::block_idx_x() as u64, spans, count, chunk_len) }
+}
+
+/// The chunk of that number, counted over all segments.
+///
+/// # Safety
+/// As for [`chunk_of_block`], for a grid of which `block` is one.
+#[inline(always)]
+pub(crate) unsafe fn chunk(block: u64, spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
     // SAFETY: rows are below `count`.
     unsafe {
         let row = row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
@@ -72,11 +81,19 @@ pub(crate) fn walk<const N: usize, const BLOCK: u32>(chunk: Chunk, mut visit: im
 
 /// Adds up, over `W` vectors of one arena layout, the terms that `add(totals, values)` forms of the `W` values at each
 /// element of the chunk. A thread loads `STEPS` of its steps at once: of few vectors, that much has to be under way to keep the memory busy.
+/// Blocks have `BLOCK` threads.
 ///
 /// # Safety
 /// Each of `vectors` must be readable over the whole chunk.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K: usize, const STEPS: usize>(
+pub(crate) unsafe fn accumulate<
+    T: Copy,
+    const W: usize,
+    const N: usize,
+    const K: usize,
+    const STEPS: usize,
+    const BLOCK: u32,
+>(
     vectors: [*const T; W],
     chunk: Chunk,
     add: impl Fn(&mut [f64; K], [T; W]),
@@ -98,7 +115,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
                 lane += 1;
             }
         };
-        let (mut chunk, stride) = (chunk, THREADS as u64 * N as u64);
+        let (mut chunk, stride) = (chunk, BLOCK as u64 * N as u64);
         while STEPS > 1 && chunk.begin + STEPS as u64 * stride <= chunk.end {
             let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
             let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
@@ -109,7 +126,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
             }
             chunk.begin += STEPS as u64 * stride;
         }
-        walk::<N, THREADS>(chunk, |index, count| {
+        walk::<N, BLOCK>(chunk, |index, count| {
             if count == N {
                 take(&mut totals, load(index));
             } else {
@@ -118,7 +135,7 @@ pub(crate) unsafe fn accumulate<T: Copy, const W: usize, const N: usize, const K
             }
         });
     } else {
-        walk::<N, THREADS>(chunk, |index, count| {
+        walk::<N, BLOCK>(chunk, |index, count| {
             for element in index..index + count as u64 {
                 // SAFETY: one element of the chunk.
                 add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, element).read() }));

@@ -103,17 +103,17 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 // Eight vectors of 16-bit elements fill the registers with 8 bytes each.
-                "gram" | "gram_cross" | "peer_gram" | "peer_combine"
+                "gram" | "gram_cross"
                     if dtypes[0].size_bytes() == 2 && !name.ends_with("_p2") && !name.ends_with("_p4") =>
                 {
                     assert!(body.contains("ld.global.v2.b32"), "{arch} {name} has no 8-byte load");
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
-                "peer_gram" | "peer_combine" | "peer_reduce" => (true, true),
+                "peer_adasum" | "peer_reduce" | "peer_tree" => (true, true),
                 // One thread an element or a layer: never the bottleneck.
-                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair"
-                | "peer_coefficients" | "peer_barrier" | "empty" => {
+                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair" | "peer_barrier"
+                | "empty" => {
                     continue;
                 }
                 other => panic!("{arch}: family {other} is not known to this test"),

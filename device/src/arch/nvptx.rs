@@ -327,6 +327,17 @@ pub(crate) unsafe fn store_release(address: u64, value: u32) {
     };
 }
 
+/// `fence.acq_rel.gpu`, then `red.relaxed.gpu.add`: adds one; everything that this thread has seen or written before is seen, on this device,
+/// by whoever acquires the value.
+///
+/// # Safety
+/// As [`load_acquire`], of this device, writable.
+#[inline(always)]
+pub(crate) unsafe fn count_release(address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [{0}], 1;", in(reg64) address, options(nostack)) };
+}
+
 /// What a panic would become; no kernel contains one, which a test of the PTX asserts.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

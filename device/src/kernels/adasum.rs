@@ -10,7 +10,8 @@ use crate::abi::{LaunchBounds, Span, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value, weights,
+    Coefficients, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value,
+    weights,
 };
 use crate::{reduce, thread};
 
@@ -31,14 +32,14 @@ impl Weights for LayerWeights {
     }
 }
 
-/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs.
+/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs; for `SLOTS`, see [`tree_value`].
 #[derive(Clone, Copy)]
-pub(super) struct Tree<S> {
+pub(super) struct Tree<S, const SLOTS: usize> {
     table: *const *const S,
     coefficients: *const f64,
 }
 
-impl<S: Element> Tree<S> {
+impl<S: Element, const SLOTS: usize> Tree<S, SLOTS> {
     /// One element of the node over ranks `begin..end`.
     #[inline(always)]
     pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
@@ -49,7 +50,7 @@ impl<S: Element> Tree<S> {
             // SAFETY: as above.
             unsafe { (*self.coefficients.add(index), *self.coefficients.add(index + 1)) }
         };
-        tree_value(begin, end, value, of_pair)
+        tree_value::<SLOTS>(begin, end, value, of_pair)
     }
 
     /// The tree of layer `layer`, out of those of all layers.
@@ -116,7 +117,7 @@ macro_rules! of_dtype {
             if *cancelled.add(chunk.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
+            let tree = Tree::<$T, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
             let mut totals = [0.0; 3];
             reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let left = tree.value(element, begin as usize, middle as usize);
@@ -139,7 +140,7 @@ macro_rules! from_to {
             if *cancelled.add(chunk.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
+            let tree = Tree::<$S, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(value));

@@ -78,7 +78,7 @@ unsafe fn gram<T: Element, const W: usize, const N: usize, const K: usize, const
 ) {
     // SAFETY: the launch provides the vectors, and room for every product of every chunk.
     unsafe {
-        let totals = reduce::accumulate::<T, W, N, K, STEPS>(vectors, chunk, add_triangle::<T, W, K>);
+        let totals = reduce::accumulate::<T, W, N, K, STEPS, THREADS>(vectors, chunk, add_triangle::<T, W, K>);
         write_tile::<W, K>(partials, totals, tile, chunks);
     }
 }
@@ -207,7 +207,7 @@ macro_rules! of_dtype {
         ) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            let totals = reduce::accumulate::<$T, 2, N, 3, 4>([a, b], chunk, |totals, [x, y]| {
+            let totals = reduce::accumulate::<$T, 2, N, 3, 4, THREADS>([a, b], chunk, |totals, [x, y]| {
                 let (x, y) = (x.to_f64(), y.to_f64());
                 *totals = add_dots(*totals, x, y);
             });
@@ -236,7 +236,7 @@ macro_rules! of_dtype {
                     product += 1;
                 }
             };
-            let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }, 1>(vectors, chunk, add);
+            let totals = reduce::accumulate::<$T, { 2 * W }, N, { W * W }, 1, THREADS>(vectors, chunk, add);
             reduce::block_sum::<{ W * W }, THREADS>(totals, |product, sum| {
                 let (row, column) = ((product / W) as u64, (product % W) as u64);
                 if row < left_count && column < right_count {

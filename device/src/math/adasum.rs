@@ -140,22 +140,23 @@ pub const LEVELS: usize = 12;
 /// are the ranks' elements, `coefficients(pair)` those of the pairs below the node.
 ///
 /// Joins as soon as both sides are there, lowest level first, so that it needs one value a level and never an array of ranks.
-/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`.
+/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`. `SLOTS` is one more than the levels:
+/// there are at most `2^(SLOTS - 1)` ranks.
 #[inline(always)]
-pub fn tree_value(
+pub fn tree_value<const SLOTS: usize>(
     begin: usize,
     end: usize,
     value: impl Fn(usize) -> f64,
     coefficients: impl Fn(Pair) -> Coefficients,
 ) -> f64 {
-    let mut waiting = [0.0; LEVELS + 1];
+    let mut waiting = [0.0; SLOTS];
     for rank in begin..end {
         let place = rank - begin;
         let mut node = value(rank);
         // Binary counting: a node of a level waits where a bit is 0, and joins the one that waits where it is 1.
         let mut is_placed = false;
         let mut level = 0;
-        while level <= LEVELS {
+        while level < SLOTS {
             if !is_placed {
                 if place >> level & 1 == 0 {
                     waiting[level] = node;
@@ -174,7 +175,7 @@ pub fn tree_value(
     let mut node = 0.0;
     let mut start = end;
     let mut level = 0;
-    while level <= LEVELS {
+    while level < SLOTS {
         if count >> level & 1 == 1 {
             let left = start - (1 << level);
             node = if start == end {
@@ -290,13 +291,17 @@ mod tests {
             };
             let mut values: Vec<f64> = (0..ranks).map(value).collect();
             for pair in pairs(ranks) {
-                let left = tree_value(pair.begin, pair.middle, value, coefficients);
-                let right = tree_value(pair.middle, pair.end, value, coefficients);
+                let left = tree_value::<{ LEVELS + 1 }>(pair.begin, pair.middle, value, coefficients);
+                let right = tree_value::<{ LEVELS + 1 }>(pair.middle, pair.end, value, coefficients);
                 assert_eq!(left.to_bits(), values[pair.begin].to_bits(), "{pair:?} of {ranks}");
                 assert_eq!(right.to_bits(), values[pair.middle].to_bits(), "{pair:?} of {ranks}");
                 values[pair.begin] = join(coefficients(pair), values[pair.begin], values[pair.middle]);
             }
-            assert_eq!(tree_value(0, ranks, value, coefficients).to_bits(), values[0].to_bits(), "{ranks}");
+            assert_eq!(
+                tree_value::<{ LEVELS + 1 }>(0, ranks, value, coefficients).to_bits(),
+                values[0].to_bits(),
+                "{ranks}"
+            );
         }
     }
 

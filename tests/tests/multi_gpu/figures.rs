@@ -152,6 +152,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     let ways = [
         (DType::F32, Algorithm::Gram, true),
         (DType::BF16, Algorithm::Gram, true),
+        (DType::F32, Algorithm::Tree, true),
         (DType::F32, Algorithm::Gram, false),
         (DType::F32, Algorithm::Tree, false),
     ];

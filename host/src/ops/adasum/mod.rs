@@ -69,6 +69,13 @@ pub struct AdasumReport {
     pub recomputed: usize,
 }
 
+impl AdasumReport {
+    /// What [`Algorithm::Tree`] reports.
+    pub(crate) const fn of_tree() -> Self {
+        Self { algorithm: Algorithm::Tree, weights: None, recomputed: 0 }
+    }
+}
+
 /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run.
 ///
 /// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, a coefficient being 1 where the squared

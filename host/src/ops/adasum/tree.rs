@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use gradsync_device::math::adasum;
 
-use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
+use super::{AdasumReport, Granularity, OPERATION, for_tensors};
 use crate::buffer::Scratch;
 use crate::comm::Communicator;
 use crate::error::Result;
@@ -53,7 +53,7 @@ pub(super) fn in_place(
         comm.send_recv(kept.as_slice(), step.peer, given, step.peer)?;
     }
     scratch.give([mine, theirs]);
-    Ok(AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 })
+    Ok(AdasumReport::of_tree())
 }
 
 /// Adds `values` over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every

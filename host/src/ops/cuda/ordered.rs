@@ -143,8 +143,9 @@ impl OrderedAllReduce {
     }
 }
 
-/// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: one launch reads every
-/// rank's window and writes the result into all of them, and one waits for all. Two to eight ranks on one machine.
+/// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
+/// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
+/// ranks on one machine. Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
 pub struct PeerAllReduce {
     connection: Connection,
@@ -162,7 +163,7 @@ impl PeerAllReduce {
     pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
         check_op(op)?;
         same_plan(OPERATION, comm, buffer.table(), op)?;
-        let connection = Connection::new(comm, buffer, 0, false)?;
+        let connection = Connection::new(comm, buffer, 0)?;
         Ok(connection.map(|connection| Self { connection, op, world_size: comm.world_size() }))
     }
 
@@ -172,11 +173,11 @@ impl PeerAllReduce {
     /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
     pub fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
-        let (dtype, shard_len) = (buffer.table().dtype(), buffer.table().shard_len());
+        let dtype = buffer.table().dtype();
         let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
         let factor = factor(self.op, self.world_size);
         let group = &self.connection.group;
-        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(dtype, shard_len, factor))
+        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(dtype, factor))
     }
 }
 

@@ -2,8 +2,6 @@
 //!
 //! It maps and describes memory; what the kernels do with it is the operations' business.
 
-use std::cmp::Ordering;
-
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, SharedMemory};
 use crate::driver::DeviceBuffer;
@@ -18,56 +16,60 @@ pub(super) struct Connection {
     /// This rank's arena, which the peers have mapped.
     arena: u64,
     /// What the group's addresses lead to.
-    _shared: [SharedMemory; 2],
+    _shared: [SharedMemory; 3],
     _mailbox: DeviceBuffer,
-    _received: Option<DeviceBuffer>,
+    _received: DeviceBuffer,
 }
 
 impl Connection {
     /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
-    /// reached. The kernels hand out sums of `layers` layers; `keeps_windows` says whether they keep the peers' windows.
+    /// reached. The kernels hand out sums of `layers` layers.
     pub(super) fn new(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         layers: usize,
-        keeps_windows: bool,
     ) -> Result<Option<Self>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
         if world_size == 1 || world_size > MOST_RANKS || table.arena_len() == 0 {
             return Ok(None);
         }
-        let mailbox = DeviceBuffer::zeroed(queue, DType::F64, PeerGroup::mailbox_len(layers, world_size))?;
+        let (dtype, shard_len) = (table.dtype(), table.shard_len());
+        let window_bytes = shard_len * dtype.size_bytes();
+        let mailbox_len = PeerGroup::mailbox_len(layers, world_size, window_bytes);
+        let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
+        let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
         // Cleared before any peer can write to it: mapping it comes after.
         queue.synchronize()?;
         let Some(mailboxes) = comm.share(mailbox.as_slice())? else { return Ok(None) };
         let Some(arenas) = comm.share(buffer.as_slice())? else { return Ok(None) };
+        let Some(slots) = comm.share(received.as_slice())? else { return Ok(None) };
 
-        let (dtype, shard_len) = (table.dtype(), table.shard_len());
-        let bytes = (shard_len * dtype.size_bytes()) as u64;
-        let windows: Vec<u64> = arenas.addresses().iter().map(|arena| arena + rank as u64 * bytes).collect();
-        let others = if keeps_windows { world_size - 1 } else { 0 };
-        let received = DeviceBuffer::zeroed(queue, dtype, shard_len * others)?;
-        let copies = (0..world_size).map(|peer| match peer.cmp(&rank) {
-            Ordering::Equal => windows[rank],
-            Ordering::Less => received.as_slice().address() + peer as u64 * bytes,
-            Ordering::Greater => received.as_slice().address() + (peer as u64 - 1) * bytes,
-        });
+        // A rank has a slot for every peer, in rank order.
+        let place = |owner: usize, peer: usize| (peer - usize::from(peer > owner)) * window_bytes;
+        let own_arena = arenas.addresses()[rank];
+        let of_ranks = |address: &dyn Fn(usize) -> u64| (0..world_size).map(address).collect::<Vec<u64>>();
+        let own_window = own_arena + (rank * window_bytes) as u64;
         let addresses = PeerAddresses {
             rank,
             abort: arenas.abort_flag(),
+            window_bytes,
             mailboxes: mailboxes.addresses().to_vec(),
-            copies: if keeps_windows { copies.collect() } else { Vec::new() },
-            windows,
+            windows: of_ranks(&|peer| arenas.addresses()[peer] + (rank * window_bytes) as u64),
+            sources: of_ranks(&|peer| own_arena + (peer * window_bytes) as u64),
+            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots.addresses()[peer] + place(peer, rank) as u64 }),
+            copies: of_ranks(&|peer| {
+                if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
+            }),
         };
-        // SAFETY: everything that the addresses lead to is kept in the object returned; windows and copies are shards of arenas, which
-        // begin at multiples of 256 bytes.
-        let group = unsafe { PeerGroup::new(queue, &addresses) }?;
+        // SAFETY: everything that the addresses lead to is kept in the object returned; windows and slots are shards of arenas and as long,
+        // which begin at multiples of 256 bytes.
+        let group = unsafe { PeerGroup::new(queue, layers, &addresses) }?;
         Ok(Some(Self {
             group,
             arena: buffer.as_slice().address(),
-            _shared: [mailboxes, arenas],
+            _shared: [mailboxes, arenas, slots],
             _mailbox: mailbox,
-            _received: keeps_windows.then_some(received),
+            _received: received,
         }))
     }
 

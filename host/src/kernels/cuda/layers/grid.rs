@@ -63,9 +63,9 @@ impl Grids {
 
     /// For kernels on the memory of peers.
     pub(super) fn for_peers(queue: &Queue, segments: &[Range<usize>]) -> Result<Self> {
-        Self::of(queue, segments, |total, _| ChunkLens {
-            reduce: peer_chunk_len(total),
-            combine: peer_chunk_len(total),
+        Self::of(queue, segments, |total, dtype| ChunkLens {
+            reduce: peer_chunk_len(total, dtype),
+            combine: peer_chunk_len(total, dtype),
         })
     }
 
@@ -112,10 +112,14 @@ mod tests {
             assert_eq!(DType::ALL.map(|dtype| reduce_chunk_len(total, dtype)), reduce, "{total} elements");
             assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype)), combine, "{total} elements");
         }
-        for (total, len) in
-            [(0, 2048), (1 << 23, 2048), ((1 << 23) + (1 << 12), 4096), (1 << 26, 16384), (1 << 33, 16384)]
-        {
-            assert_eq!(peer_chunk_len(total), len, "{total} elements");
+        for (total, lens) in [
+            (0, [2048; 4]),
+            (1 << 20, [2048; 4]),
+            ((1 << 20) + (1 << 9), [4096; 4]),
+            (1 << 23, [8192, 16384, 16384, 16384]),
+            (1 << 33, [8192, 16384, 32768, 32768]),
+        ] {
+            assert_eq!(DType::ALL.map(|dtype| peer_chunk_len(total, dtype)), lens, "{total} elements");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Adasum and ordered sums by kernels that reach into the peers' memory ([`PeerGroup`]): no transport moves a byte.
+//! Adasum and ordered sums by kernels that write to the peers' memory ([`PeerGroup`]): no transport moves a byte.
 //!
 //! It launches; who the peers are, and whether they still live, is the transport's business.
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Mailbox, PEER_LAYERS, PEER_THREADS, Peers, vector_len};
+use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, PEER_LAYERS, Peers, peer_reducers, peer_senders, peer_tile_shift};
 
 use super::Layers;
 use super::grid::Grids;
@@ -17,39 +17,57 @@ use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
-    world_size: usize,
+    /// Of the kernels that take all ranks.
+    width: usize,
+    /// Blocks of a launch that send.
+    senders: u64,
+    /// Blocks of [`reduce`](Self::reduce) that add up.
+    reducers: u64,
     table: DeviceBuffer,
     /// The count of runs.
     _runs: DeviceBuffer,
 }
 
-/// What a rank must know of its peers to form a [`PeerGroup`]. One address a rank each, in rank order.
+/// What a rank must know of its peers to form a [`PeerGroup`]. One address a rank each, in rank order; see `gradsync_device::abi::Peers`.
 #[derive(Debug)]
 pub(crate) struct PeerAddresses {
     pub(crate) rank: usize,
-    /// See `gradsync_device::abi::Peers`.
     pub(crate) abort: u64,
+    pub(crate) window_bytes: usize,
     pub(crate) mailboxes: Vec<u64>,
     pub(crate) windows: Vec<u64>,
+    pub(crate) sources: Vec<u64>,
+    pub(crate) slots: Vec<u64>,
     pub(crate) copies: Vec<u64>,
 }
 
 /// Most ranks of such a group.
 pub(crate) const MOST_RANKS: usize = MOST_PEERS;
 
+/// What the group's kernels know of it, but for the addresses.
+fn shape(layers: usize, world_size: usize, window_bytes: usize) -> Peers {
+    let (layers, world_size, window_bytes) = (layers as u64, world_size as u64, window_bytes as u64);
+    let tile_shift = u64::from(peer_tile_shift(window_bytes));
+    Peers { world_size, layers, window_bytes, tile_shift, ..Peers::default() }
+}
+
+/// The width of the narrowest kernels that take all ranks.
+fn width(world_size: usize) -> usize {
+    GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
+}
+
 impl PeerGroup {
-    /// Elements of `f64` in the mailbox of a rank of a group with that many layers.
-    pub(crate) fn mailbox_len(layers: usize, world_size: usize) -> usize {
-        Mailbox { layers, world_size }.bytes() / DType::F64.size_bytes()
+    /// Elements of `f64` in the mailbox of a rank of a group with that many layers and windows of so many bytes.
+    pub(crate) fn mailbox_len(layers: usize, world_size: usize, window_bytes: usize) -> usize {
+        shape(layers, world_size, window_bytes).mailbox().bytes() / DType::F64.size_bytes()
     }
 
     /// Puts what the kernels need to know on the device.
     ///
     /// # Safety
     /// Every address is mapped on `queue`'s device for as long as this lives and work of it is in the queue: mailboxes, cleared
-    /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len); windows and copies of what the launches' lengths say,
-    /// at multiples of 16 bytes.
-    pub(crate) unsafe fn new(queue: &Queue, addresses: &PeerAddresses) -> Result<Self> {
+    /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len), and windows, at multiples of 16 bytes, which their length is too.
+    pub(crate) unsafe fn new(queue: &Queue, layers: usize, addresses: &PeerAddresses) -> Result<Self> {
         let world_size = addresses.mailboxes.len();
         if !(1..=MOST_RANKS).contains(&world_size) {
             let reason = format!("{world_size} ranks, and their kernels meet in groups of 1 to {MOST_RANKS}");
@@ -60,36 +78,34 @@ impl PeerGroup {
             |of: &[u64]| -> [u64; MOST_PEERS] { std::array::from_fn(|rank| of.get(rank).copied().unwrap_or(0)) };
         let peers = Peers {
             rank: addresses.rank as u64,
-            world_size: world_size as u64,
             runs: runs.as_slice().address(),
             abort: addresses.abort,
             mailboxes: eight(&addresses.mailboxes),
             windows: eight(&addresses.windows),
+            sources: eight(&addresses.sources),
+            slots: eight(&addresses.slots),
             copies: eight(&addresses.copies),
+            ..shape(layers, world_size, addresses.window_bytes)
         };
-        let head = [peers.rank, peers.world_size, peers.runs, peers.abort];
-        let words = [&head[..], &peers.mailboxes, &peers.windows, &peers.copies].concat();
-        Ok(Self { queue: queue.clone(), world_size, table: upload_words(queue, &words)?, _runs: runs })
+        let width = width(world_size);
+        let senders = (peers.tiles() * (peers.world_size - 1)).min(peer_senders(width, peers.world_size));
+        let reducers = peers.tiles().min(peer_reducers(width));
+        let head =
+            [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes, peers.tile_shift, peers.layers];
+        let words = [&head[..], &peers.mailboxes, &peers.windows, &peers.sources, &peers.slots, &peers.copies].concat();
+        Ok(Self { queue: queue.clone(), width, senders, reducers, table: upload_words(queue, &words)?, _runs: runs })
     }
 
     fn table(&self) -> Argument {
         pointer(self.table.as_slice())
     }
 
-    /// The narrowest kernel that takes all ranks.
-    fn width(&self) -> usize {
-        GRAM_WIDTHS.into_iter().find(|&width| width >= self.world_size).expect("at most eight ranks")
-    }
-
-    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once; the windows have `len`
-    /// elements of `dtype`.
-    pub(crate) fn reduce(&self, dtype: DType, len: usize, factor: f64) -> Result<()> {
-        let name = format!("peer_reduce_{dtype}_p{}", self.width());
-        let tile = PEER_THREADS as usize * vector_len(dtype, DType::F16);
-        // One block at least: the ranks meet in it.
-        let blocks = len.div_ceil(tile).max(1) as u64;
+    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once; the windows hold `dtype`.
+    pub(crate) fn reduce(&self, dtype: DType, factor: f64) -> Result<()> {
+        let name = format!("peer_reduce_{dtype}_p{}", self.width);
+        let arguments = [self.table(), factor.into(), self.senders.into(), self.reducers.into()];
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&name, blocks, &[self.table(), len.into(), factor.into()]) }?;
+        unsafe { self.queue.launch(&name, self.senders + self.reducers, &arguments) }?;
         self.barrier()
     }
 
@@ -109,38 +125,50 @@ impl Layers {
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let width = group.width();
-        let (partials, grid) = (pointer_mut(&self.partials.as_mut_slice()), self.grids.of_reductions(dtype));
-        let gram =
-            [group.table(), partials, grid.spans(), self.count.into(), grid.chunks.into(), grid.chunk_len.into()];
-        let coefficients = [
+        let grid = self.grids.of_reductions(dtype);
+        let arguments = [
             group.table(),
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
             pointer_mut(&self.totals.as_mut_slice()),
-            partials,
+            pointer_mut(&self.partials.as_mut_slice()),
             grid.spans(),
             self.count.into(),
             grid.chunks.into(),
+            grid.chunk_len.into(),
+            group.senders.into(),
         ];
-        let combine = [
+        let blocks = group.senders + grid.chunks + self.teams() + grid.chunks;
+        let name = format!("peer_adasum_{dtype}_p{}", group.width);
+        // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
+        unsafe { self.queue.launch(&name, blocks, &arguments) }?;
+        group.barrier()
+    }
+
+    /// As [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
+    pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
+        let grid = self.grids.of_reductions(dtype);
+        let arguments = [
             group.table(),
-            pointer(self.weights.as_slice()),
-            pointer(self.tree.as_slice()),
-            pointer(self.cancelled.as_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
+            pointer_mut(&self.partials.as_mut_slice()),
             grid.spans(),
             self.count.into(),
+            grid.chunks.into(),
             grid.chunk_len.into(),
+            group.senders.into(),
         ];
-        let blocks = self.count.div_ceil(PEER_LAYERS) as u64;
-        let name = |kernel: &str| format!("{kernel}_{dtype}_p{width}");
-        // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
-        unsafe {
-            self.queue.launch(&name("peer_gram"), grid.chunks.max(1), &gram)?;
-            self.queue.launch(&format!("peer_coefficients_{dtype}"), blocks, &coefficients)?;
-            self.queue.launch(&name("peer_combine"), grid.chunks, &combine)?;
-        }
+        let levels = u64::from(group.width.ilog2());
+        let blocks = group.senders + levels * (grid.chunks + self.teams()) + grid.chunks;
+        let name = format!("peer_tree_{dtype}_p{}", group.width);
+        // SAFETY: as above; for a power of two, the width is the number of ranks.
+        unsafe { self.queue.launch(&name, blocks, &arguments) }?;
         group.barrier()
+    }
+
+    /// Blocks that find weights.
+    fn teams(&self) -> u64 {
+        self.count.div_ceil(PEER_LAYERS) as u64
     }
 }

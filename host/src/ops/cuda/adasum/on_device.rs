@@ -15,15 +15,14 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
 ///
-/// Where the kernels of all ranks, two to eight, reach each other's memory, [`Algorithm::Gram`] per tensor needs no transport: one
-/// launch reads the peers' vectors and multiplies, one exchanges the products and finds the weights, one writes the result into every
-/// rank's arena, and one waits for all. Elsewhere it exchanges the vectors once, forms partial Gram matrices of every layer on each
-/// rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result;
-/// any number of ranks up to 4096.
-/// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
+/// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum per tensor needs no transport: in one launch each rank
+/// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
+/// rank's arena, and one waits for all. Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every
+/// layer on each rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of
+/// the result; any number of ranks up to 4096. [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
-/// Workspace: as many bytes as the arena (Gram), or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for each chunk, of 2048 to
-/// 4096 elements, by peer access to 16384.
+/// Workspace: as many bytes as the arena (Gram), the arena without a rank's own shard (by peers' memory) or half of it (Tree), and
+/// `P(P+1)/2` numbers of 8 bytes for each chunk of 2048 elements or more.
 #[derive(Debug)]
 pub struct Adasum {
     fingerprint: u64,
@@ -60,14 +59,14 @@ impl Adasum {
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
     ) -> Result<Self> {
-        Self::prepare(comm, buffer, options, |_, _| Ok(None))
+        Self::prepare(comm, buffer, options, |_, _, _| Ok(None))
     }
 
     fn prepare(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
-        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer) -> Result<Option<Peers>>,
+        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer, Algorithm) -> Result<Option<Peers>>,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
@@ -78,10 +77,9 @@ impl Adasum {
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
         let peers = match options {
-            AdasumOptions { algorithm: Algorithm::Tree, .. }
-            | AdasumOptions { granularity: Granularity::Whole, .. } => None,
+            AdasumOptions { granularity: Granularity::Whole, .. } => None,
             _ if world_size == 1 => None,
-            _ => connect(comm, buffer)?,
+            _ => connect(comm, buffer, options.algorithm)?,
         };
         if let Some(peers) = peers {
             let steps = Steps::Peers(Box::new(peers));
@@ -91,7 +89,7 @@ impl Adasum {
             _ if world_size == 1 => {
                 let layers = layer_count(options.granularity, table.tensor_count());
                 Steps::Alone(match options.algorithm {
-                    Algorithm::Tree => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
+                    Algorithm::Tree => AdasumReport::of_tree(),
                     _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 },
                 })
             }
@@ -141,7 +139,7 @@ impl Adasum {
             Steps::Alone(report) => report.clone(),
             Steps::Peers(peers) => peers.report()?,
             Steps::Gram(gram) => gram.report()?,
-            Steps::Tree(_) => AdasumReport { algorithm: Algorithm::Tree, weights: None, recomputed: 0 },
+            Steps::Tree(_) => AdasumReport::of_tree(),
         })
     }
 }

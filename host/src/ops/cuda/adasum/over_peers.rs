@@ -1,30 +1,35 @@
-//! The Gram form by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
+//! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
 
 use super::{OPERATION, gram};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
 use crate::kernels::cuda::Layers;
-use crate::ops::AdasumReport;
 use crate::ops::cuda::peers::Connection;
+use crate::ops::{AdasumReport, Algorithm};
 use crate::plan::segments;
 
-/// Gram by kernels that reach into the peers' memory.
+/// Adasum by kernels that reach into the peers' memory.
 #[derive(Debug)]
 pub(super) struct Peers {
+    is_tree: bool,
     layers: Layers,
     connection: Connection,
 }
 
 impl Peers {
-    /// `None` on every rank if some cannot be reached.
-    pub(super) fn connect(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Option<Self>> {
+    /// `None` on every rank if some cannot be reached. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
+    pub(super) fn connect(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        algorithm: Algorithm,
+    ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        let Some(connection) = Connection::new(comm, buffer, table.tensor_count(), true)? else { return Ok(None) };
+        let Some(connection) = Connection::new(comm, buffer, table.tensor_count())? else { return Ok(None) };
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size())?;
-        Ok(Some(Self { layers, connection }))
+        Ok(Some(Self { is_tree: algorithm == Algorithm::Tree, layers, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
@@ -32,11 +37,12 @@ impl Peers {
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
-        comm.run_kernels(call, buffer.queue(), &mut || layers.adasum_of_peers(group, dtype))
+        let run = if self.is_tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };
+        comm.run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
     }
 
     /// What the last run did; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
-        gram::report(&self.layers)
+        if self.is_tree { Ok(AdasumReport::of_tree()) } else { gram::report(&self.layers) }
     }
 }

@@ -1,5 +1,7 @@
 //! Upstream's vector halving, distance doubling, on the device.
 
+use std::ops::Range;
+
 use super::layers;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
@@ -13,6 +15,7 @@ use crate::plan::tree;
 #[derive(Debug)]
 pub(super) struct Tree {
     steps: Vec<(tree::Step, Layers)>,
+    gathers: Vec<tree::Gather>,
     /// The peer's half.
     theirs: DeviceBuffer,
     /// A peer's sums over its half.
@@ -31,6 +34,7 @@ impl Tree {
         let with_layers = |step: tree::Step| Ok((step.clone(), layers(buffer, step.keep, granularity, 2)?));
         Ok(Self {
             steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
+            gathers: tree::gathers(comm.rank(), comm.world_size(), table.arena_len()),
             theirs: DeviceBuffer::zeroed(queue, table.dtype(), table.arena_len().div_ceil(2))?,
             sums: DeviceBuffer::zeroed(queue, DType::F64, 3 * table.tensor_count())?,
         })
@@ -50,12 +54,13 @@ impl Tree {
             let sums = &mut self.sums;
             layers.adasum_of_parts(result, &vectors, |totals| group_sum(comm, step.group.len(), totals, sums))?;
         }
-        for (step, _) in self.steps.iter().rev() {
+        for tree::Gather { held, peers } in &self.gathers {
             let view = arena.as_slice();
-            let (kept, given) = (view.range(step.keep.clone()), view.range(step.give.clone()));
-            // SAFETY: the arena is borrowed mutably, and the two halves do not overlap.
-            let place = unsafe { in_place(view.queue(), given) };
-            comm.exchange(vec![(step.peer, kept)], vec![(step.peer, place)])?;
+            let sends = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()))).collect();
+            // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
+            let place = |range: &Range<usize>| unsafe { in_place(view.queue(), view.range(range.clone())) };
+            let receives = peers.iter().map(|(peer, range)| (*peer, place(range))).collect();
+            comm.exchange(sends, receives)?;
         }
         Ok(())
     }

@@ -1,0 +1,129 @@
+//! Adasum and ordered sums where ranks reach each other's memory: in one launch each rank sends its peers their windows of its arena, works
+//! on what it has received of its own, and writes the result into every rank's arena; another launch waits for all.
+//!
+//! The blocks of a launch do one thing each: the first send; the next wait for the tiles of a chunk and multiply; a few add up, meet their
+//! like on the other ranks and find weights; the last wait for the weights of a chunk and hand out its sum. So one layer's results are on
+//! their way while another's inputs still come. Only this rank writes its window of anybody's arena, after that has been received, and until the
+//! end, where all have written their results. Totals are added in rank order, so that all ranks get the same bits.
+
+mod gram;
+mod team;
+mod tree;
+
+use super::{for_each_dtype, kernel};
+use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
+use crate::half::{BF16, F16};
+use crate::math::{Element, elementwise};
+use crate::peers::{Group, Stage};
+use crate::{memory, reduce, thread};
+
+/// The first `W` of some addresses; those past `count` repeat the first, which costs no memory traffic.
+#[inline(always)]
+fn pick<T, const W: usize>(addresses: &[u64; 8], count: usize) -> [*mut T; W] {
+    core::array::from_fn(|index| addresses[if index < count { index } else { 0 }] as *mut T)
+}
+
+/// What `of` makes of the copies' elements at each place of a chunk, written to every rank's window.
+#[inline(always)]
+unsafe fn write_each<T: Element, const W: usize, const N: usize>(
+    peers: &Peers,
+    chunk: reduce::Chunk,
+    of: impl Fn([T; W]) -> T,
+) {
+    let count = peers.world_size as usize;
+    let windows: [*mut T; W] = pick(&peers.windows, count);
+    let copies: [*mut T; W] = pick(&peers.copies, count);
+    // SAFETY: the launch provides every window and its copy over the chunk, aligned.
+    unsafe {
+        reduce::walk::<N, PEER_THREADS>(chunk, |index, found| {
+            let index = index as usize;
+            if found == N {
+                let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(copies[vector].add(index)));
+                let results: [T; N] =
+                    core::array::from_fn(|lane| of(core::array::from_fn(|vector| loaded[vector][lane])));
+                hand_out(windows, count, index, results);
+            } else {
+                let values = core::array::from_fn(|vector| copies[vector].add(index).read());
+                hand_out(windows, count, index, [of(values)]);
+            }
+        });
+    }
+}
+
+/// One element's weighted sum, in rank order.
+#[inline(always)]
+fn weighted<T: Element, const W: usize>(values: [T; W], weights: [f64; W], count: usize) -> f64 {
+    let mut total = -0.0; // the zero that keeps the sign of a zero added to it
+    let mut rank = 0;
+    while rank < W {
+        if rank < count {
+            total = elementwise::add_weighted(total, weights[rank], values[rank].to_f64());
+        }
+        rank += 1;
+    }
+    total
+}
+
+/// Writes the same elements to every rank's window.
+#[inline(always)]
+unsafe fn hand_out<T: Element, const W: usize, const N: usize>(
+    windows: [*mut T; W],
+    count: usize,
+    index: usize,
+    values: [T; N],
+) {
+    let mut rank = 0;
+    while rank < W {
+        if rank < count {
+            // SAFETY: elements of every window; for N > 1, the caller's index is a multiple of N behind an aligned start.
+            unsafe { memory::store(windows[rank].add(index), values) };
+        }
+        rank += 1;
+    }
+}
+
+macro_rules! of_width {
+    ($name:literal $T:ident $width:literal $suffix:literal) => {
+        kernel!(concat!("peer_reduce_", $name, $suffix), LaunchBounds::of_peers($width),
+            fn (peers: *const Peers, factor: f64, senders: u64, reducers: u64) {
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            let group = Group::of(peers);
+            let block = thread::block_idx_x() as u64;
+            if block < senders {
+                group.send(block, senders);
+                return;
+            }
+            let size = size_of::<$T>() as u64;
+            let peers = group.peers;
+            let mut tile = block - senders;
+            while tile < peers.tiles() {
+                let begin = tile << peers.tile_shift;
+                let end = (begin + (1 << peers.tile_shift)).min(peers.window_bytes);
+                group.receive(begin, end);
+                let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
+                let (factors, ranks) = ([factor; $width], peers.world_size as usize);
+                write_each::<$T, $width, N>(peers, chunk, |values| <$T>::from_f64(weighted(values, factors, ranks)));
+                tile += reducers;
+            }
+        });
+    };
+}
+
+macro_rules! of_dtype {
+    ($name:literal $T:ident) => {
+        of_width!($name $T 2 "_p2");
+        of_width!($name $T 4 "_p4");
+        of_width!($name $T 8 "_p8");
+    };
+}
+for_each_dtype!(of_dtype);
+
+kernel!("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
+    let group = Group::of(peers);
+    group.signal(Row::End, Stage::END);
+    group.wait(Row::End, Stage::END);
+    if thread::thread_idx_x() == 0 {
+        let runs = group.peers.runs as *mut u32;
+        runs.write(runs.read().wrapping_add(1));
+    }
+});

@@ -1,0 +1,186 @@
+//! Adasum pair by pair along the tree, for powers of two of ranks: `peer_tree`.
+//!
+//! Each rank combines its window of all vectors level by level, rounding what it combines to the dtype as if it had been stored. Nothing is:
+//! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
+
+use super::super::adasum::keep;
+use super::super::products::{add_dots, gram_vector_len};
+use super::super::{for_each_dtype, kernel};
+use super::team::Team;
+use super::{pick, weighted, write_each};
+use crate::abi::{LaunchBounds, PEER_LAYERS, PEER_THREADS, Peers, Span};
+use crate::half::{BF16, F16};
+use crate::math::Element;
+use crate::math::adasum::{Pair, coefficients};
+use crate::peers::{Group, Progress, Stage};
+use crate::{reduce, thread};
+
+/// The pair of a level with that number; level 0 joins single ranks.
+#[inline(always)]
+const fn pair(level: usize, number: usize) -> Pair {
+    let begin = number << (level + 1);
+    Pair { begin, middle: begin + (1 << level), end: begin + (2 << level) }
+}
+
+/// The coefficients of a layer's pairs on the levels below `level`: those of level `l` from place `W - (W >> l)` on, by number.
+#[inline(always)]
+unsafe fn coefficients_below<const W: usize>(tree: *const f64, level: usize) -> [[f64; 2]; W] {
+    let mut found = [[0.0; 2]; W];
+    let mut below = 0;
+    while below < level {
+        let mut number = 0;
+        while number < W >> (below + 1) {
+            let place = 2 * pair(below, number).index();
+            // SAFETY: the launch provides two numbers for each pair.
+            found[W - (W >> below) + number] = unsafe { [*tree.add(place), *tree.add(place + 1)] };
+            number += 1;
+        }
+        below += 1;
+    }
+    found
+}
+
+/// The nodes of a level over one element of the ranks' vectors: the first `W >> level` are valid.
+#[inline(always)]
+fn nodes<T: Element, const W: usize>(mut values: [T; W], coefficients: [[f64; 2]; W], level: usize) -> [T; W] {
+    let mut below = 0;
+    while below < level {
+        let mut number = 0;
+        while number < W >> (below + 1) {
+            let both = [values[2 * number], values[2 * number + 1]];
+            values[number] = T::from_f64(weighted(both, coefficients[W - (W >> below) + number], 2));
+            number += 1;
+        }
+        below += 1;
+    }
+    values
+}
+
+/// One level over a chunk: three sums for each of its pairs.
+#[inline(always)]
+unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, const LEVEL: usize>(
+    peers: &Peers,
+    tree: *const f64,
+    chunk: reduce::Chunk,
+) -> [f64; K] {
+    let copies = pick(&peers.copies, W).map(|copy: *mut T| copy.cast_const());
+    // SAFETY: the launch provides every copy over the chunk, and the coefficients of the levels below.
+    unsafe {
+        let coefficients = coefficients_below::<W>(tree, LEVEL);
+        reduce::accumulate::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, |totals, values| {
+            let nodes = nodes(values, coefficients, LEVEL);
+            let mut number = 0;
+            while number < K / 3 {
+                let sums = [totals[3 * number], totals[3 * number + 1], totals[3 * number + 2]];
+                let sums = add_dots(sums, nodes[2 * number].to_f64(), nodes[2 * number + 1].to_f64());
+                totals[3 * number] = sums[0];
+                totals[3 * number + 1] = sums[1];
+                totals[3 * number + 2] = sums[2];
+                number += 1;
+            }
+        })
+    }
+}
+
+macro_rules! of_width {
+    ($name:literal $T:ident $width:literal $suffix:literal $levels:literal: $($level:literal $K:literal)*) => {
+        kernel!(concat!("peer_tree_", $name, $suffix), LaunchBounds::of_peers($width), fn (
+            peers: *const Peers, tree: *mut f64, partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64,
+            chunk_len: u64, senders: u64,
+        ) {
+            const N: usize = gram_vector_len(<$T>::DTYPE, $width);
+            let group = Group::of(peers);
+            let mut block = thread::block_idx_x() as u64;
+            if block < senders {
+                group.send(block, senders);
+                return;
+            }
+            block -= senders;
+            let teams = group.peers.mailbox().teams() as u64;
+            let of_layer = |layer: u64| tree.add(layer as usize * 2 * ($width - 1));
+            $(
+                if block < chunks {
+                    let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                    let team = chunk.span as usize / PEER_LAYERS;
+                    if $level == 0 {
+                        let size = size_of::<$T>() as u64;
+                        group.receive(chunk.begin * size, chunk.end * size);
+                    } else {
+                        group.wait_for_count(team, Progress::Weights, $level, $levels);
+                    }
+                    let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(chunk.span), chunk);
+                    reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
+                        partials.add(sum_index * chunks as usize + block as usize).write(sum);
+                    });
+                    group.count(team, Progress::Multiplied);
+                    return;
+                }
+                block -= chunks;
+                if block < teams {
+                    let team = Team::new(group, block as usize);
+                    if $level > 0 {
+                        // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
+                        // it counts on.
+                        group.wait_for_count(team.number, Progress::Weights, $level, $levels);
+                    }
+                    let multiplied = team.chunks(spans, chunks);
+                    group.wait_for_count(team.number, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
+                    team.find_coefficients::<$level, $K>(tree, partials, spans, chunks);
+                    group.count(team.number, Progress::Weights);
+                    return;
+                }
+                block -= teams;
+            )*
+            let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+            group.wait_for_count(chunk.span as usize / PEER_LAYERS, Progress::Weights, $levels, $levels);
+            let coefficients = coefficients_below::<$width>(of_layer(chunk.span), $levels);
+            write_each::<$T, $width, N>(group.peers, chunk, |values| nodes(values, coefficients, $levels)[0]);
+        });
+    };
+}
+
+macro_rules! of_dtype {
+    ($name:literal $T:ident) => {
+        of_width!($name $T 2 "_p2" 1: 0 3);
+        of_width!($name $T 4 "_p4" 2: 0 6 1 3);
+        of_width!($name $T 8 "_p8" 3: 0 12 1 6 2 3);
+    };
+}
+for_each_dtype!(of_dtype);
+
+impl Team<'_> {
+    /// Adds the sums of one level's pairs up over all ranks, and keeps the coefficients. Each pair has a place of its own in the mailboxes,
+    /// so that no level waits for the readers of another.
+    #[inline(always)]
+    unsafe fn find_coefficients<const LEVEL: usize, const K: usize>(
+        self,
+        tree: *mut f64,
+        partials: *const f64,
+        spans: *const Span,
+        chunks: u64,
+    ) {
+        let own = self.group.peers.rank as usize;
+        let place = |layer: usize, product: usize| {
+            (layer * (self.ranks - 1) + pair(LEVEL, product / 3).index()) * 3 + product % 3
+        };
+        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
+        unsafe {
+            self.add_up_and_hand_out(partials, spans, chunks, K, self.mailbox.tree(own), place);
+            self.meet(Stage(Stage::PRODUCTS.0 + LEVEL as u32));
+            let mut item = thread::thread_idx_x() as usize;
+            while item < self.count * (K / 3) {
+                let (layer, number) = (self.first + item / (K / 3), item % (K / 3));
+                let mut sums = [0.0; 3];
+                for rank in 0..self.ranks {
+                    let offset = self.mailbox.tree(rank);
+                    sums[0] += *self.slot(own, offset, place(layer, 3 * number));
+                    sums[1] += *self.slot(own, offset, place(layer, 3 * number + 1));
+                    sums[2] += *self.slot(own, offset, place(layer, 3 * number + 2));
+                }
+                let both = coefficients(sums[0], sums[1], sums[2]);
+                keep(tree.add(layer * 2 * (self.ranks - 1)), pair(LEVEL, number), both);
+                item += PEER_THREADS as usize;
+            }
+        }
+    }
+}
