@@ -64,7 +64,7 @@ pub(crate) struct PtxBuilder<'a> {
 
 /// What shapes the generated code, for the manifest; the target CPU and its `cfg` come on top. Kept beside
 /// [`PtxBuilder::build`], which is where they are passed.
-pub(crate) const FLAGS: [&str; 8] = [
+pub(crate) const FLAGS: [&str; 9] = [
     "-Zbuild-std=core",
     "--crate-type=cdylib",
     "--emit=asm",
@@ -73,10 +73,13 @@ pub(crate) const FLAGS: [&str; 8] = [
     "-Ccodegen-units=1",
     "-Cpanic=abort",
     UNROLL,
+    NO_REMAINDERS,
 ];
 
 /// Register arrays live in registers only where every loop over them is unrolled, and the widest Gram tile has 36 sums.
 const UNROLL: &str = "-Cllvm-args=-unroll-threshold=8000";
+/// Loops whose length is not known stay as they are: unrolled, they and their remainders are up to half of what the driver has to compile.
+const NO_REMAINDERS: &str = "-Cllvm-args=-unroll-runtime=false";
 
 impl<'a> PtxBuilder<'a> {
     pub(crate) fn new(crate_folder: impl Into<PathBuf>, compiler: &'a DeviceCompiler) -> Self {
@@ -114,7 +117,7 @@ impl<'a> PtxBuilder<'a> {
         // -Ctarget-cpu must be the same for `core` and for our crate, hence RUSTFLAGS and not arguments of the last
         // compiler run. No panic location: our kernels have nowhere to print them, and they hold paths.
         let rustflags = format!(
-            "-Ctarget-cpu={} {UNROLL} --cfg gradsync_sm=\"{}\" --check-cfg cfg(gradsync_sm,values(\"75\",\"80\")) -Zlocation-detail=none",
+            "-Ctarget-cpu={} {UNROLL} {NO_REMAINDERS} --cfg gradsync_sm=\"{}\" --check-cfg cfg(gradsync_sm,values(\"75\",\"80\")) -Zlocation-detail=none",
             self.arch.name(),
             self.arch.number()
         );

@@ -23,7 +23,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
 ) -> [f64; K] {
     let copies = pick(&peers.copies, peers.world_size as usize).map(|copy: *mut T| copy.cast_const());
     let add = add_triangle::<T, W, K>;
-    // SAFETY: the launch provides every copy over the chunk.
+    // SAFETY: the launch provides every copy over the chunk, aligned.
     unsafe {
         match W {
             // Two steps at once, where there are registers for them.
@@ -46,6 +46,8 @@ macro_rules! of_width {
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
+            // One pair joins two ranks, and cancels nothing.
+            const HAS_EXACT_PATH: bool = $width > 2;
             let group = Group::of(peers);
             let mut block = thread::block_idx_x() as u64;
             if block < senders {
@@ -80,15 +82,17 @@ macro_rules! of_width {
                 team.add_up_and_hand_out(partials, spans, chunks, width, offset, place);
                 team.meet(Stage::PRODUCTS);
                 team.find_weights(weights, tree, cancelled, totals);
-                thread::sync_threads();
-                team.recompute::<$T, { slots($width) }>(weights, tree, cancelled, spans);
+                if HAS_EXACT_PATH {
+                    thread::sync_threads();
+                    team.recompute::<$T, { slots($width) }>(weights, tree, cancelled, spans);
+                }
                 group.count(team.number, Progress::Weights);
                 return;
             }
             block -= teams;
             let chunk = reduce::chunk(block, spans, span_count, chunk_len);
             group.wait_for_count(chunk.span as usize / PEER_LAYERS, Progress::Weights, 1, 1);
-            if *cancelled.add(chunk.span as usize) == 0 {
+            if !HAS_EXACT_PATH || *cancelled.add(chunk.span as usize) == 0 {
                 let weights = weights.add(chunk.span as usize * ranks);
                 let weights = core::array::from_fn(|rank| *weights.add(if rank < ranks { rank } else { 0 }));
                 write_each::<$T, $width, N>(group.peers, chunk, |values| <$T>::from_f64(weighted(values, weights, ranks)));
