@@ -12,6 +12,8 @@ const TENSORS_RATIO: f64 = 0.9;
 const CPU_RATIO: f64 = 0.9;
 /// Of the speed of NCCL's sum, which may take that much less time.
 const PEER_RATIO: f64 = 1.0 / 1.05;
+/// As [`PEER_RATIO`], pair by pair along the tree.
+const TREE_RATIO: f64 = 1.0 / 1.6;
 /// From this size on, memory is what takes the time.
 const LARGE_BYTES: u64 = 64 << 20;
 const LAUNCH_BYTES: u64 = 1 << 20;
@@ -25,6 +27,7 @@ pub(super) enum Goal {
     Reads,
     Tensors,
     Peers,
+    Tree,
     Cpu,
     Launch,
     GraphLaunch,
@@ -33,11 +36,12 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    pub(super) const ALL: [Goal; 9] = [
+    pub(super) const ALL: [Goal; 10] = [
         Goal::Streams,
         Goal::Reads,
         Goal::Tensors,
         Goal::Peers,
+        Goal::Tree,
         Goal::Cpu,
         Goal::Launch,
         Goal::GraphLaunch,
@@ -60,6 +64,7 @@ impl Goal {
             Goal::Peers => {
                 format!("Adasum by peer access in CUDA graphs at {PEER_RATIO:.2} of NCCL's sum or more, {large}")
             }
+            Goal::Tree => format!("the same along the tree, at {TREE_RATIO:.2}"),
             Goal::Cpu => {
                 format!("cast and accumulate on the CPU at {CPU_RATIO} of a copy by all threads or more, {large}")
             }
@@ -99,7 +104,10 @@ pub(super) fn of_row(part: &str, row: &Value, graph_calls: u64) -> Option<Figure
         ("cuda", "zero" | "cast" | "accumulate" | "combine", 0) if is_large => (Goal::Streams, MEMORY_RATIO),
         ("cuda", "dots", 0) if is_large => (Goal::Reads, MEMORY_RATIO),
         ("cuda", "gram", 0) if is_large && [2, 4, 8].iter().any(|n| row["ranks"] == *n) => (Goal::Reads, MEMORY_RATIO),
-        ("cuda", "adasum", 1..) if is_large && row["transport"] == "peer" => (Goal::Peers, PEER_RATIO),
+        ("cuda", "adasum", 1..) if is_large && row["transport"] == "peer" => match text(row, "redop") {
+            "tree" => (Goal::Tree, TREE_RATIO),
+            _ => (Goal::Peers, PEER_RATIO),
+        },
         ("cpu", "cast" | "accumulate", 0) if is_large && !is_many => (Goal::Cpu, CPU_RATIO),
         _ => return None,
     };
@@ -185,6 +193,9 @@ mod tests {
         assert_eq!(goal("cuda-bert-large", row("cast", 1, 1 << 30, 0.96), 0), Some((Goal::Tensors, true)));
         assert_eq!(goal("cuda-resnet50", row("accumulate", 1, 1 << 20, 0.89), 0), Some((Goal::Tensors, false)));
         assert_eq!(goal("peer-graph", row("adasum", 4, 1 << 28, 0.953), 10), Some((Goal::Peers, true)));
+        let mut tree = row("adasum", 4, 1 << 28, 0.62);
+        tree["redop"] = "tree".into();
+        assert_eq!(goal("peer-graph", tree, 10), Some((Goal::Tree, false)));
         let mut on_cpu = row("cast", 1, 1 << 26, 0.89);
         on_cpu["backend"] = "cpu".into();
         assert_eq!(goal("cpu-pairs", on_cpu, 0), Some((Goal::Cpu, false)));

@@ -146,7 +146,7 @@ pub(super) const PARTS: [Part; 19] = [
         name: "peer-graph",
         title: "Adasum of all GPUs by peer access in CUDA graphs of 10, beside NCCL's sum",
         needs: Needs::Gpus(2),
-        arguments: "adasum --transport peer -d f32,bf16 -G 10",
+        arguments: "adasum --transport peer --algorithm gram,tree -d f32,bf16 -G 10",
         sizes: ["-b 64K -e 256M -f 16", "-b 1M"],
         ..PART
     },

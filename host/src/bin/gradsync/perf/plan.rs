@@ -60,9 +60,6 @@ impl Place {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))
             }
-            (Place::Ranks(TransportChoice::Peer), Redop::Adasum(Algorithm::Tree)) => {
-                Some("peer carries adasum by Gram matrices, not by the tree".into())
-            }
             (Place::Ranks(TransportChoice::Peer), Redop::Reduce(op @ (ReduceOp::Max | ReduceOp::Min))) => {
                 Some(format!("all_reduce over peer has sums and means, not {op}"))
             }
