@@ -281,7 +281,7 @@ pub struct Peers {
     pub window_bytes: u64,
     /// Windows travel in tiles of two to the power of so many bytes; the last one may be shorter.
     pub tile_shift: u64,
-    /// Number of layers.
+    /// Number of layers: one a span of a launch, or one in all.
     pub layers: u64,
     /// Each rank's mailbox, see [`Mailbox`].
     pub mailboxes: [u64; MOST_PEERS],
@@ -300,6 +300,18 @@ impl Peers {
     #[inline(always)]
     pub const fn tiles(&self) -> u64 {
         (self.window_bytes + (1 << self.tile_shift) - 1) >> self.tile_shift
+    }
+
+    /// The layer of a span: its own, or the first where all of `span_count` spans are one layer together.
+    #[inline(always)]
+    pub const fn layer(&self, span: u64, span_count: u64) -> u64 {
+        if self.layers == span_count { span } else { 0 }
+    }
+
+    /// Spans of each layer.
+    #[inline(always)]
+    pub const fn spans_of_a_layer(&self, span_count: u64) -> u64 {
+        if self.layers == span_count { 1 } else { span_count }
     }
 
     /// Where what lies in the group's mailboxes.

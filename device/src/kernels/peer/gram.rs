@@ -56,6 +56,7 @@ macro_rules! of_width {
             }
             block -= senders;
             let ranks = group.peers.world_size as usize;
+            let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
             if block < chunks {
                 let chunk = reduce::chunk(block, spans, span_count, chunk_len);
                 let size = size_of::<$T>() as u64;
@@ -67,7 +68,7 @@ macro_rules! of_width {
                         partials.add(product_index(row, column, ranks) * chunks as usize + block as usize).write(sum);
                     }
                 });
-                group.count(chunk.span as usize / PEER_LAYERS, Progress::Multiplied);
+                group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
                 return;
             }
             block -= chunks;
@@ -84,22 +85,23 @@ macro_rules! of_width {
                 team.find_weights(weights, tree, cancelled, totals);
                 if HAS_EXACT_PATH {
                     thread::sync_threads();
-                    team.recompute::<$T, { slots($width) }>(weights, tree, cancelled, spans);
+                    team.recompute::<$T, { slots($width) }>(weights, tree, cancelled, spans, span_count);
                 }
                 group.count(team.number, Progress::Weights);
                 return;
             }
             block -= teams;
             let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-            group.wait_for_count(chunk.span as usize / PEER_LAYERS, Progress::Weights, 1, 1);
-            if !HAS_EXACT_PATH || *cancelled.add(chunk.span as usize) == 0 {
-                let weights = weights.add(chunk.span as usize * ranks);
+            let layer = layer_of(chunk);
+            group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
+            if !HAS_EXACT_PATH || *cancelled.add(layer) == 0 {
+                let weights = weights.add(layer * ranks);
                 let weights = core::array::from_fn(|rank| *weights.add(if rank < ranks { rank } else { 0 }));
                 write_each::<$T, $width, N>(group.peers, chunk, |values| <$T>::from_f64(weighted(values, weights, ranks)));
                 return;
             }
             let table = group.peers.copies.as_ptr().cast::<*const $T>();
-            let tree = Tree::<$T, { slots($width) }>::of_layer(table, tree, chunk.span, group.peers.world_size);
+            let tree = Tree::<$T, { slots($width) }>::of_layer(table, tree, layer as u64, group.peers.world_size);
             let windows: [*mut $T; $width] = pick(&group.peers.windows, ranks);
             reduce::walk::<1, PEER_THREADS>(chunk, |index, _| {
                 let value = tree.value(index, 0, ranks);
@@ -188,6 +190,7 @@ impl Team<'_> {
         tree: *mut f64,
         cancelled: *const u32,
         spans: *const Span,
+        span_count: u64,
     ) {
         // SAFETY: as above; the branches are the same for the whole block and on every rank.
         unsafe {
@@ -210,7 +213,7 @@ impl Team<'_> {
                         break;
                     }
                     if !one.joins_ranks() {
-                        self.hand_out_pair::<T, SLOTS>(one, tree, cancelled, spans);
+                        self.hand_out_pair::<T, SLOTS>(one, tree, cancelled, spans, span_count);
                     }
                     pair = one.next(self.ranks);
                 }
@@ -240,6 +243,7 @@ impl Team<'_> {
         tree: *const f64,
         cancelled: *const u32,
         spans: *const Span,
+        span_count: u64,
     ) {
         let peers = self.group.peers;
         let offset = self.mailbox.tree(peers.rank as usize);
@@ -249,10 +253,12 @@ impl Team<'_> {
                 if *cancelled.add(layer) == 0 {
                     continue;
                 }
-                let span = *spans.add(layer);
-                let chunk = reduce::Chunk { span: layer as u64, begin: span.begin, end: span.begin + span.len };
                 let tree =
                     Tree::<T, SLOTS>::of_layer(peers.copies.as_ptr().cast(), tree, layer as u64, peers.world_size);
+                // Spans that are one layer lie in order, with nothing but zeros between them.
+                let last = *spans.add(layer + peers.spans_of_a_layer(span_count) as usize - 1);
+                let begin = (*spans.add(layer)).begin;
+                let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
                 let mut totals = [0.0; 3];
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
                     let left = tree.value(element, pair.begin, pair.middle);

@@ -97,18 +97,20 @@ macro_rules! of_width {
             }
             block -= senders;
             let teams = group.peers.mailbox().teams() as u64;
-            let of_layer = |layer: u64| tree.add(layer as usize * 2 * ($width - 1));
+            let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
+            let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
             $(
                 if block < chunks {
                     let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                    let team = chunk.span as usize / PEER_LAYERS;
+                    let layer = layer_of(chunk);
+                    let team = layer / PEER_LAYERS;
                     if $level == 0 {
                         let size = size_of::<$T>() as u64;
                         group.receive(chunk.begin * size, chunk.end * size);
                     } else {
                         group.wait_for_count(team, Progress::Weights, $level, $levels);
                     }
-                    let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(chunk.span), chunk);
+                    let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
                     reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
                         partials.add(sum_index * chunks as usize + block as usize).write(sum);
                     });
@@ -132,8 +134,9 @@ macro_rules! of_width {
                 block -= teams;
             )*
             let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-            group.wait_for_count(chunk.span as usize / PEER_LAYERS, Progress::Weights, $levels, $levels);
-            let coefficients = coefficients_below::<$width>(of_layer(chunk.span), $levels);
+            let layer = layer_of(chunk);
+            group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
+            let coefficients = coefficients_below::<$width>(of_layer(layer), $levels);
             write_each::<$T, $width, N>(group.peers, chunk, |values| nodes(values, coefficients, $levels)[0]);
         });
     };

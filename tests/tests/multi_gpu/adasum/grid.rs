@@ -27,7 +27,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     }
     for &format in cases.formats {
         for &algorithm in cases.algorithms() {
-            for &granularity in granularities(cases) {
+            for granularity in [Granularity::Tensor, Granularity::Whole] {
                 report.case(&name(cases, format, algorithm, &format!("{granularity:?}")), || {
                     for &kind in cases.kinds {
                         let case = Case::of(kind, format, world_size, &SHAPES, world_size as u64);
@@ -61,12 +61,4 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 
 fn name(cases: &Cases<'_>, format: Format, algorithm: Algorithm, what: &str) -> String {
     cases.name(&format!("{} {algorithm:?} {what}", format.name()))
-}
-
-/// Those that differ by the way.
-fn granularities(cases: &Cases<'_>) -> &'static [Granularity] {
-    match cases.runner.way {
-        Way::Best => &[Granularity::Tensor, Granularity::Whole],
-        Way::Transport => &[Granularity::Tensor],
-    }
 }

@@ -42,7 +42,10 @@ pub struct Layers {
     table: DeviceBuffer,
     addresses: Vec<u64>,
     /// How the first segment's weights get to all others, where all segments are one layer.
-    shared: Option<Spread>,
+    /// Whether all segments are one layer together.
+    is_shared: bool,
+    /// What hands that layer's weights to all segments, where kernels look for their own.
+    spread: Option<Spread>,
 }
 
 /// Tables of copies from the first segment's rows to all others'.
@@ -101,7 +104,8 @@ impl Layers {
             tree: zeroed(2 * (world_size - 1) * count)?,
             table: zeroed(world_size)?,
             addresses: Vec::new(),
-            shared: None,
+            is_shared: false,
+            spread: None,
         })
     }
 
@@ -127,7 +131,8 @@ impl Layers {
         for (block, index) in others.enumerate() {
             flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
         }
-        layers.shared = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
+        layers.is_shared = true;
+        layers.spread = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
         Ok(layers)
     }
 
@@ -249,12 +254,12 @@ impl Layers {
 
     /// The layers that are told apart: one, where all segments share it.
     fn layer_count(&self) -> usize {
-        if self.shared.is_some() { self.count.min(1) } else { self.count }
+        if self.is_shared { self.count.min(1) } else { self.count }
     }
 
     /// Hands what the first segment has to all others, where all are one layer.
     fn spread(&self) -> Result<()> {
-        let Some(Spread { weights, flags }) = &self.shared else { return Ok(()) };
+        let Some(Spread { weights, flags }) = &self.spread else { return Ok(()) };
         let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
             let pieces = table.as_slice().len() / 4;
             // SAFETY: the tables list places in this object's own buffers.

@@ -117,9 +117,16 @@ impl PeerGroup {
 }
 
 impl Layers {
-    /// As [`new`](Self::new), for [`adasum_of_peers`](Self::adasum_of_peers).
-    pub(crate) fn for_peers(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        Self::on(Grids::for_peers, queue, len, segments, world_size)
+    /// As [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
+    /// [`tree_of_peers`](Self::tree_of_peers).
+    pub(crate) fn for_peers(
+        queue: &Queue,
+        len: usize,
+        segments: &[Range<usize>],
+        world_size: usize,
+        is_shared: bool,
+    ) -> Result<Self> {
+        Ok(Self { is_shared, ..Self::on(Grids::for_peers, queue, len, segments, world_size)? })
     }
 
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
@@ -169,6 +176,6 @@ impl Layers {
 
     /// Blocks that find weights.
     fn teams(&self) -> u64 {
-        self.count.div_ceil(PEER_LAYERS) as u64
+        self.layer_count().div_ceil(PEER_LAYERS) as u64
     }
 }

@@ -11,11 +11,11 @@ use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
 use crate::error::{Error, Result};
 use crate::ops::cuda::same_plan;
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
 ///
-/// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum per tensor needs no transport: in one launch each rank
+/// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum needs no transport: in one launch each rank
 /// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
 /// rank's arena, and one waits for all. Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every
 /// layer on each rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of
@@ -66,7 +66,7 @@ impl Adasum {
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
-        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer, Algorithm) -> Result<Option<Peers>>,
+        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer, AdasumOptions) -> Result<Option<Peers>>,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
@@ -76,11 +76,7 @@ impl Adasum {
         }
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let peers = match options {
-            AdasumOptions { granularity: Granularity::Whole, .. } => None,
-            _ if world_size == 1 => None,
-            _ => connect(comm, buffer, options.algorithm)?,
-        };
+        let peers = if world_size == 1 { None } else { connect(comm, buffer, options)? };
         if let Some(peers) = peers {
             let steps = Steps::Peers(Box::new(peers));
             return Ok(Self { fingerprint: table.fingerprint(), world_size, steps });

@@ -1,12 +1,12 @@
 //! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
 
-use super::{OPERATION, gram};
+use super::{OPERATION, gram, layer_count};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
 use crate::kernels::cuda::Layers;
 use crate::ops::cuda::peers::Connection;
-use crate::ops::{AdasumReport, Algorithm};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
 
 /// Adasum by kernels that reach into the peers' memory.
@@ -22,14 +22,18 @@ impl Peers {
     pub(super) fn connect(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
-        algorithm: Algorithm,
+        options: AdasumOptions,
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        let Some(connection) = Connection::new(comm, buffer, table.tensor_count())? else { return Ok(None) };
+        let Some(connection) = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?
+        else {
+            return Ok(None);
+        };
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
-        let layers = Layers::for_peers(queue, len, &parts, comm.world_size())?;
-        Ok(Some(Self { is_tree: algorithm == Algorithm::Tree, layers, connection }))
+        let is_shared = options.granularity == Granularity::Whole;
+        let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+        Ok(Some(Self { is_tree: options.algorithm == Algorithm::Tree, layers, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
