@@ -237,7 +237,7 @@ pub struct Span {
 
 /// Most ranks of a group whose kernels reach into each other's memory.
 pub const MOST_PEERS: usize = 8;
-/// Layers whose weights one block of `peer_adasum` finds.
+/// Layers whose weights one block of `peer_adasum` or `peer_tree` finds.
 pub const PEER_LAYERS: usize = 4;
 /// Most blocks of a launch of that width that send. By measurement on two and four H200: 66 for each peer, but never so many that the blocks
 /// that work on what has arrived find no places beside them on its 132 multiprocessors.
@@ -372,7 +372,7 @@ impl Mailbox {
         self.flag(Row::Tile(self.tiles), 0).next_multiple_of(256) + rank * self.layers * products(self.world_size) * 8
     }
 
-    /// The sums of the exact path, as `rank` has summed them over its window: `[layer][pair][3]`.
+    /// The sums of pairs, of the exact path or along the tree, as `rank` has summed them over its window: `[layer][pair][3]`.
     #[inline(always)]
     pub const fn tree(self, rank: usize) -> usize {
         self.products(self.world_size) + rank * self.layers * 3 * (self.world_size - 1) * 8

@@ -1,9 +1,10 @@
 //! How blocks of kernels meet, on one GPU and on several: flags in each other's mailboxes, written with release and read with acquire.
 //!
 //! A flag counts up and never down: each run of a group has its own values, so that nothing is ever cleared. Whoever waits also
-//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing. Blocks only wait for blocks of lower numbers
-//! and for their like on other ranks: devices give blocks their places in order, so that nobody is waited for who has none. What is sent
-//! besides flags are tiles, whose content is nothing to this file.
+//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing. A launch has its kinds of blocks in order:
+//! those that send, then those that multiply and those that find weights, level by level, then those that write. Blocks wait for earlier
+//! kinds only, on any rank, or for their like on other ranks: devices give blocks their places in order, so that nobody is waited for who
+//! has none. What is sent besides flags are tiles, whose content is nothing to this file.
 
 use crate::abi::{MOST_PEERS, PEER_THREADS, Peers, Row, VECTOR_BYTES};
 use crate::{arch, memory, thread};
@@ -14,10 +15,16 @@ pub(crate) struct Stage(pub(crate) u32);
 
 const STAGES: u32 = 8;
 
+const _: () = {
+    // As many stages as a tree of the most ranks has levels, behind the first of each kind.
+    let levels = MOST_PEERS.ilog2();
+    assert!(Stage::PRODUCTS.0 + levels <= Stage::END.0 && Stage::TREE.0 + levels <= Stage::END.0);
+};
+
 impl Stage {
     /// A tile has arrived.
     pub(crate) const ARRIVED: Stage = Stage(1);
-    /// Every rank's products have been handed out.
+    /// Every rank's products have been handed out; along the tree, those of the first level, and the next levels follow.
     pub(crate) const PRODUCTS: Stage = Stage(2);
     /// Every rank's sums of the exact path's second level have been handed out; the next levels follow.
     pub(crate) const TREE: Stage = Stage(3);
@@ -86,7 +93,7 @@ impl<'a> Group<'a> {
     #[inline(always)]
     unsafe fn reach(self, flag: u64, value: u32) {
         let mut tries = 0u32;
-        // SAFETY: the caller's promise. Values wrap around after 2^29 runs; the distance tells.
+        // SAFETY: the caller's promise. Values wrap around, stages after 2^29 runs; the distance tells.
         unsafe {
             while (arch::load_acquire(flag).wrapping_sub(value) as i32) < 0 {
                 tries = tries.wrapping_add(1);

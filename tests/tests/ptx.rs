@@ -110,7 +110,18 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 "dots" | "gram" | "gram_cross" | "squared_norms" | "all_finite" | "sweep" => (true, false),
-                "peer_adasum" | "peer_reduce" | "peer_tree" => (true, true),
+                // Senders move 16 bytes, five times over; whoever multiplies and writes has to as well, for each vector of its width.
+                "peer_adasum" | "peer_reduce" | "peer_tree" => {
+                    let width: usize = name[name.len() - 1..].parse().expect("a width");
+                    let is_short = family != "peer_reduce" && width == 8 && dtypes[0].size_bytes() == 2;
+                    let (load, store) = if is_short { ("ld.global.v2.b32", "st.global.v2.b32") } else { (LOAD, STORE) };
+                    let sent = if is_short { 0 } else { 5 };
+                    for what in [load, store] {
+                        let found = body.matches(what).count();
+                        assert!(found >= sent + width, "{arch} {name} has {found} of {what}");
+                    }
+                    continue;
+                }
                 // One thread an element or a layer: never the bottleneck.
                 "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair" | "peer_barrier"
                 | "empty" => {

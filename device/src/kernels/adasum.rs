@@ -1,5 +1,5 @@
 //! Adasum's weights on the device, one thread a layer: `coefficients` from Gram matrices, and the exact path for layers that lost
-//! digits to cancellation: `reset_weights`, then for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
+//! digits to cancellation, which `coefficients` starts: for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
 //!
 //! The exact path evaluates the combination tree at every element, from the ranks' own values. Other layers skip it. It is never
 //! the bottleneck: layers cancel where gradients are opposite to within a hundredth.

@@ -145,7 +145,8 @@ impl OrderedAllReduce {
 
 /// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
 /// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
-/// ranks on one machine. Workspace: the peers' shards, as many bytes as the buffer without its own.
+/// ranks on one machine. After a failure, keep the buffer and this until every rank has given up, as for
+/// [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
 pub struct PeerAllReduce {
     connection: Connection,

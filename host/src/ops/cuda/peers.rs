@@ -22,6 +22,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Whether there are ranks and elements enough, and no more ranks than the kernels take; the same on every rank.
+    pub(super) fn is_possible(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> bool {
+        (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
+    }
+
     /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
     /// reached. The kernels hand out sums of `layers` layers.
     pub(super) fn new(
@@ -30,7 +35,7 @@ impl Connection {
         layers: usize,
     ) -> Result<Option<Self>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
-        if world_size == 1 || world_size > MOST_RANKS || table.arena_len() == 0 {
+        if !Self::is_possible(comm, buffer) {
             return Ok(None);
         }
         let (dtype, shard_len) = (table.dtype(), table.shard_len());
@@ -64,6 +69,8 @@ impl Connection {
         // SAFETY: everything that the addresses lead to is kept in the object returned; windows and slots are shards of arenas and as long,
         // which begin at multiples of 256 bytes.
         let group = unsafe { PeerGroup::new(queue, layers, &addresses) }?;
+        // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far and keep their memory.
+        comm.gather_words(&[rank as u64])?;
         Ok(Some(Self {
             group,
             arena: buffer.as_slice().address(),

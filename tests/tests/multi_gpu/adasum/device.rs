@@ -19,7 +19,7 @@ use crate::checks::Checks;
 /// How ranks get at each other's vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By kernels that reach into the peers' memory, where the algorithm has them.
+    /// By kernels that reach into the peers' memory, where there are several ranks.
     Best,
     /// By the communicator's own collectives.
     Transport,

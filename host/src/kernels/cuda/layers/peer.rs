@@ -69,8 +69,8 @@ impl PeerGroup {
     /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len), and windows, at multiples of 16 bytes, which their length is too.
     pub(crate) unsafe fn new(queue: &Queue, layers: usize, addresses: &PeerAddresses) -> Result<Self> {
         let world_size = addresses.mailboxes.len();
-        if !(1..=MOST_RANKS).contains(&world_size) {
-            let reason = format!("{world_size} ranks, and their kernels meet in groups of 1 to {MOST_RANKS}");
+        if !(2..=MOST_RANKS).contains(&world_size) {
+            let reason = format!("{world_size} ranks, and their kernels meet in groups of 2 to {MOST_RANKS}");
             return Err(Error::InvalidArgument { operation: "peer group", reason });
         }
         let runs = DeviceBuffer::zeroed(queue, DType::F64, 1)?;
@@ -93,6 +93,7 @@ impl PeerGroup {
         let head =
             [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes, peers.tile_shift, peers.layers];
         let words = [&head[..], &peers.mailboxes, &peers.windows, &peers.sources, &peers.slots, &peers.copies].concat();
+        debug_assert_eq!(size_of_val(&words[..]), size_of::<Peers>(), "every field of the table");
         Ok(Self { queue: queue.clone(), width, senders, reducers, table: upload_words(queue, &words)?, _runs: runs })
     }
 
@@ -169,7 +170,8 @@ impl Layers {
         let levels = u64::from(group.width.ilog2());
         let blocks = group.senders + levels * (grid.chunks + self.teams()) + grid.chunks;
         let name = format!("peer_tree_{dtype}_p{}", group.width);
-        // SAFETY: as above; for a power of two, the width is the number of ranks.
+        debug_assert_eq!(group.width, self.world_size, "the tree takes powers of two of ranks");
+        // SAFETY: as above; the group has as many ranks as the kernels are wide.
         unsafe { self.queue.launch(&name, blocks, &arguments) }?;
         group.barrier()
     }
@@ -177,5 +179,60 @@ impl Layers {
     /// Blocks that find weights.
     fn teams(&self) -> u64 {
         self.layer_count().div_ceil(PEER_LAYERS) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use gradsync_device::abi::{Mailbox, Row};
+    use gradsync_device::math::adasum::products;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_in_a_mailbox_overlaps(layers in 0usize..40, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000) {
+            let mailbox = shape(layers, world_size, window * 16).mailbox();
+            let rows = [Row::End].into_iter()
+                .chain((0..mailbox.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
+                .chain((0..mailbox.tiles).map(Row::Tile));
+            let mut parts: Vec<Range<usize>> = rows
+                .flat_map(|row| (0..MOST_RANKS).map(move |rank| mailbox.flag(row, rank)))
+                .map(|flag| flag..flag + 4)
+                .collect();
+            let numbers = |begin: usize, len: usize| begin..begin + len * 8;
+            for rank in 0..world_size {
+                parts.push(numbers(mailbox.products(rank), layers * products(world_size)));
+                parts.push(numbers(mailbox.tree(rank), layers * 3 * (world_size - 1)));
+            }
+            parts.retain(|part| !part.is_empty());
+            parts.sort_by_key(|part| part.start);
+            prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            let end = parts.last().map_or(0, |part| part.end);
+            prop_assert!(end <= PeerGroup::mailbox_len(layers, world_size, window * 16) * 8);
+            prop_assert!(Mailbox::bytes(mailbox) % 8 == 0);
+        }
+
+        #[test]
+        fn tiles_cover_a_window(window in 0u64..1 << 40) {
+            let bytes = window * 16;
+            let peers = shape(1, 2, bytes as usize);
+            let tile = 1u64 << peers.tile_shift;
+            prop_assert!((4096..=65536).contains(&tile));
+            prop_assert!(peers.tiles() * tile >= bytes);
+            prop_assert!(peers.tiles() == 0 || (peers.tiles() - 1) * tile < bytes);
+        }
+    }
+
+    #[test]
+    fn senders_leave_places_to_the_others() {
+        for world_size in 2..=MOST_RANKS {
+            let width = width(world_size);
+            let senders = peer_senders(width, world_size as u64);
+            assert!((1..peer_reducers(width)).contains(&senders), "{world_size} ranks: {senders}");
+        }
     }
 }

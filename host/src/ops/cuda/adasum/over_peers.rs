@@ -25,15 +25,17 @@ impl Peers {
         options: AdasumOptions,
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        let Some(connection) = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?
-        else {
+        if !Connection::is_possible(comm, buffer) {
             return Ok(None);
-        };
+        }
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let is_shared = options.granularity == Granularity::Whole;
+        // Before the connection, which nothing that fails on one rank alone may follow.
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
-        Ok(Some(Self { is_tree: options.algorithm == Algorithm::Tree, layers, connection }))
+        let connection = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?;
+        let is_tree = options.algorithm == Algorithm::Tree;
+        Ok(connection.map(|connection| Self { is_tree, layers, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
