@@ -3,8 +3,8 @@
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
 use super::super::adasum::{LayerWeights, Tree, keep};
+use super::super::kernel;
 use super::super::products::{add_dots, add_triangle, gram_vector_len, triangle};
-use super::super::{for_each_dtype, kernel};
 use super::team::Team;
 use super::{hand_out, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
@@ -111,14 +111,7 @@ macro_rules! of_width {
     };
 }
 
-macro_rules! of_dtype {
-    ($name:literal $T:ident) => {
-        of_width!($name $T 2 "_p2");
-        of_width!($name $T 4 "_p4");
-        of_width!($name $T 8 "_p8");
-    };
-}
-for_each_dtype!(of_dtype);
+for_each_dtype_and_width!(of_width);
 
 /// One layer's weights in shared memory.
 struct SharedWeights {

@@ -6,11 +6,26 @@
 //! their way while another's inputs still come. Only this rank writes its window of anybody's arena, after that has been received, and until the
 //! end, where all have written their results. Totals are added in rank order, so that all ranks get the same bits.
 
+/// Stamps `$body!(name type width suffix)` for every dtype and width.
+macro_rules! for_each_dtype_and_width {
+    ($body:ident) => {
+        for_each_dtype_and_width!($body, "f64" f64);
+        for_each_dtype_and_width!($body, "f32" f32);
+        for_each_dtype_and_width!($body, "f16" F16);
+        for_each_dtype_and_width!($body, "bf16" BF16);
+    };
+    ($body:ident, $name:literal $T:ident) => {
+        $body!($name $T 2 "_p2");
+        $body!($name $T 4 "_p4");
+        $body!($name $T 8 "_p8");
+    };
+}
+
 mod gram;
 mod team;
 mod tree;
 
-use super::{for_each_dtype, kernel};
+use super::kernel;
 use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
@@ -109,14 +124,7 @@ macro_rules! of_width {
     };
 }
 
-macro_rules! of_dtype {
-    ($name:literal $T:ident) => {
-        of_width!($name $T 2 "_p2");
-        of_width!($name $T 4 "_p4");
-        of_width!($name $T 8 "_p8");
-    };
-}
-for_each_dtype!(of_dtype);
+for_each_dtype_and_width!(of_width);
 
 kernel!("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
     let group = Group::of(peers);
