@@ -302,6 +302,13 @@ impl Peers {
         (self.window_bytes + (1 << self.tile_shift) - 1) >> self.tile_shift
     }
 
+    /// The bytes of a tile in its window: its first one, and one past its last.
+    #[inline(always)]
+    pub fn tile(&self, number: u64) -> (u64, u64) {
+        let begin = number << self.tile_shift;
+        (begin, (begin + (1 << self.tile_shift)).min(self.window_bytes))
+    }
+
     /// The layer of a span: its own, or the first where all of `span_count` spans are one layer together.
     #[inline(always)]
     pub const fn layer(&self, span: u64, span_count: u64) -> u64 {

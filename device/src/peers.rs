@@ -158,8 +158,7 @@ impl<'a> Group<'a> {
             if peer >= peers.world_size {
                 peer -= peers.world_size;
             }
-            let begin = tile << peers.tile_shift;
-            let end = (begin + (1 << peers.tile_shift)).min(peers.window_bytes);
+            let (begin, end) = peers.tile(tile);
             let mut at = begin + thread::thread_idx_x() as u64 * VECTOR_BYTES as u64;
             // SAFETY: the caller's promise; a peer's number is below the world size, and the tile lies within the window.
             unsafe {

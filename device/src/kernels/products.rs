@@ -12,10 +12,16 @@ use crate::math::{Element, elementwise};
 use crate::shared::Staging;
 use crate::{memory, reduce, thread};
 
-/// Where `sum_partials` finds the partial of this block for one product.
+/// Where the partial of one product over a chunk lies, for whoever adds them up.
+#[inline(always)]
+pub(super) fn partial_place(product: usize, chunks: u64, chunk: u64) -> usize {
+    product * chunks as usize + chunk as usize
+}
+
+/// As [`partial_place`], for the chunk of this block.
 #[inline(always)]
 pub(super) fn partial_slot(product: usize, chunks: u64) -> usize {
-    product * chunks as usize + thread::block_idx_x() as usize
+    partial_place(product, chunks, thread::block_idx_x() as u64)
 }
 
 /// Vectors `first..first + W` of the table; those past `count` repeat the first, which costs no memory traffic.

@@ -4,7 +4,7 @@
 
 use super::super::adasum::{LayerWeights, Tree, keep};
 use super::super::kernel;
-use super::super::products::{add_dots, add_triangle, gram_vector_len, triangle};
+use super::super::products::{add_dots, add_triangle, gram_vector_len, partial_place, triangle};
 use super::team::Team;
 use super::{hand_out, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
@@ -65,7 +65,7 @@ macro_rules! of_width {
                 reduce::block_sum::<K, PEER_THREADS>(sums, |product, sum| {
                     let (row, column) = const { triangle::<$width, K>() }[product];
                     if column < ranks {
-                        partials.add(product_index(row, column, ranks) * chunks as usize + block as usize).write(sum);
+                        partials.add(partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
                     }
                 });
                 group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
@@ -260,7 +260,7 @@ impl Team<'_> {
                 });
                 // The block's shared memory may still be read for the sums before these.
                 thread::sync_threads();
-                let place = (layer * (self.ranks - 1) + pair.index()) * 3;
+                let place = self.sums_place(layer, pair);
                 reduce::block_sum::<3, PEER_THREADS>(totals, |sum_index, sum| {
                     for reader in 0..self.ranks {
                         self.slot(reader, offset, place + sum_index).write(sum);
@@ -283,7 +283,7 @@ impl Team<'_> {
             if *cancelled.add(layer) == 0 {
                 return;
             }
-            let place = (layer * (self.ranks - 1) + pair.index()) * 3;
+            let place = self.sums_place(layer, pair);
             let mut sums = [0.0; 3];
             for rank in 0..self.ranks {
                 let offset = self.mailbox.tree(rank);

@@ -112,8 +112,7 @@ macro_rules! of_width {
             let peers = group.peers;
             let mut tile = block - senders;
             while tile < peers.tiles() {
-                let begin = tile << peers.tile_shift;
-                let end = (begin + (1 << peers.tile_shift)).min(peers.window_bytes);
+                let (begin, end) = peers.tile(tile);
                 group.receive(begin, end);
                 let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
                 let (factors, ranks) = ([factor; $width], peers.world_size as usize);

@@ -3,6 +3,7 @@
 //! What the numbers mean is the algorithms' business.
 
 use crate::abi::{Mailbox, PEER_LAYERS, PEER_THREADS, Row, Span};
+use crate::math::adasum::Pair;
 use crate::peers::{Group, Stage};
 use crate::{thread, warp};
 
@@ -72,6 +73,12 @@ impl<'a> Team<'a> {
         // SAFETY: the caller's promise.
         let mailbox = unsafe { self.group.mailbox(reader) };
         (mailbox + (offset + place * 8) as u64) as *mut f64
+    }
+
+    /// The place of a pair's three sums behind [`Mailbox::tree`].
+    #[inline(always)]
+    pub(super) fn sums_place(self, layer: usize, pair: Pair) -> usize {
+        (layer * (self.ranks - 1) + pair.index()) * 3
     }
 
     /// Adds each layer's partials of `width` products up, eight lanes a product, and puts the totals into every mailbox: that of a layer's

@@ -4,7 +4,7 @@
 //! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
 
 use super::super::adasum::keep;
-use super::super::products::{add_dots, gram_vector_len};
+use super::super::products::{add_dots, gram_vector_len, partial_place};
 use super::super::{for_each_dtype, kernel};
 use super::team::Team;
 use super::{pick, weighted, write_each};
@@ -112,7 +112,7 @@ macro_rules! of_width {
                     }
                     let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
                     reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
-                        partials.add(sum_index * chunks as usize + block as usize).write(sum);
+                        partials.add(partial_place(sum_index, chunks, block)).write(sum);
                     });
                     group.count(team, Progress::Multiplied);
                     return;
@@ -163,9 +163,7 @@ impl Team<'_> {
         chunks: u64,
     ) {
         let own = self.group.peers.rank as usize;
-        let place = |layer: usize, product: usize| {
-            (layer * (self.ranks - 1) + pair(LEVEL, product / 3).index()) * 3 + product % 3
-        };
+        let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3)) + product % 3;
         // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
         unsafe {
             self.add_up_and_hand_out(partials, spans, chunks, K, self.mailbox.tree(own), place);
