@@ -18,9 +18,11 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 /// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum needs no transport: in one launch each rank
 /// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
 /// rank's arena, and one waits for all (the tree multiplies and exchanges once a level). After a failure, kernels of ranks that have not
-/// yet noticed it still write to this rank's memory: keep the buffer and this until every rank has given up. Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every
-/// layer on each rank's shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of
-/// the result; any number of ranks up to 4096. [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
+/// yet noticed it still write to this rank's memory: keep the buffer and this until every rank has given up.
+///
+/// Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up
+/// in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.
+/// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
 /// Workspace: as many bytes as the arena (Gram), the arena without a rank's own shard (by peers' memory) or half of it (Tree), and
 /// `P(P+1)/2` numbers of 8 bytes for each chunk of 2048 elements or more.
