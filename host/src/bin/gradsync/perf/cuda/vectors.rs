@@ -17,19 +17,19 @@ const PART_LEN: usize = PERIOD << 22;
 /// Elements that the host writes where they repeat themselves.
 const BLOCK_LEN: usize = PERIOD << 18;
 
-/// How many sets of buffers make up a working set, where each turn moves `bytes` bytes: three times the L2 cache, unless the user says
-/// otherwise.
+/// How many sets of buffers make up a working set, where each call moves `bytes` bytes: three times the L2 cache and no less than two sets, unless
+/// the user says otherwise.
 pub(super) fn slots(queue: &Queue, working_set: Option<usize>, bytes: usize, most: usize) -> Result<usize, PerfError> {
-    let set = match working_set {
-        Some(set) => set,
+    let (set, least) = match working_set {
+        Some(set) => (set, 1),
         None => {
             let device = Device::get_device(queue.ordinal());
             let cache = device.and_then(|device| device.get_attribute(DeviceAttribute::L2CacheSize));
             let cache = cache.ok().and_then(|bytes| usize::try_from(bytes).ok());
-            CACHES * cache.unwrap_or(0)
+            (CACHES * cache.unwrap_or(0), 2)
         }
     };
-    Ok(set.div_ceil(bytes.max(1)).clamp(1, most))
+    Ok(set.div_ceil(bytes.max(1)).max(least).min(most))
 }
 
 /// Equal vectors, one after the other.

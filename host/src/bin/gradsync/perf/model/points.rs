@@ -138,8 +138,7 @@ fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
     let (bytes, ranks, len) = (row.size_bytes as f64, row.ranks as f64, row.count as f64);
     // For kernels, `busbw` counts what memory moves.
     let traffic = if timing.algbw > 0.0 { bytes * timing.busbw / timing.algbw } else { bytes };
-    // As many launches as products and their sums are; all others are one.
-    let reduction = |products: f64| Work { launches: 2.0, ..Work::kernel(traffic, products * len) };
+    let reduction = |products: f64| Work::kernel(traffic, products * len);
     let adasum = |scheme| {
         let element_bytes = (row.size_bytes / row.count.max(1)).max(1);
         cost::work(scheme, world, Workload { bytes: row.size_bytes, element_bytes, layers: row.layers })
