@@ -77,8 +77,6 @@ impl core::str::FromStr for DType {
 /// Threads of a block, in every kernel that does not say otherwise. Small blocks begin and end more evenly: on an H200, casts and inner
 /// products of 256 MiB gain up to 5 % over 256 threads, and 64 are too few to fill a multiprocessor.
 pub const THREADS: u32 = 128;
-/// Threads of a block of `sum_partials`, which has few blocks where there are few layers.
-pub const SUM_THREADS: u32 = 1024;
 /// Threads of a block of the kernels that reach into the memory of peers, which have more under way at a time.
 pub const PEER_THREADS: u32 = 256;
 /// Threads of a warp on every architecture.
@@ -113,8 +111,6 @@ impl LaunchBounds {
     pub const COMBINE: Self = Self { threads: THREADS, blocks: 6 };
     /// The exact path of Adasum.
     pub const TREE: Self = Self { threads: THREADS, blocks: 4 };
-    /// The second stage of reductions.
-    pub const SUM: Self = Self { threads: SUM_THREADS, blocks: 1 };
     /// One thread a layer.
     pub const LAYER: Self = Self { threads: LAYER_THREADS, blocks: 8 };
     /// Kernels that reach into the memory of up to two, four or eight peers.
@@ -130,32 +126,23 @@ pub const VECTOR_BYTES: usize = 16;
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements of the chunk that one block handles, for segments of `total` elements together: about 2^20 threads, each with as much to do, but at
-/// least [`LEAST_CHUNK`] elements and at most `most`. It never depends on the device, so that results do not either.
-const fn chunk_len(total: usize, most: usize) -> usize {
-    let len = (total * THREADS as usize) >> 20;
-    let len = if len < most { len.next_power_of_two() } else { most };
+/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: about 8192 chunks, of no fewer than
+/// [`LEAST_CHUNK`] elements. It never depends on the device, so that results do not either.
+///
+/// On an H200, larger chunks of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost; and of
+/// more partial sums, the blocks that add them up are not done with all but the last when those come.
+pub const fn reduce_chunk_len(total: usize) -> usize {
+    let len = (total >> 13).next_power_of_two();
     if len < LEAST_CHUNK { LEAST_CHUNK } else { len }
 }
 /// Elements that every block finds enough work in.
 const LEAST_CHUNK: usize = 2048;
 
-/// Bytes of each vector that one block of a reduction adds up at most. On an H200, larger chunks end so unevenly, and smaller ones begin so
-/// often, that up to a tenth of the bandwidth is lost.
-pub const REDUCE_CHUNK_BYTES: usize = 32 << 10;
-
-/// Elements of the chunk that one block of a reduction adds up.
-pub const fn reduce_chunk_len(total: usize, dtype: DType) -> usize {
-    chunk_len(total, REDUCE_CHUNK_BYTES / dtype.size_bytes())
-}
-
-/// Elements of the chunk that one block of a weighted sum writes. Blocks leave no partial sums behind and can be shorter, but those of bf16
-/// compute so much before they first store that they lose by it.
-pub const fn combine_chunk_len(total: usize, from: DType) -> usize {
-    /// By measurement on an H200.
-    const MOST: usize = 4096;
-    let len = reduce_chunk_len(total, from);
-    if matches!(from, DType::BF16) || len < MOST { len } else { MOST }
+/// Elements of the chunk that one block of a weighted sum of so many vectors writes. Blocks leave no partial sums behind and can be short; those
+/// of few bf16 vectors compute so much for what they read that they lose by it, on an H200.
+pub const fn combine_chunk_len(total: usize, from: DType, vectors: usize) -> usize {
+    let is_slow = matches!(from, DType::BF16) && vectors <= 4;
+    if is_slow && reduce_chunk_len(total) > LEAST_CHUNK { 2 * LEAST_CHUNK } else { LEAST_CHUNK }
 }
 
 /// Elements of the chunk that one block of the kernels over peers' memory handles: about 512 chunks, of up to 64 KiB. It never depends on the
@@ -171,6 +158,8 @@ pub const fn peer_chunk_len(total: usize, dtype: DType) -> usize {
         len
     }
 }
+/// The byte of which partial sums consist before a reduction and after it.
+pub const EMPTY_BYTE: u8 = 0xff;
 /// The widths of Gram tiles: a launch multiplies up to this many vectors with each other, reading each once.
 pub const GRAM_WIDTHS: [usize; 3] = [2, 4, 8];
 /// Vectors on each side of a cross tile, which multiplies the members of two different tiles.
@@ -453,9 +442,10 @@ macro_rules! pairs_of {
 const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
 const PIECES: &[Param] = &[Pointer, U64];
-/// `(partials, inputs…, spans, span count, chunk count, chunk length)`, as the kernels that reduce end.
-const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64];
-const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64];
+/// `(partials, totals, inputs…, spans, span count, layer count, chunk count, chunk length)`, as the kernels that reduce begin and end: one block
+/// for each chunk, then one for each layer and sum. `partials[product][chunk]` are [`EMPTY_BYTE`]s before and after; `totals[layer][product]`.
+const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 
 /// Streaming kernels over two dtypes.
 pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
@@ -481,27 +471,29 @@ pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
 pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     // (flag, source, len): a u32 that is 1 before the launch becomes 0 if any element is NaN or infinite
     dtypes_of!("all_finite", "", LaunchBounds::REDUCE, STREAM),
-    // one partial a chunk: |a|²
+    // one sum: |a|²
     dtypes_of!("squared_norms", "", LaunchBounds::REDUCE, REDUCE_ONE),
-    // three partials a chunk: a·b, |a|², |b|²
+    // three sums: a·b, |a|², |b|²
     dtypes_of!("dots", "", LaunchBounds::REDUCE, REDUCE_TWO),
-    // (partials, table of vectors, first vector, count in this tile, world size, spans, span count, chunk count, chunk length)
+    // (partials, totals, table of vectors, first vector, count in this tile, world size, spans, …): `products(width)` sums, as many of which are
+    // products as the count says
     dtypes_of!("gram", "_p2", LaunchBounds::REDUCE, GRAM),
     dtypes_of!("gram", "_p4", LaunchBounds::GRAM_OF_FOUR, GRAM),
     dtypes_of!("gram", "_p8", LaunchBounds::GRAM_OF_EIGHT, GRAM),
-    // (partials, table of vectors, first and count of the left, first and count of the right, world size, spans, …)
+    // (partials, totals, table of vectors, first and count of the left, first and count of the right, world size, spans, …): as many sums as
+    // `GRAM_CROSS_WIDTH` squared
     dtypes_of!(
         "gram_cross",
         "",
         LaunchBounds::GRAM_CROSS,
-        &[Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64]
+        &[Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
-    // (partials, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three partials a chunk
+    // (partials, totals, table of vectors, tree, cancelled, begin, middle, end, world size, spans, …): three sums, of cancelled layers
     dtypes_of!(
         "tree_dots",
         "",
         LaunchBounds::TREE,
-        &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64]
+        &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];
 /// Kernels over one dtype that reach into the memory of peers.
@@ -524,10 +516,10 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
 const PEER_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
-const GRAM: &[Param] = &[Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
+const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels that know no dtype.
-pub const PLAIN_ENTRIES: [Entry; 8] = [
+pub const PLAIN_ENTRIES: [Entry; 7] = [
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of what each warp reads, a u32 a warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
@@ -536,8 +528,6 @@ pub const PLAIN_ENTRIES: [Entry; 8] = [
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
-    // (totals, partials, spans, span count, products, chunk count): totals[span][product], partials[product][chunk]
-    plain("sum_partials", LaunchBounds::SUM, &[Pointer, Pointer, Pointer, U64, U64, U64]),
     // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights and the tree
     // (see `combine_pair`) are those after the first level
     plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64]),

@@ -136,13 +136,28 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Of the blocks of a launch, lets the first `senders` send; gives the others their numbers behind those.
+    ///
+    /// # Safety
+    /// As [`send`](Self::send).
+    #[inline(always)]
+    pub(crate) unsafe fn send_or(self, senders: u64) -> Option<u64> {
+        let block = thread::block_idx_x() as u64;
+        if block >= senders {
+            return Some(block - senders);
+        }
+        // SAFETY: the caller's promise; the whole block takes this branch.
+        unsafe { self.send(block, senders) };
+        None
+    }
+
     /// Sends every peer its window of this rank's arena; the blocks that do this take turns tile by tile, and this is number `sender` of
     /// them. Waits for nobody: the peers have finished the run before with what lay where this goes.
     ///
     /// # Safety
     /// Every thread of the block must get here; sources and slots of whole windows, at multiples of 16 bytes.
     #[inline(always)]
-    pub(crate) unsafe fn send(self, sender: u64, senders: u64) {
+    unsafe fn send(self, sender: u64, senders: u64) {
         const STRIDE: u64 = PEER_THREADS as u64 * VECTOR_BYTES as u64;
         /// Vectors under way.
         const STEPS: usize = 4;

@@ -1,12 +1,13 @@
-//! Reductions over segments: which part of the arena a block adds up, and how a block's sums become one.
+//! Reductions over segments: which part of the arena a block adds up, and how the blocks' sums become one.
 //!
-//! Two stages, no atomics: each block adds one chunk of one segment and writes one partial a product; `sum_partials` adds a
-//! segment's partials in a fixed order. A chunk's borders depend on the segment and the chunk length alone, and an element's
-//! thread on its place in the chunk alone, so that results depend neither on the grid nor on what else runs.
+//! One launch, two kinds of blocks, no atomic additions: each of the first adds up one chunk of one segment and leaves one partial a product; each
+//! of the last takes a segment's partials of one product, as they come, and adds them in a fixed order. A chunk's borders depend on the segment
+//! and the chunk length alone, and an element's thread on its place in the chunk alone, so that results depend neither on the grid nor on what
+//! else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
 
-use crate::abi::{Span, WARP};
+use crate::abi::{EMPTY_BYTE, Span, THREADS, WARP};
 use crate::shared::{Partials, SHARED_SLOTS};
-use crate::{memory, thread, warp};
+use crate::{arch, memory, thread, warp};
 
 /// The range of elements that this block adds up.
 #[derive(Clone, Copy)]
@@ -53,14 +54,19 @@ pub(crate) unsafe fn chunk_of_block(spans: *const Span, count: u64, chunk_len: u
 /// As for [`chunk_of_block`], for a grid of which `block` is one.
 #[inline(always)]
 pub(crate) unsafe fn chunk(block: u64, spans: *const Span, count: u64, chunk_len: u64) -> Chunk {
-    // SAFETY: rows are below `count`.
+    // SAFETY: the caller's promise.
     unsafe {
         let row = row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
-        let span = *spans.add(row as usize);
-        let offset = (block - span.first_block) * chunk_len;
-        let len = if span.len - offset < chunk_len { span.len - offset } else { chunk_len };
-        Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
+        chunk_in(row, *spans.add(row as usize), block, chunk_len)
     }
+}
+
+/// The chunk of that number, which is one of this row's.
+#[inline(always)]
+pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chunk {
+    let offset = (block - span.first_block) * chunk_len;
+    let len = if span.len - offset < chunk_len { span.len - offset } else { chunk_len };
+    Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
 /// Walks a chunk: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
@@ -98,50 +104,71 @@ pub(crate) unsafe fn accumulate<
     chunk: Chunk,
     add: impl Fn(&mut [f64; K], [T; W]),
 ) -> [f64; K] {
-    let mut totals = [0.0; K];
     let start = chunk.begin as usize;
     // A thread's vectors lie a multiple of N elements behind the chunk's first element, which so decides for all.
-    let aligned = vectors.iter().all(|vector| memory::is_aligned::<T, N>(vector.wrapping_add(start)));
-    // SAFETY: `walk` yields elements of the chunk only.
-    let at = |vector: usize, index: u64| unsafe { vectors[vector].add(index as usize) };
-    if aligned {
-        // SAFETY: N elements of the chunk, aligned as checked above.
-        let load =
-            |index: u64| -> [[T; N]; W] { core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) }) };
-        let take = |totals: &mut [f64; K], loaded: [[T; N]; W]| {
-            let mut lane = 0;
-            while lane < N {
-                add(totals, core::array::from_fn(|vector| loaded[vector][lane]));
-                lane += 1;
-            }
-        };
-        let (mut chunk, stride) = (chunk, BLOCK as u64 * N as u64);
-        while STEPS > 1 && chunk.begin + STEPS as u64 * stride <= chunk.end {
-            let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
-            let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
-            let mut step = 0;
-            while step < STEPS {
-                take(&mut totals, loaded[step]);
-                step += 1;
-            }
-            chunk.begin += STEPS as u64 * stride;
-        }
-        walk::<N, BLOCK>(chunk, |index, count| {
-            if count == N {
-                take(&mut totals, load(index));
-            } else {
-                // SAFETY: one element of the chunk.
-                add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, index).read() }));
-            }
-        });
-    } else {
-        walk::<N, BLOCK>(chunk, |index, count| {
-            for element in index..index + count as u64 {
-                // SAFETY: one element of the chunk.
-                add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, element).read() }));
-            }
-        });
+    if vectors.iter().all(|vector| memory::is_aligned::<T, N>(vector.wrapping_add(start))) {
+        // SAFETY: as checked.
+        return unsafe { accumulate_aligned::<T, W, N, K, STEPS, BLOCK>(vectors, chunk, add) };
     }
+    let mut totals = [0.0; K];
+    walk::<N, BLOCK>(chunk, |index, count| {
+        for element in index..index + count as u64 {
+            // SAFETY: one element of the chunk.
+            add(&mut totals, core::array::from_fn(|vector| unsafe { vectors[vector].add(element as usize).read() }));
+        }
+    });
+    totals
+}
+
+/// As [`accumulate`], of vectors that can be read `N` elements at a time.
+///
+/// # Safety
+/// As there; each vector is aligned for `N` elements at the chunk's first.
+#[inline(always)]
+pub(crate) unsafe fn accumulate_aligned<
+    T: Copy,
+    const W: usize,
+    const N: usize,
+    const K: usize,
+    const STEPS: usize,
+    const BLOCK: u32,
+>(
+    vectors: [*const T; W],
+    mut chunk: Chunk,
+    add: impl Fn(&mut [f64; K], [T; W]),
+) -> [f64; K] {
+    let mut totals = [0.0; K];
+    // SAFETY: elements of the chunk only, by the bounds below and those of `walk`.
+    let at = |vector: usize, index: u64| unsafe { vectors[vector].add(index as usize) };
+    // SAFETY: N elements of the chunk, aligned by the caller's promise.
+    let load =
+        |index: u64| -> [[T; N]; W] { core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) }) };
+    let take = |totals: &mut [f64; K], loaded: [[T; N]; W]| {
+        let mut lane = 0;
+        while lane < N {
+            add(totals, core::array::from_fn(|vector| loaded[vector][lane]));
+            lane += 1;
+        }
+    };
+    let stride = BLOCK as u64 * N as u64;
+    while STEPS > 1 && chunk.begin + STEPS as u64 * stride <= chunk.end {
+        let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
+        let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
+        let mut step = 0;
+        while step < STEPS {
+            take(&mut totals, loaded[step]);
+            step += 1;
+        }
+        chunk.begin += STEPS as u64 * stride;
+    }
+    walk::<N, BLOCK>(chunk, |index, count| {
+        if count == N {
+            take(&mut totals, load(index));
+        } else {
+            // SAFETY: one element of the chunk.
+            add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, index).read() }));
+        }
+    });
     totals
 }
 
@@ -170,5 +197,116 @@ pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K
             }
             write(thread, sum);
         }
+    }
+}
+
+/// The bits of a partial that has not come yet: those of a NaN, which no partial is left as.
+const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
+
+/// A reduction as its blocks see it, all of [`THREADS`].
+#[derive(Clone, Copy)]
+pub(crate) struct Reduction {
+    /// `[product][chunk]`, empty before the launch and after it.
+    pub(crate) partials: *mut f64,
+    /// `[layer][product]`.
+    pub(crate) totals: *mut f64,
+    pub(crate) spans: *const Span,
+    pub(crate) span_count: u64,
+    /// As many as spans, or one for all of them together.
+    pub(crate) layers: u64,
+    pub(crate) chunks: u64,
+    pub(crate) chunk_len: u64,
+}
+
+impl Reduction {
+    /// What this block has to do: leave the `K` sums that `sums_of` makes of a chunk, or add up what was left of one of them for one layer.
+    /// `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
+    ///
+    /// # Safety
+    /// The launch provides partials for every product of every chunk, totals, spans that were laid out for these chunks, and one block for each
+    /// chunk and, behind those, for each layer and sum. All threads of a block come here.
+    #[inline(always)]
+    pub(crate) unsafe fn run<const K: usize>(
+        self,
+        products: usize,
+        place: impl Fn(usize) -> Option<usize>,
+        wanted: impl Fn(u64) -> bool,
+        sums_of: impl FnOnce(Chunk) -> [f64; K],
+    ) {
+        let block = thread::block_idx_x() as u64;
+        let row = |product: usize| self.partials.wrapping_add(product * self.chunks as usize) as u64;
+        // SAFETY: the caller's promise; the branches are the same for the whole block.
+        unsafe {
+            if block < self.chunks {
+                let chunk = chunk(block, self.spans, self.span_count, self.chunk_len);
+                if wanted(chunk.span) {
+                    block_sum::<K, THREADS>(sums_of(chunk), |sum, value| {
+                        if let Some(product) = place(sum) {
+                            let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
+                            arch::store_relaxed_u64(row(product) + block * 8, bits);
+                        }
+                    });
+                }
+                return;
+            }
+            let item = block - self.chunks;
+            let (layer, sum) = (item / K as u64, (item % K as u64) as usize);
+            let Some(product) = place(sum) else { return };
+            if wanted(layer) {
+                let sum = self.take(layer, row(product));
+                block_sum::<1, THREADS>([sum], |_, total| {
+                    self.totals.add(layer as usize * products + product).write(total);
+                });
+            }
+        }
+    }
+
+    /// The sum of this thread's share of a layer's partials, in their order, each of which is waited for and left empty.
+    #[inline(always)]
+    unsafe fn take(self, layer: u64, row: u64) -> f64 {
+        /// Partials that are asked for at once: one after the other, of a large layer, they would take as long as the products of a small one.
+        const STEPS: usize = 8;
+        // SAFETY: rows are below `layers`.
+        let (begin, end) = unsafe {
+            let first_block = |layer: u64| (*self.spans.add(layer as usize)).first_block;
+            (first_block(layer), if layer + 1 < self.layers { first_block(layer + 1) } else { self.chunks })
+        };
+        let mut sum = 0.0;
+        let mut first = begin + thread::thread_idx_x() as u64;
+        while first < end {
+            let address = |step: usize| row + first * 8 + step as u64 * THREADS as u64 * 8;
+            let is_inside = |step: usize| first + step as u64 * (THREADS as u64) < end;
+            // What lies behind the end is known, and zero.
+            let mut found: [u64; STEPS] = core::array::from_fn(|step| if is_inside(step) { EMPTY } else { 0 });
+            let mut missing = true;
+            while missing {
+                let mut step = 0;
+                while step < STEPS {
+                    if found[step] == EMPTY {
+                        // SAFETY: a partial of this row.
+                        found[step] = unsafe { arch::load_relaxed_u64(address(step)) };
+                    }
+                    step += 1;
+                }
+                // Looked at only now, so that the loads do not wait for each other.
+                missing = false;
+                step = 0;
+                while step < STEPS {
+                    missing |= found[step] == EMPTY;
+                    step += 1;
+                }
+            }
+            let mut step = 0;
+            while step < STEPS {
+                if is_inside(step) {
+                    // SAFETY: as above; nobody else uses it in this launch.
+                    unsafe { arch::store_relaxed_u64(address(step), EMPTY) };
+                }
+                sum += f64::from_bits(found[step]);
+                step += 1;
+            }
+            first += STEPS as u64 * THREADS as u64;
+        }
+        sum
     }
 }

@@ -123,8 +123,7 @@ fn streaming_kernels_move_16_bytes_at_once() {
                     continue;
                 }
                 // One thread an element or a layer: never the bottleneck.
-                "tree_dots" | "tree_combine" | "sum_partials" | "coefficients" | "combine_pair" | "peer_barrier"
-                | "empty" => {
+                "tree_dots" | "tree_combine" | "coefficients" | "combine_pair" | "peer_barrier" | "empty" => {
                     continue;
                 }
                 other => panic!("{arch}: family {other} is not known to this test"),

@@ -313,6 +313,28 @@ pub(crate) unsafe fn load_relaxed(address: u64) -> u32 {
     value
 }
 
+/// `ld.relaxed.gpu`, of 64 bits at once.
+///
+/// # Safety
+/// `address` is a readable `u64` in global memory, at a multiple of 8.
+#[inline(always)]
+pub(crate) unsafe fn load_relaxed_u64(address: u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.relaxed.gpu.global.b64 {0}, [{1}];", out(reg64) value, in(reg64) address, options(nostack)) };
+    value
+}
+
+/// `st.relaxed.gpu`, of 64 bits at once.
+///
+/// # Safety
+/// As [`load_relaxed_u64`], writable.
+#[inline(always)]
+pub(crate) unsafe fn store_relaxed_u64(address: u64, value: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("st.relaxed.gpu.global.b64 [{0}], {1};", in(reg64) address, in(reg64) value, options(nostack)) };
+}
+
 /// `fence.acq_rel.sys`, then `st.relaxed.sys`: everything that this thread has seen or written before is seen, on any device, by
 /// whoever acquires the value.
 ///

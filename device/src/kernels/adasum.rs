@@ -4,7 +4,7 @@
 //! The exact path evaluates the combination tree at every element, from the ranks' own values. Other layers skip it. It is never
 //! the bottleneck: layers cancel where gradients are opposite to within a hundredth.
 
-use super::products::{add_dots, partial_slot};
+use super::products::add_dots;
 use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{LaunchBounds, Span, THREADS};
 use crate::half::{BF16, F16};
@@ -13,7 +13,8 @@ use crate::math::adasum::{
     Coefficients, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value,
     weights,
 };
-use crate::{reduce, thread};
+use crate::reduce::{self, Reduction};
+use crate::thread;
 
 /// One layer's weights in device memory.
 pub(super) struct LayerWeights(pub(super) *mut f64);
@@ -45,12 +46,8 @@ impl<S: Element, const SLOTS: usize> Tree<S, SLOTS> {
     pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().to_f64() };
-        let of_pair = |pair: Pair| -> Coefficients {
-            let index = 2 * pair.index();
-            // SAFETY: as above.
-            unsafe { (*self.coefficients.add(index), *self.coefficients.add(index + 1)) }
-        };
-        tree_value::<SLOTS>(begin, end, value, of_pair)
+        // SAFETY: as above.
+        tree_value::<SLOTS>(begin, end, value, |pair| unsafe { kept(self.coefficients, pair) })
     }
 
     /// The tree of layer `layer`, out of those of all layers.
@@ -71,6 +68,14 @@ pub(super) unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficient
     }
 }
 
+/// What [`keep`] has put there.
+#[inline(always)]
+pub(super) unsafe fn kept(tree: *const f64, pair: Pair) -> Coefficients {
+    let index = 2 * pair.index();
+    // SAFETY: the launch provides two numbers a pair, and this pair's have been written.
+    unsafe { (*tree.add(index), *tree.add(index + 1)) }
+}
+
 kernel!("coefficients", LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *mut u32, gram: *const f64, layers: u64, world_size: u64,
 ) {
@@ -82,10 +87,10 @@ kernel!("coefficients", LaunchBounds::LAYER, fn (
     let gram = gram.add(layer * products(ranks));
     let product = |i, j| *gram.add(product_index(i, j, ranks));
     let mut layer_weights = LayerWeights(out.add(layer * ranks));
-    let lost = weights(&mut layer_weights, ranks, product);
+    let tree = tree.wrapping_add(layer * 2 * (ranks - 1));
+    let lost = weights(&mut layer_weights, ranks, product, |pair, both| keep(tree, pair, both));
     if lost {
-        let tree = tree.add(layer * 2 * (ranks - 1));
-        start_tree(&mut layer_weights, ranks, product, |pair, both| keep(tree, pair, both));
+        start_tree(&mut layer_weights, ranks, |pair| kept(tree, pair));
     }
     cancelled.add(layer).write(lost as u32);
 });
@@ -108,23 +113,21 @@ kernel!("combine_pair", LaunchBounds::LAYER, fn (
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
         kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE, fn (
-            partials: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
+            partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
-            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64,
+            spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
-            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            // The same for the whole block, so that it reaches the barrier below together or not at all.
-            if *cancelled.add(chunk.span as usize) == 0 {
-                return;
-            }
-            let tree = Tree::<$T, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
-            let mut totals = [0.0; 3];
-            reduce::walk::<1, THREADS>(chunk, |element, _| {
-                let left = tree.value(element, begin as usize, middle as usize);
-                let right = tree.value(element, middle as usize, end as usize);
-                totals = add_dots(totals, left, right);
-            });
-            reduce::block_sum::<3, THREADS>(totals, |product, sum| partials.add(partial_slot(product, chunks)).write(sum))
+            let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
+            reduction.run(3, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
+                let tree = Tree::<$T, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
+                let mut totals = [0.0; 3];
+                reduce::walk::<1, THREADS>(chunk, |element, _| {
+                    let left = tree.value(element, begin as usize, middle as usize);
+                    let right = tree.value(element, middle as usize, end as usize);
+                    totals = add_dots(totals, left, right);
+                });
+                totals
+            })
         });
     };
 }

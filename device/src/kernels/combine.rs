@@ -17,7 +17,12 @@ const fn elements(to: DType, from: DType) -> usize {
 
 /// Steps that a thread has under way: as many as fit its registers beside the sums.
 const fn steps(from: DType) -> usize {
-    if from.size_bytes() == 2 { 4 } else { 3 }
+    if from.size_bytes() == 2 { 4 } else { 2 }
+}
+
+/// Vectors that a thread loads before it uses the first, of more than two.
+const fn group(from: DType) -> usize {
+    if from.size_bytes() == 2 { 2 } else { 4 }
 }
 
 /// The vectors and weights of one segment.
@@ -66,12 +71,16 @@ impl<S: Element> Inputs<S> {
 
     /// The sums at `N` aligned elements at each of `U` places.
     #[inline(always)]
-    unsafe fn sums<const N: usize, const U: usize>(self, index: u64) -> Sums<N, U> {
+    unsafe fn sums<const N: usize, const U: usize, const G: usize>(self, index: u64) -> Sums<N, U> {
         let mut totals = [[-0.0; N]; U]; // the zero that keeps the sign of a zero added to it
         let mut rank = 0;
         // SAFETY: ranks stay below `count`.
         unsafe {
-            while rank + 2 <= self.count {
+            while rank + G <= self.count {
+                self.add::<N, U, G>(&mut totals, rank, index);
+                rank += G;
+            }
+            if G > 2 && rank + 2 <= self.count {
                 self.add::<N, U, 2>(&mut totals, rank, index);
                 rank += 2;
             }
@@ -94,7 +103,7 @@ impl<S: Element> Inputs<S> {
 }
 
 #[inline(always)]
-unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
+unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const G: usize>(
     destination: *mut D,
     inputs: Inputs<S>,
     chunk: reduce::Chunk,
@@ -111,7 +120,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
             let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
             while rest.begin + U as u64 * stride <= rest.end {
                 let index = rest.begin + thread::thread_idx_x() as u64 * N as u64;
-                let sums = inputs.sums::<N, U>(index);
+                let sums = inputs.sums::<N, U, G>(index);
                 let mut step = 0;
                 while step < U {
                     memory::store(destination.add(index as usize + step * STRIDE * N), sums[step].map(D::from_f64));
@@ -121,7 +130,7 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
             }
             reduce::walk::<N, THREADS>(rest, |index, count| {
                 if count == N {
-                    let [totals] = inputs.sums::<N, 1>(index);
+                    let [totals] = inputs.sums::<N, 1, G>(index);
                     memory::store(destination.add(index as usize), totals.map(D::from_f64));
                 } else {
                     destination.add(index as usize).write(D::from_f64(inputs.sum_one(index)));
@@ -135,6 +144,58 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize>(
     }
 }
 
+/// As [`combine`], of two vectors: their pointers are read once and no sum waits for others in registers, so that blocks are short.
+#[inline(always)]
+unsafe fn combine_two<S: Element, D: Element, const N: usize, const U: usize>(
+    destination: *mut D,
+    vectors: [*const S; 2],
+    weights: [f64; 2],
+    chunk: reduce::Chunk,
+) {
+    let start = chunk.begin as usize;
+    let sum = |a: S, b: S| {
+        let first = elementwise::add_weighted(-0.0, weights[0], a.to_f64());
+        D::from_f64(elementwise::add_weighted(first, weights[1], b.to_f64()))
+    };
+    let [a, b] = vectors;
+    // SAFETY: the launch provides the destination and both vectors over the whole chunk.
+    unsafe {
+        let single =
+            |index: u64| destination.add(index as usize).write(sum(*a.add(index as usize), *b.add(index as usize)));
+        let aligned = memory::is_aligned::<D, N>(destination.add(start))
+            && memory::is_aligned::<S, N>(a.add(start))
+            && memory::is_aligned::<S, N>(b.add(start));
+        if !aligned {
+            return reduce::walk::<1, THREADS>(chunk, |index, _| single(index));
+        }
+        let at_once = |index: usize, left: [S; N], right: [S; N]| {
+            memory::store::<D, N>(destination.add(index), core::array::from_fn(|lane| sum(left[lane], right[lane])));
+        };
+        let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
+        while rest.begin + U as u64 * stride <= rest.end {
+            let place = |step: usize| rest.begin as usize + thread::thread_idx_x() as usize * N + step * STRIDE * N;
+            let load = |vector: *const S| -> [[S; N]; U] {
+                core::array::from_fn(|step| memory::load(vector.add(place(step))))
+            };
+            let (left, right) = (load(a), load(b));
+            let mut step = 0;
+            while step < U {
+                at_once(place(step), left[step], right[step]);
+                step += 1;
+            }
+            rest.begin += U as u64 * stride;
+        }
+        reduce::walk::<N, THREADS>(rest, |index, count| {
+            if count == N {
+                let index = index as usize;
+                at_once(index, memory::load(a.add(index)), memory::load(b.add(index)));
+            } else {
+                single(index);
+            }
+        });
+    }
+}
+
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         kernel!(concat!("combine_", $from, "_", $to), LaunchBounds::COMBINE, fn (
@@ -143,9 +204,18 @@ macro_rules! from_to {
         ) {
             const N: usize = elements(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = steps(<$S>::DTYPE);
-            let chunk = reduce::chunk_of_block(spans, span_count, chunk_len);
-            let weights = weights.add((chunk.span * count) as usize);
-            combine::<$S, $D, N, U>(destination, Inputs { table, weights, count: count as usize }, chunk)
+            let block = thread::block_idx_x() as u64;
+            let row = reduce::row_of_block(span_count, block, |row| (*spans.add(row as usize)).first_block);
+            // What is read here together depends on nothing else that is: one after the other, small launches would wait for each.
+            let span = *spans.add(row as usize);
+            let weights = weights.add((row * count) as usize);
+            if count == 2 {
+                let (vectors, weights) = ([*table, *table.add(1)], [*weights, *weights.add(1)]);
+                return combine_two::<$S, $D, N, U>(destination, vectors, weights, reduce::chunk_in(row, span, block, chunk_len));
+            }
+            let inputs = Inputs { table, weights, count: count as usize };
+            const G: usize = group(<$S>::DTYPE);
+            combine::<$S, $D, N, U, G>(destination, inputs, reduce::chunk_in(row, span, block, chunk_len))
         });
     };
 }

@@ -92,6 +92,16 @@ pub fn pairs(world_size: usize) -> impl Iterator<Item = Pair> {
     core::iter::successors(Pair::first(world_size), move |pair| pair.next(world_size))
 }
 
+/// The pairs of one level of that tree, from left to right; those of level 0 join single ranks.
+#[inline(always)]
+pub fn pairs_of_level(level: usize, world_size: usize) -> impl Iterator<Item = Pair> {
+    let half = 1 << level;
+    (0..(world_size + half - 1) >> (level + 1)).map(move |number| {
+        let begin = number * 2 * half;
+        Pair { begin, middle: begin + half, end: world_size.min(begin + 2 * half) }
+    })
+}
+
 /// The weights of one layer while they are being computed: a slice on the CPU, device memory on a GPU.
 pub trait Weights {
     /// The weight of `rank`.
@@ -190,39 +200,38 @@ pub fn tree_value<const SLOTS: usize>(
     node
 }
 
-/// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only.
+/// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only. The coefficients of the pairs of single ranks
+/// go to `keep`: the exact path starts from them.
 ///
-/// Returns whether a norm lost digits to cancellation ([`CANCELLATION`]); the weights are then not to be used.
+/// Returns whether a norm lost digits to cancellation ([`CANCELLATION`]); the weights are then not to be used, see [`start_tree`].
 #[inline]
-pub fn weights<W: Weights + ?Sized>(weights: &mut W, world_size: usize, gram: impl Fn(usize, usize) -> f64) -> bool {
+pub fn weights<W: Weights + ?Sized>(
+    weights: &mut W,
+    world_size: usize,
+    gram: impl Fn(usize, usize) -> f64,
+    mut keep: impl FnMut(Pair, Coefficients),
+) -> bool {
     for rank in 0..world_size {
         weights.set(rank, 1.0);
     }
     let mut cancelled = false;
     for pair in pairs(world_size) {
-        let (left, left_bound) = squared_norm(weights, pair.begin, pair.middle, &gram);
-        let (right, right_bound) = squared_norm(weights, pair.middle, pair.end, &gram);
-        cancelled |= left < CANCELLATION * left_bound || right < CANCELLATION * right_bound;
-        let mut dot = 0.0;
-        for i in pair.begin..pair.middle {
-            for j in pair.middle..pair.end {
-                dot += weights.get(i) * weights.get(j) * gram(i, j);
-            }
+        let sums = PairSums::of(weights, pair, &gram);
+        cancelled |= sums.left.is_cancelled(pair.middle - pair.begin);
+        cancelled |= sums.right.is_cancelled(pair.end - pair.middle);
+        let both = coefficients(sums.dot, sums.left.squared_norm(), sums.right.squared_norm());
+        if pair.joins_ranks() {
+            keep(pair, both);
         }
-        combine_pair(weights, pair, coefficients(dot, left, right));
+        combine_pair(weights, pair, both);
     }
     cancelled
 }
 
-/// Starts the exact path of one layer: the weights as they are once the pairs of single ranks are combined, whose coefficients go
-/// to `keep`. The pairs above need sums over the vectors ([`tree_value`]); `gram(i, j)` is asked for `i ≤ j` only.
+/// Starts the exact path of one layer: the weights as they are once the pairs of single ranks are combined, whose coefficients were `kept`. The
+/// pairs above need sums over the vectors ([`tree_value`]).
 #[inline]
-pub fn start_tree<W: Weights + ?Sized>(
-    weights: &mut W,
-    world_size: usize,
-    gram: impl Fn(usize, usize) -> f64,
-    mut keep: impl FnMut(Pair, Coefficients),
-) {
+pub fn start_tree<W: Weights + ?Sized>(weights: &mut W, world_size: usize, kept: impl Fn(Pair) -> Coefficients) {
     for rank in 0..world_size {
         weights.set(rank, 1.0);
     }
@@ -230,30 +239,60 @@ pub fn start_tree<W: Weights + ?Sized>(
     let mut rank = 0;
     while rank + 1 < world_size {
         let pair = Pair { begin: rank, middle: rank + 1, end: rank + 2 };
-        let both = coefficients(gram(rank, rank + 1), gram(rank, rank), gram(rank + 1, rank + 1));
-        keep(pair, both);
-        combine_pair(weights, pair, both);
+        combine_pair(weights, pair, kept(pair));
         rank += 2;
     }
 }
 
-/// `|Σ wᵢ xᵢ|²` over the ranks `begin..end`, and the bound `n Σ wᵢ² |xᵢ|²` that its rounding error is measured against.
-#[inline]
-fn squared_norm<W: Weights + ?Sized>(
-    weights: &W,
-    begin: usize,
-    end: usize,
-    gram: &impl Fn(usize, usize) -> f64,
-) -> (f64, f64) {
-    let mut diagonal = 0.0;
-    let mut rest = 0.0;
-    for i in begin..end {
-        diagonal += weights.get(i) * weights.get(i) * gram(i, i);
-        for j in i + 1..end {
-            rest += weights.get(i) * weights.get(j) * gram(i, j);
-        }
+/// `|Σ wᵢ xᵢ|²` over one side of a pair, in two parts.
+#[derive(Clone, Copy, Default)]
+struct SideSums {
+    /// `Σ wᵢ² |xᵢ|²`.
+    diagonal: f64,
+    /// `Σ wᵢ wⱼ xᵢ·xⱼ` over `i < j`.
+    rest: f64,
+}
+
+impl SideSums {
+    #[inline(always)]
+    fn squared_norm(self) -> f64 {
+        self.diagonal + 2.0 * self.rest
     }
-    (diagonal + 2.0 * rest, (end - begin) as f64 * diagonal)
+
+    /// Whether the norm of a side of so many ranks is too small a part of the bound that its rounding error is measured against.
+    #[inline(always)]
+    fn is_cancelled(self, ranks: usize) -> bool {
+        self.squared_norm() < CANCELLATION * (ranks as f64 * self.diagonal)
+    }
+}
+
+/// What a pair's coefficients are made of.
+struct PairSums {
+    dot: f64,
+    left: SideSums,
+    right: SideSums,
+}
+
+impl PairSums {
+    /// In one walk over the products of all ranks of the pair: a walk for each sum would be as many loops in a kernel.
+    #[inline(always)]
+    fn of<W: Weights + ?Sized>(weights: &W, pair: Pair, gram: &impl Fn(usize, usize) -> f64) -> Self {
+        let mut sums = Self { dot: 0.0, left: SideSums::default(), right: SideSums::default() };
+        for i in pair.begin..pair.end {
+            for j in i..pair.end {
+                let term = weights.get(i) * weights.get(j) * gram(i, j);
+                // No reference to a side: that would put the sums into memory.
+                match (i == j, i < pair.middle, j < pair.middle) {
+                    (true, true, _) => sums.left.diagonal += term,
+                    (true, false, _) => sums.right.diagonal += term,
+                    (false, true, true) => sums.left.rest += term,
+                    (false, false, _) => sums.right.rest += term,
+                    (false, true, false) => sums.dot += term,
+                }
+            }
+        }
+        sums
+    }
 }
 
 #[cfg(test)]
@@ -274,6 +313,8 @@ mod tests {
             assert_eq!(all.len(), ranks - 1);
             let joined: Vec<_> = all.iter().filter(|pair| pair.joins_ranks()).map(|pair| pair.begin).collect();
             assert!(joined.into_iter().eq((0..ranks - 1).step_by(2)), "{ranks} ranks");
+            let by_level: Vec<_> = (0..8).flat_map(|level| pairs_of_level(level, ranks)).collect();
+            assert_eq!(by_level, all, "{ranks} ranks");
             let mut places: Vec<_> = all.into_iter().map(Pair::index).collect();
             places.sort_unstable();
             assert!(places.into_iter().eq(0..ranks - 1), "{ranks} ranks");
@@ -309,14 +350,19 @@ mod tests {
     fn weights_of_known_pairs() {
         // Orthogonal: the sum. Parallel, one twice the other: coefficients 0 and 3/4.
         let mut found = [0.0; 2];
-        assert!(!weights(&mut found[..], 2, |i, j| if i == j { 1.0 } else { 0.0 }));
+        assert!(!weights(&mut found[..], 2, |i, j| if i == j { 1.0 } else { 0.0 }, |_, _| ()));
         assert_eq!(found, [1.0, 1.0]);
         let parallel = [[5.0, 10.0], [10.0, 20.0]];
-        assert!(!weights(&mut found[..], 2, |i, j| parallel[i][j]));
+        assert!(!weights(&mut found[..], 2, |i, j| parallel[i][j], |_, _| ()));
         assert_eq!(found, [0.0, 0.75]);
         // Opposite pairs cancel, which only shows where the next level needs their norms.
         let mut found = [0.0; 4];
         let opposite = |i: usize, j: usize| if (i + j) % 2 == 0 { 1.0 } else { -1.0 };
-        assert!(weights(&mut found[..], 4, opposite));
+        let mut kept = Vec::new();
+        assert!(weights(&mut found[..], 4, opposite, |pair, both| kept.push((pair, both))));
+        // From there the exact path starts.
+        assert_eq!(kept.iter().map(|(pair, _)| (pair.begin, pair.end)).collect::<Vec<_>>(), [(0, 2), (2, 4)]);
+        start_tree(&mut found[..], 4, |pair| kept[pair.begin / 2].1);
+        assert_eq!(found, [1.5; 4]);
     }
 }

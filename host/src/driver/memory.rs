@@ -45,10 +45,15 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::InvalidArgument`] beyond the address space.
     pub fn zeroed(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
+        Self::filled(queue, dtype, len, 0)
+    }
+
+    /// As [`zeroed`](Self::zeroed), with every byte the same.
+    pub(crate) fn filled(queue: &Queue, dtype: DType, len: usize, byte: u8) -> Result<Self> {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, 0, bytes, queue.raw_stream()) })?;
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, byte, bytes, queue.raw_stream()) })?;
         Ok(buffer)
     }
 

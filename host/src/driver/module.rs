@@ -26,7 +26,7 @@ macro_rules! library {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
             "dots" "empty" "gram" "gram_cross" "peer_adasum" "peer_barrier" "peer_reduce" "peer_tree" "scale"
-            "squared_norms" "sum_partials" "sweep" "tree_combine" "tree_dots" "zero" "zero_segments")
+            "squared_norms" "sweep" "tree_combine" "tree_dots" "zero" "zero_segments")
     };
 }
 static SM_75: &Families = library!("sm_75");

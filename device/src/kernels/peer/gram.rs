@@ -2,15 +2,17 @@
 //!
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
-use super::super::adasum::{LayerWeights, Tree, keep};
+use super::super::adasum::{LayerWeights, keep, kept};
 use super::super::kernel;
 use super::super::products::{add_dots, add_triangle, gram_vector_len, partial_place, triangle};
 use super::team::Team;
-use super::{hand_out, pick, weighted, write_each};
+use super::{coefficients_below, hand_out, nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
 use crate::half::{BF16, F16};
 use crate::math::Element;
-use crate::math::adasum::{Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, weights};
+use crate::math::adasum::{
+    Coefficients, Weights, combine_pair, join, pairs_of_level, product_index, products, start_tree, weights,
+};
 use crate::peers::{Group, Progress, Stage};
 use crate::shared::{Partials, SHARED_SLOTS};
 use crate::{reduce, thread};
@@ -22,20 +24,43 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     chunk: reduce::Chunk,
 ) -> [f64; K] {
     let copies = pick(&peers.copies, peers.world_size as usize).map(|copy: *mut T| copy.cast_const());
-    let add = add_triangle::<T, W, K>;
+    // One step at once: the links are slower than that, and every step more is compiled at first use.
     // SAFETY: the launch provides every copy over the chunk, aligned.
-    unsafe {
-        match W {
-            // Two steps at once, where there are registers for them.
-            ..=4 => reduce::accumulate::<T, W, N, K, 2, PEER_THREADS>(copies, chunk, add),
-            _ => reduce::accumulate::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add),
-        }
-    }
+    unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
-/// Slots of the [`Tree`] of a group of up to `width` ranks.
-const fn slots(width: usize) -> usize {
-    width.ilog2() as usize + 1
+/// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: their copies and the coefficients of
+/// their pairs.
+struct Tree<T, const W: usize, const MOST: usize> {
+    copies: [*const T; W],
+    count: usize,
+    level: usize,
+    coefficients: [Coefficients; W],
+}
+
+impl<T: Element, const W: usize, const MOST: usize> Tree<T, W, MOST> {
+    /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `tree` is the layer's.
+    #[inline(always)]
+    unsafe fn of(peers: &Peers, tree: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
+        let count = end - begin;
+        // SAFETY: ranks are below the world size; the launch provides two numbers for each pair of a layer, and those of lower levels
+        // have been set.
+        unsafe {
+            let copy = |place| *peers.copies.get_unchecked(begin + if place < count { place } else { 0 }) as *const T;
+            let coefficients = coefficients_below::<W, MOST>(tree.add(2 * begin), count, level);
+            Self { copies: core::array::from_fn(copy), count, level, coefficients }
+        }
+    }
+
+    /// The nodes of that level at one element, each at the place of its first rank, as combining whole vectors in `f64` would give them.
+    #[inline(always)]
+    unsafe fn nodes(&self, element: usize) -> [f64; W] {
+        // SAFETY: the launch provides every copy.
+        let values = self.copies.map(|copy| unsafe { copy.add(element).read() }.to_f64());
+        nodes::<_, W, MOST>(values, self.count, self.level, |pair, left, right| {
+            join(self.coefficients[pair.index()], left, right)
+        })
+    }
 }
 
 macro_rules! of_width {
@@ -48,14 +73,11 @@ macro_rules! of_width {
             const K: usize = products($width);
             // One pair joins two ranks, and cancels nothing.
             const HAS_EXACT_PATH: bool = $width > 2;
+            const LEVELS: usize = ($width as usize).ilog2() as usize;
             let group = Group::of(peers);
-            let mut block = thread::block_idx_x() as u64;
-            if block < senders {
-                group.send(block, senders);
-                return;
-            }
-            block -= senders;
-            let ranks = group.peers.world_size as usize;
+            let Some(mut block) = group.send_or(senders) else { return };
+            // Two ranks are the least, which the compiler does not know.
+            let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
             let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
             if block < chunks {
                 let chunk = reduce::chunk(block, spans, span_count, chunk_len);
@@ -74,18 +96,18 @@ macro_rules! of_width {
             block -= chunks;
             let teams = group.peers.mailbox().teams() as u64;
             if block < teams {
-                let team = Team::new(group, block as usize);
+                let team = Team::new(group, block as usize, ranks);
                 let multiplied = team.chunks(spans, chunks);
                 group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
                 let width = products(ranks);
-                let offset = team.mailbox.products(group.peers.rank as usize);
+                let offset = team.mailbox().products(group.peers.rank as usize);
                 let place = |layer, product| layer * width + product;
                 team.add_up_and_hand_out(partials, spans, chunks, width, offset, place);
                 team.meet(Stage::PRODUCTS);
                 team.find_weights(weights, tree, cancelled, totals);
                 if HAS_EXACT_PATH {
                     thread::sync_threads();
-                    team.recompute::<$T, { slots($width) }>(weights, tree, cancelled, spans, span_count);
+                    team.recompute::<$T, $width, { LEVELS - 1 }>(weights, tree, cancelled, spans, span_count);
                 }
                 group.count(team.number, Progress::Weights);
                 return;
@@ -100,12 +122,11 @@ macro_rules! of_width {
                 write_each::<$T, $width, N>(group.peers, chunk, |values| <$T>::from_f64(weighted(values, weights, ranks)));
                 return;
             }
-            let table = group.peers.copies.as_ptr().cast::<*const $T>();
-            let tree = Tree::<$T, { slots($width) }>::of_layer(table, tree, layer as u64, group.peers.world_size);
+            let tree = Tree::<$T, $width, LEVELS>::of(group.peers, tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
             let windows: [*mut $T; $width] = pick(&group.peers.windows, ranks);
             reduce::walk::<1, PEER_THREADS>(chunk, |index, _| {
-                let value = tree.value(index, 0, ranks);
-                hand_out(windows, ranks, index as usize, [<$T>::from_f64(value)]);
+                let [root, ..] = tree.nodes(index as usize);
+                hand_out(windows, ranks, index as usize, [<$T>::from_f64(root)]);
             });
         });
     };
@@ -150,7 +171,7 @@ impl Team<'_> {
                 let place = self.first * width + item;
                 let mut total = 0.0;
                 for rank in 0..self.ranks {
-                    total += *self.slot(own, self.mailbox.products(rank), place);
+                    total += *self.slot(own, self.mailbox().products(rank), place);
                 }
                 totals.add(place).write(total);
                 shared.write(item, total);
@@ -163,10 +184,10 @@ impl Team<'_> {
             let layer = self.first + thread;
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
             let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
-            let lost = weights(&mut layer_weights, self.ranks, product);
+            let tree = tree.add(layer * 2 * (self.ranks - 1));
+            let lost = weights(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
             if lost {
-                let tree = tree.add(layer * 2 * (self.ranks - 1));
-                start_tree(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
+                start_tree(&mut layer_weights, self.ranks, |pair| kept(tree, pair));
             }
             for rank in 0..self.ranks {
                 out.add(layer * self.ranks + rank).write(layer_weights.get(rank));
@@ -177,7 +198,7 @@ impl Team<'_> {
 
     /// The exact path of this block's cancelled layers, level by level. All ranks have the same, because they have the same totals.
     #[inline(always)]
-    unsafe fn recompute<T: Element, const SLOTS: usize>(
+    unsafe fn recompute<T: Element, const W: usize, const MOST: usize>(
         self,
         out: *mut f64,
         tree: *mut f64,
@@ -194,69 +215,61 @@ impl Team<'_> {
             if !any {
                 return;
             }
-            let mut stage = Stage::TREE;
-            let mut next = Pair::first(self.ranks);
-            while let Some(first_of_level) = next {
-                let half = first_of_level.middle - first_of_level.begin;
-                let mut pair = Some(first_of_level);
-                next = None;
-                while let Some(one) = pair {
-                    if one.middle - one.begin != half {
-                        next = Some(one);
-                        break;
+            // Pairs of the first level join single ranks.
+            let (mut level, mut stage) = (1, Stage::TREE);
+            // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
+            while 1 << level < self.ranks && (level == 1 || MOST > 1) {
+                for layer in self.first..self.first + self.count {
+                    if *cancelled.add(layer) != 0 {
+                        self.hand_out_level::<T, W, MOST>(layer, level, tree, spans, span_count);
                     }
-                    if !one.joins_ranks() {
-                        self.hand_out_pair::<T, SLOTS>(one, tree, cancelled, spans, span_count);
-                    }
-                    pair = one.next(self.ranks);
-                }
-                if half == 1 {
-                    continue;
                 }
                 self.meet(stage);
                 stage = Stage(stage.0 + 1);
-                let mut pair = Some(first_of_level);
-                while let Some(one) = pair {
-                    if one.middle - one.begin != half {
-                        break;
+                let thread = thread::thread_idx_x() as usize;
+                let layer = self.first + thread;
+                if thread < self.count && *cancelled.add(layer) != 0 {
+                    let mut layer_weights = LayerWeights(out.add(layer * self.ranks));
+                    for pair in pairs_of_level(level, self.ranks) {
+                        let both = self.coefficients_of(layer, pair);
+                        combine_pair(&mut layer_weights, pair, both);
+                        keep(tree.add(layer * 2 * (self.ranks - 1)), pair, both);
                     }
-                    self.set_pair(one, out, tree, cancelled);
-                    pair = one.next(self.ranks);
                 }
                 thread::sync_threads();
+                level += 1;
             }
         }
     }
 
-    /// Puts the sums of one pair over this rank's window into every mailbox, for each cancelled layer.
+    /// Puts the sums of one layer's pairs of a level over this rank's window into every mailbox.
     #[inline(always)]
-    unsafe fn hand_out_pair<T: Element, const SLOTS: usize>(
+    unsafe fn hand_out_level<T: Element, const W: usize, const MOST: usize>(
         self,
-        pair: Pair,
+        layer: usize,
+        level: usize,
         tree: *const f64,
-        cancelled: *const u32,
         spans: *const Span,
         span_count: u64,
     ) {
         let peers = self.group.peers;
-        let offset = self.mailbox.tree(peers.rank as usize);
+        let offset = self.mailbox().tree(peers.rank as usize);
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
-            for layer in self.first..self.first + self.count {
-                if *cancelled.add(layer) == 0 {
-                    continue;
-                }
-                let tree =
-                    Tree::<T, SLOTS>::of_layer(peers.copies.as_ptr().cast(), tree, layer as u64, peers.world_size);
-                // Spans that are one layer lie in order, with nothing but zeros between them.
-                let last = *spans.add(layer + peers.spans_of_a_layer(span_count) as usize - 1);
-                let begin = (*spans.add(layer)).begin;
-                let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
+            // Spans that are one layer lie in order, with nothing but zeros between them.
+            let last = *spans.add(layer + peers.spans_of_a_layer(span_count) as usize - 1);
+            let begin = (*spans.add(layer)).begin;
+            let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
+            for pair in pairs_of_level(level, self.ranks) {
+                let layer_tree = tree.add(layer * 2 * (self.ranks - 1));
+                let tree = Tree::<T, W, MOST>::of(peers, layer_tree, (pair.begin, pair.end), level);
                 let mut totals = [0.0; 3];
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                    let left = tree.value(element, pair.begin, pair.middle);
-                    let right = tree.value(element, pair.middle, pair.end);
-                    totals = add_dots(totals, left, right);
+                    let nodes = tree.nodes(element as usize);
+                    // The right side begins at the second or the fourth rank.
+                    const { assert!(W <= 8) };
+                    let right = if level == 1 { nodes[2] } else { nodes[W / 2] };
+                    totals = add_dots(totals, nodes[0], right);
                 });
                 // The block's shared memory may still be read for the sums before these.
                 thread::sync_threads();
@@ -267,33 +280,6 @@ impl Team<'_> {
                     }
                 });
             }
-        }
-    }
-
-    /// Adds the ranks' sums of one pair up, in rank order, and applies its coefficients.
-    #[inline(always)]
-    unsafe fn set_pair(self, pair: Pair, out: *mut f64, tree: *mut f64, cancelled: *const u32) {
-        let (own, thread) = (self.group.peers.rank as usize, thread::thread_idx_x() as usize);
-        if thread >= self.count {
-            return;
-        }
-        let layer = self.first + thread;
-        // SAFETY: as above; every rank's sums have arrived.
-        unsafe {
-            if *cancelled.add(layer) == 0 {
-                return;
-            }
-            let place = self.sums_place(layer, pair);
-            let mut sums = [0.0; 3];
-            for rank in 0..self.ranks {
-                let offset = self.mailbox.tree(rank);
-                sums[0] += *self.slot(own, offset, place);
-                sums[1] += *self.slot(own, offset, place + 1);
-                sums[2] += *self.slot(own, offset, place + 2);
-            }
-            let both = coefficients(sums[0], sums[1], sums[2]);
-            combine_pair(&mut LayerWeights(out.add(layer * self.ranks)), pair, both);
-            keep(tree.add(layer * 2 * (self.ranks - 1)), pair, both);
         }
     }
 }

@@ -25,9 +25,11 @@ mod gram;
 mod team;
 mod tree;
 
+use super::adasum::kept;
 use super::kernel;
 use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
 use crate::half::{BF16, F16};
+use crate::math::adasum::{Coefficients, Pair};
 use crate::math::{Element, elementwise};
 use crate::peers::{Group, Stage};
 use crate::{memory, reduce, thread};
@@ -63,6 +65,55 @@ unsafe fn write_each<T: Element, const W: usize, const N: usize>(
             }
         });
     }
+}
+
+/// The coefficients of a layer's pairs on the levels below `level` among `ranks` ranks, by [`Pair::index`]. There are no more than `MOST`
+/// such levels.
+#[inline(always)]
+unsafe fn coefficients_below<const W: usize, const MOST: usize>(
+    tree: *const f64,
+    ranks: usize,
+    level: usize,
+) -> [Coefficients; W] {
+    let mut found = [(1.0, 1.0); W];
+    let mut below = 0;
+    while below < MOST {
+        let (half, mut begin) = (1 << below, 0);
+        while begin + half < W {
+            if below < level && begin + half < ranks {
+                let pair = Pair { begin, middle: begin + half, end: begin + 2 * half };
+                // SAFETY: the launch provides two numbers for each pair, which have been set.
+                found[pair.index()] = unsafe { kept(tree, pair) };
+            }
+            begin += 2 * half;
+        }
+        below += 1;
+    }
+    found
+}
+
+/// The nodes on a level of the combination tree over one element of `ranks` vectors: each at the place of its first rank. `join` gives that of a
+/// pair, which it may tell by its [`Pair::index`] alone.
+#[inline(always)]
+fn nodes<V: Copy, const W: usize, const MOST: usize>(
+    mut values: [V; W],
+    ranks: usize,
+    level: usize,
+    join: impl Fn(Pair, V, V) -> V,
+) -> [V; W] {
+    let mut below = 0;
+    while below < MOST {
+        let (half, mut begin) = (1 << below, 0);
+        while begin + half < W {
+            if below < level && begin + half < ranks {
+                let pair = Pair { begin, middle: begin + half, end: begin + 2 * half };
+                values[begin] = join(pair, values[begin], values[begin + half]);
+            }
+            begin += 2 * half;
+        }
+        below += 1;
+    }
+    values
 }
 
 /// One element's weighted sum, in rank order.
@@ -103,14 +154,9 @@ macro_rules! of_width {
             fn (peers: *const Peers, factor: f64, senders: u64, reducers: u64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let group = Group::of(peers);
-            let block = thread::block_idx_x() as u64;
-            if block < senders {
-                group.send(block, senders);
-                return;
-            }
+            let Some(mut tile) = group.send_or(senders) else { return };
             let size = size_of::<$T>() as u64;
             let peers = group.peers;
-            let mut tile = block - senders;
             while tile < peers.tiles() {
                 let (begin, end) = peers.tile(tile);
                 group.receive(begin, end);

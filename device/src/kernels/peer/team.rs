@@ -3,7 +3,7 @@
 //! What the numbers mean is the algorithms' business.
 
 use crate::abi::{Mailbox, PEER_LAYERS, PEER_THREADS, Row, Span};
-use crate::math::adasum::Pair;
+use crate::math::adasum::{Coefficients, Pair, coefficients};
 use crate::peers::{Group, Stage};
 use crate::{thread, warp};
 
@@ -12,7 +12,6 @@ use crate::{thread, warp};
 pub(super) struct Team<'a> {
     pub(super) group: Group<'a>,
     pub(super) number: usize,
-    pub(super) mailbox: Mailbox,
     pub(super) ranks: usize,
     /// The first of the layers.
     pub(super) first: usize,
@@ -22,12 +21,17 @@ pub(super) struct Team<'a> {
 
 impl<'a> Team<'a> {
     #[inline(always)]
-    pub(super) fn new(group: Group<'a>, number: usize) -> Self {
-        let (mailbox, ranks) = (group.peers.mailbox(), group.peers.world_size as usize);
+    pub(super) fn new(group: Group<'a>, number: usize, ranks: usize) -> Self {
         let first = number * PEER_LAYERS;
-        let rest = mailbox.layers - first;
+        let rest = group.peers.layers as usize - first;
         let count = if rest < PEER_LAYERS { rest } else { PEER_LAYERS };
-        Team { group, number, mailbox, ranks, first, count }
+        Team { group, number, ranks, first, count }
+    }
+
+    /// Looked up each time: nobody needs it often enough to keep it in registers.
+    #[inline(always)]
+    pub(super) fn mailbox(self) -> Mailbox {
+        self.group.peers.mailbox()
     }
 
     /// Chunks of these layers, of `chunks` of all.
@@ -49,7 +53,7 @@ impl<'a> Team<'a> {
     #[inline(always)]
     unsafe fn end_of(self, layer: usize, spans: *const Span, chunks: u64) -> u64 {
         // SAFETY: the caller's promise.
-        if layer + 1 == self.mailbox.layers { chunks } else { unsafe { (*spans.add(layer + 1)).first_block } }
+        if layer + 1 == self.mailbox().layers { chunks } else { unsafe { (*spans.add(layer + 1)).first_block } }
     }
 
     /// # Safety
@@ -79,6 +83,26 @@ impl<'a> Team<'a> {
     #[inline(always)]
     pub(super) fn sums_place(self, layer: usize, pair: Pair) -> usize {
         (layer * (self.ranks - 1) + pair.index()) * 3
+    }
+
+    /// A pair's coefficients in a layer, from the sums that all ranks have handed out, added in rank order.
+    ///
+    /// # Safety
+    /// Every rank's sums of that pair have arrived.
+    #[inline(always)]
+    pub(super) unsafe fn coefficients_of(self, layer: usize, pair: Pair) -> Coefficients {
+        let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair));
+        let mut sums = [0.0; 3];
+        for rank in 0..self.ranks {
+            let offset = self.mailbox().tree(rank);
+            let mut sum = 0;
+            while sum < 3 {
+                // SAFETY: the caller's promise.
+                sums[sum] += unsafe { *self.slot(own, offset, place + sum) };
+                sum += 1;
+            }
+        }
+        coefficients(sums[0], sums[1], sums[2])
     }
 
     /// Adds each layer's partials of `width` products up, eight lanes a product, and puts the totals into every mailbox: that of a layer's

@@ -7,11 +7,11 @@ use super::super::adasum::keep;
 use super::super::products::{add_dots, gram_vector_len, partial_place};
 use super::super::{for_each_dtype, kernel};
 use super::team::Team;
-use super::{pick, weighted, write_each};
+use super::{coefficients_below, nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, PEER_LAYERS, PEER_THREADS, Peers, Span};
 use crate::half::{BF16, F16};
 use crate::math::Element;
-use crate::math::adasum::{Pair, coefficients};
+use crate::math::adasum::{Coefficients, Pair};
 use crate::peers::{Group, Progress, Stage};
 use crate::{reduce, thread};
 
@@ -22,38 +22,10 @@ const fn pair(level: usize, number: usize) -> Pair {
     Pair { begin, middle: begin + (1 << level), end: begin + (2 << level) }
 }
 
-/// The coefficients of a layer's pairs on the levels below `level`: those of level `l` from place `W - (W >> l)` on, by number.
+/// The combination of two elements as if it had been stored.
 #[inline(always)]
-unsafe fn coefficients_below<const W: usize>(tree: *const f64, level: usize) -> [[f64; 2]; W] {
-    let mut found = [[0.0; 2]; W];
-    let mut below = 0;
-    while below < level {
-        let mut number = 0;
-        while number < W >> (below + 1) {
-            let place = 2 * pair(below, number).index();
-            // SAFETY: the launch provides two numbers for each pair.
-            found[W - (W >> below) + number] = unsafe { [*tree.add(place), *tree.add(place + 1)] };
-            number += 1;
-        }
-        below += 1;
-    }
-    found
-}
-
-/// The nodes of a level over one element of the ranks' vectors: the first `W >> level` are valid.
-#[inline(always)]
-fn nodes<T: Element, const W: usize>(mut values: [T; W], coefficients: [[f64; 2]; W], level: usize) -> [T; W] {
-    let mut below = 0;
-    while below < level {
-        let mut number = 0;
-        while number < W >> (below + 1) {
-            let both = [values[2 * number], values[2 * number + 1]];
-            values[number] = T::from_f64(weighted(both, coefficients[W - (W >> below) + number], 2));
-            number += 1;
-        }
-        below += 1;
-    }
-    values
+fn stored<T: Element>((left, right): Coefficients, a: T, b: T) -> T {
+    T::from_f64(weighted([a, b], [left, right], 2))
 }
 
 /// One level over a chunk: three sums for each of its pairs.
@@ -66,13 +38,16 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
     let copies = pick(&peers.copies, W).map(|copy: *mut T| copy.cast_const());
     // SAFETY: the launch provides every copy over the chunk, and the coefficients of the levels below.
     unsafe {
-        let coefficients = coefficients_below::<W>(tree, LEVEL);
-        reduce::accumulate::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, |totals, values| {
-            let nodes = nodes(values, coefficients, LEVEL);
+        let coefficients = coefficients_below::<W, LEVEL>(tree, W, LEVEL);
+        reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, |totals, values| {
+            let nodes = nodes::<_, W, LEVEL>(values, W, LEVEL, |pair, left, right| {
+                stored(coefficients[pair.index()], left, right)
+            });
             let mut number = 0;
             while number < K / 3 {
                 let sums = [totals[3 * number], totals[3 * number + 1], totals[3 * number + 2]];
-                let sums = add_dots(sums, nodes[2 * number].to_f64(), nodes[2 * number + 1].to_f64());
+                let Pair { begin, middle, .. } = pair(LEVEL, number);
+                let sums = add_dots(sums, nodes[begin].to_f64(), nodes[middle].to_f64());
                 totals[3 * number] = sums[0];
                 totals[3 * number + 1] = sums[1];
                 totals[3 * number + 2] = sums[2];
@@ -90,12 +65,7 @@ macro_rules! of_width {
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let group = Group::of(peers);
-            let mut block = thread::block_idx_x() as u64;
-            if block < senders {
-                group.send(block, senders);
-                return;
-            }
-            block -= senders;
+            let Some(mut block) = group.send_or(senders) else { return };
             let teams = group.peers.mailbox().teams() as u64;
             let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
             let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
@@ -119,7 +89,7 @@ macro_rules! of_width {
                 }
                 block -= chunks;
                 if block < teams {
-                    let team = Team::new(group, block as usize);
+                    let team = Team::new(group, block as usize, $width);
                     if $level > 0 {
                         // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
                         // it counts on.
@@ -136,8 +106,10 @@ macro_rules! of_width {
             let chunk = reduce::chunk(block, spans, span_count, chunk_len);
             let layer = layer_of(chunk);
             group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
-            let coefficients = coefficients_below::<$width>(of_layer(layer), $levels);
-            write_each::<$T, $width, N>(group.peers, chunk, |values| nodes(values, coefficients, $levels)[0]);
+            let coefficients = coefficients_below::<$width, $levels>(of_layer(layer), $width, $levels);
+            write_each::<$T, $width, N>(group.peers, chunk, |values| {
+                nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
+            });
         });
     };
 }
@@ -162,24 +134,16 @@ impl Team<'_> {
         spans: *const Span,
         chunks: u64,
     ) {
-        let own = self.group.peers.rank as usize;
+        let offset = self.mailbox().tree(self.group.peers.rank as usize);
         let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3)) + product % 3;
         // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
         unsafe {
-            self.add_up_and_hand_out(partials, spans, chunks, K, self.mailbox.tree(own), place);
+            self.add_up_and_hand_out(partials, spans, chunks, K, offset, place);
             self.meet(Stage(Stage::PRODUCTS.0 + LEVEL as u32));
             let mut item = thread::thread_idx_x() as usize;
             while item < self.count * (K / 3) {
-                let (layer, number) = (self.first + item / (K / 3), item % (K / 3));
-                let mut sums = [0.0; 3];
-                for rank in 0..self.ranks {
-                    let offset = self.mailbox.tree(rank);
-                    sums[0] += *self.slot(own, offset, place(layer, 3 * number));
-                    sums[1] += *self.slot(own, offset, place(layer, 3 * number + 1));
-                    sums[2] += *self.slot(own, offset, place(layer, 3 * number + 2));
-                }
-                let both = coefficients(sums[0], sums[1], sums[2]);
-                keep(tree.add(layer * 2 * (self.ranks - 1)), pair(LEVEL, number), both);
+                let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));
+                keep(tree.add(layer * 2 * (self.ranks - 1)), pair, self.coefficients_of(layer, pair));
                 item += PEER_THREADS as usize;
             }
         }

@@ -279,14 +279,17 @@ pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
     }
     let layers = gram.len() / count;
     let mut weights = vec![0.0; layers * world_size];
+    // Those of the pairs of single ranks, in order.
+    let mut first_level = Vec::with_capacity(world_size / 2);
     let cancelled = weights
         .chunks_exact_mut(world_size)
         .zip(gram.chunks_exact(count))
         .map(|(weights, gram)| {
             let product = |i, j| gram[product_index(i, j, world_size)];
-            let cancelled = adasum::weights(weights, world_size, product);
+            first_level.clear();
+            let cancelled = adasum::weights(weights, world_size, product, |_, both| first_level.push(both));
             if cancelled {
-                adasum::start_tree(weights, world_size, product, |_, _| ());
+                adasum::start_tree(weights, world_size, |pair| first_level[pair.begin / 2]);
             }
             cancelled
         })

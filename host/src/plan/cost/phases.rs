@@ -1,14 +1,13 @@
 //! [`phases`]: the collectives and kernels of a scheme, one after the other; the formulas and the simulation both go through them.
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, REDUCE_CHUNK_BYTES};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, reduce_chunk_len};
 use gradsync_device::math::adasum::products;
 
 use super::work::{Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter};
 use super::{Scheme, Workload};
 
-/// Kernels of a Gram matrix: products, their sums, weights, the weighted sum; and of a level of pairs: products, their sums, the pair.
-const GRAM_LAUNCHES: f64 = 4.0;
-const LEVEL_LAUNCHES: f64 = 3.0;
+/// Kernels of a level of pairs: their products, and their coefficients.
+const LEVEL_LAUNCHES: f64 = 2.0;
 
 /// Who meets in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +103,11 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     let totals = 8.0 * count * layers;
     let levels = width.log2().ceil() as usize;
     // What a block of a kernel takes of each vector, and has sums of its own for.
-    let chunks = vector_bytes / REDUCE_CHUNK_BYTES as f64 + 1.0;
+    let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
 
     phases.push(Phase::AllToAll(exchange, bytes));
     let read = reads(vectors) * vector_bytes + 16.0 * count * chunks + totals;
-    phases.push(Phase::Kernels(Work { launches: 2.0, ..Work::kernel(read, count * len) }));
+    phases.push(Phase::Kernels(Work::kernel(read, count * len)));
     phases.push(Phase::AllReduce(sums, totals));
     // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
     phases.push(Phase::Kernels(Work { launches: 1.0, serial: 1.5 * width * width, ..Work::default() }));
@@ -118,7 +117,7 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
         phases.push(Phase::AllReduce(sums, 3.0 * 8.0 * layers * (width / 4.0).max(1.0)));
     }
     let combine = Work::kernel((width + 1.0) * vector_bytes, width * len);
-    phases.push(Phase::Kernels(Work { launches: GRAM_LAUNCHES - 3.0, ..combine }));
+    phases.push(Phase::Kernels(combine));
 }
 
 /// Vectors that the products of `vectors` vectors read, those of other tiles again.
@@ -140,7 +139,7 @@ fn tree(phases: &mut Vec<Phase>, world: World, distance: usize, bytes: f64, load
         phases.push(Phase::Exchange(distance, held));
         back.push(Phase::Exchange(distance, held));
         let dots = Work::kernel(2.0 * held, 3.0 * len);
-        phases.push(Phase::Kernels(Work { launches: LEVEL_LAUNCHES - 1.0, ..dots }));
+        phases.push(Phase::Kernels(dots));
         // The sums of the pair, by doubling over all ranks that hold a slice of it.
         let mut step = 1;
         while step < 2 * distance {

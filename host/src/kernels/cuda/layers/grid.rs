@@ -53,11 +53,11 @@ struct ChunkLens {
 }
 
 impl Grids {
-    /// For kernels on vectors of this device.
-    pub(super) fn new(queue: &Queue, segments: &[Range<usize>]) -> Result<Self> {
+    /// For kernels on so many vectors of this device.
+    pub(super) fn new(queue: &Queue, segments: &[Range<usize>], vectors: usize) -> Result<Self> {
         Self::of(queue, segments, |total, dtype| ChunkLens {
-            reduce: reduce_chunk_len(total, dtype),
-            combine: combine_chunk_len(total, dtype),
+            reduce: reduce_chunk_len(total),
+            combine: combine_chunk_len(total, dtype, vectors),
         })
     }
 
@@ -99,18 +99,16 @@ mod tests {
 
     #[test]
     fn chunks_grow_with_the_arena_up_to_what_a_dtype_allows() {
-        // 2^20 threads, as many elements each.
         for (total, reduce, combine) in [
-            (0, [2048; 4], [2048; 4]),
-            (1 << 24, [2048; 4], [2048; 4]),
-            ((1 << 24) + (1 << 13), [4096; 4], [4096; 4]),
-            (1 << 25, [4096; 4], [4096; 4]),
-            ((1 << 25) + (1 << 13), [4096, 8192, 8192, 8192], [4096, 4096, 4096, 8192]),
-            ((1 << 26) + (1 << 13), [4096, 8192, 16384, 16384], [4096, 4096, 4096, 16384]),
-            (1 << 33, [4096, 8192, 16384, 16384], [4096, 4096, 4096, 16384]),
+            (0, 2048, [2048; 4]),
+            (1 << 24, 2048, [2048; 4]),
+            ((1 << 24) + (1 << 13), 4096, [2048, 2048, 2048, 4096]),
+            (1 << 25, 4096, [2048, 2048, 2048, 4096]),
+            (1 << 33, 1 << 20, [2048, 2048, 2048, 4096]),
         ] {
-            assert_eq!(DType::ALL.map(|dtype| reduce_chunk_len(total, dtype)), reduce, "{total} elements");
-            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype)), combine, "{total} elements");
+            assert_eq!(reduce_chunk_len(total), reduce, "{total} elements");
+            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 4)), combine, "{total} elements");
+            assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 5)), [2048; 4], "{total} elements");
         }
         for (total, lens) in [
             (0, [2048; 4]),

@@ -7,7 +7,7 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, tile_len};
+use gradsync_device::abi::{EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, tile_len};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 use self::grid::Grids;
@@ -28,7 +28,7 @@ pub struct Layers {
     count: usize,
     world_size: usize,
     grids: Grids,
-    /// `[product][chunk]`
+    /// `[product][chunk]`; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
     partials: DeviceBuffer,
     /// `[layer][product]`
     totals: DeviceBuffer,
@@ -69,7 +69,7 @@ impl Layers {
     /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
     /// ranks; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        Self::on(Grids::new, queue, len, segments, world_size)
+        Self::on(|queue, segments| Grids::new(queue, segments, world_size), queue, len, segments, world_size)
     }
 
     /// As [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
@@ -96,7 +96,7 @@ impl Layers {
             len,
             count,
             world_size,
-            partials: zeroed(sums * grids.most_partials())?,
+            partials: DeviceBuffer::filled(queue, DType::F64, sums * grids.most_partials(), EMPTY_BYTE)?,
             grids,
             totals: zeroed(sums * count)?,
             weights: zeroed(world_size * count)?,
@@ -143,10 +143,8 @@ impl Layers {
     /// [`Error::Cuda`].
     pub fn dots(&mut self, a: DeviceSlice<'_>, b: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("dots", &[a, b])?;
-        let own = [pointer_mut(&self.partials.as_mut_slice()), pointer(a), pointer(b)];
         // SAFETY: vectors checked, workspace sized for three products a chunk.
-        unsafe { self.reduce(&format!("dots_{dtype}"), dtype, &own) }?;
-        self.sum_partials(dtype, 3, 0)
+        unsafe { self.reduce(&format!("dots_{dtype}"), dtype, 3, 0, &[pointer(a), pointer(b)]) }
     }
 
     /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
@@ -155,10 +153,8 @@ impl Layers {
     /// As [`dots`](Self::dots).
     pub fn squared_norms(&mut self, a: DeviceSlice<'_>) -> Result<()> {
         let dtype = self.check("squared_norms", &[a])?;
-        let own = [pointer_mut(&self.partials.as_mut_slice()), pointer(a)];
         // SAFETY: the vector is checked, the workspace sized for more products than one.
-        unsafe { self.reduce(&format!("squared_norms_{dtype}"), dtype, &own) }?;
-        self.sum_partials(dtype, 1, 0)
+        unsafe { self.reduce(&format!("squared_norms_{dtype}"), dtype, 1, 0, &[pointer(a)]) }
     }
 
     /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
@@ -170,25 +166,25 @@ impl Layers {
         let dtype = self.set_vectors("gram", vectors)?;
         let ranks = self.world_size;
         let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
-        let partials = pointer_mut(&self.partials.as_mut_slice());
         let table = pointer(self.table.as_slice());
         for first in (0..ranks).step_by(widest) {
             let count = widest.min(ranks - first);
             let width = GRAM_WIDTHS.into_iter().find(|&width| width >= count).expect("count is at most the widest");
-            let own = [partials, table, first.into(), count.into(), ranks.into()];
+            let own = [table, first.into(), count.into(), ranks.into()];
             // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
-            unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, &own) }?;
+            unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
         }
         // Products of members of different tiles.
         let cells = || (0..ranks).step_by(GRAM_CROSS_WIDTH);
         let cross = cells().flat_map(|left| cells().map(move |right| (left, right)));
         for (left, right) in cross.filter(|(left, right)| left / widest < right / widest) {
             let width = |first: usize| Argument::from(GRAM_CROSS_WIDTH.min(ranks - first));
-            let own = [partials, table, left.into(), width(left), right.into(), width(right), ranks.into()];
+            let own = [table, left.into(), width(left), right.into(), width(right), ranks.into()];
+            let sums = GRAM_CROSS_WIDTH * GRAM_CROSS_WIDTH;
             // SAFETY: as above.
-            unsafe { self.reduce(&format!("gram_cross_{dtype}"), dtype, &own) }?;
+            unsafe { self.reduce(&format!("gram_cross_{dtype}"), dtype, sums, 0, &own) }?;
         }
-        self.sum_partials(dtype, products(ranks), 0)
+        Ok(())
     }
 
     /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there. Those of cancelled layers are
@@ -276,7 +272,6 @@ impl Layers {
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
         let dtype = self.set_vectors("tree_dots", vectors)?;
         let own = [
-            pointer_mut(&self.partials.as_mut_slice()),
             pointer(self.table.as_slice()),
             pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
@@ -286,8 +281,7 @@ impl Layers {
             self.world_size.into(),
         ];
         // SAFETY: vectors checked, workspace sized for three sums a chunk.
-        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, &own) }?;
-        self.sum_partials(dtype, 3, place)
+        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, 3, 3 * place, &own) }
     }
 
     /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
@@ -297,7 +291,7 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.sums(3, place)),
+            pointer(self.totals_behind(3 * place)),
             self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
@@ -307,10 +301,9 @@ impl Layers {
         self.per_layer("combine_pair", &own)
     }
 
-    /// Room for `width` sums a layer, behind `place` others of that width.
-    fn sums(&self, width: usize, place: usize) -> DeviceSlice<'_> {
-        let len = width * self.layer_count();
-        self.totals.as_slice().range(place * len..(place + 1) * len)
+    /// The totals behind the first `count` of each layer.
+    fn totals_behind(&self, count: usize) -> DeviceSlice<'_> {
+        self.totals.as_slice().range(count * self.layer_count()..self.totals.as_slice().len())
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
@@ -394,32 +387,18 @@ impl Layers {
         Ok(totals)
     }
 
-    /// Launches a reduction of vectors of a dtype, whose parameters end with `(…, spans, span count, chunk count, chunk length)`.
+    /// Launches a reduction of vectors of a dtype into `width` sums a chunk; its totals stand behind `place` others for each layer.
     ///
     /// # Safety
-    /// As `Queue::launch`, of the parameters before those.
-    unsafe fn reduce(&self, name: &str, dtype: DType, own: &[Argument]) -> Result<()> {
+    /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
+    unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
         let grid = self.grids.of_reductions(dtype);
-        let tail = [grid.spans(), self.count.into(), grid.chunks.into(), grid.chunk_len.into()];
-        // SAFETY: the caller's promise; the grid is that of this object's segments.
-        Ok(unsafe { self.queue.launch(name, grid.chunks, &[own, &tail].concat()) }?)
-    }
-
-    /// Adds the partial sums of `products` products up, which a reduction of that dtype left, as number `place` of such sums.
-    fn sum_partials(&mut self, dtype: DType, products: usize, place: usize) -> Result<()> {
-        let grid = self.grids.of_reductions(dtype);
-        let arguments = [
-            pointer(self.sums(products, place)),
-            pointer(self.partials.as_slice()),
-            grid.spans(),
-            self.layer_count().into(),
-            products.into(),
-            grid.chunks.into(),
-        ];
-        let blocks = (self.layer_count() * products) as u64;
-        // SAFETY: totals and partials have room for that many products. A layer's partials end where the next begins, the last one's
-        // at the last chunk.
-        Ok(unsafe { self.queue.launch("sum_partials", blocks, &arguments) }?)
+        let head = [pointer_mut(&self.partials.as_mut_slice()), pointer(self.totals_behind(place))];
+        let counts = [self.count, self.layer_count()].map(Argument::from);
+        let tail = [grid.spans(), counts[0], counts[1], grid.chunks.into(), grid.chunk_len.into()];
+        let blocks = grid.chunks + (self.layer_count() * width) as u64;
+        // SAFETY: the caller's promise; the grid is that of this object's segments, and partials are empty between launches.
+        Ok(unsafe { self.queue.launch(name, blocks, &[&head, own, &tail].concat()) }?)
     }
 
     fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
