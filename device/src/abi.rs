@@ -126,8 +126,8 @@ pub const VECTOR_BYTES: usize = 16;
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: about 8192 chunks, of no fewer than
-/// [`LEAST_CHUNK`] elements. It never depends on the device, so that results do not either.
+/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: about 8192 chunks, of no fewer
+/// than 2048 elements. It never depends on the device, so that results do not either.
 ///
 /// On an H200, larger chunks of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost; and of
 /// more partial sums, the blocks that add them up are not done with all but the last when those come.
