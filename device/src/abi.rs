@@ -459,9 +459,10 @@ pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
     pairs_of!("accumulate_segments", LaunchBounds::STREAM, PIECES),
 ];
 
-/// `combine`: `(destination, table of vectors, vector count, weights, spans, span count, chunk length)`.
+/// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers alone.
+/// The destination may be one of the vectors.
 pub const COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("combine", LaunchBounds::COMBINE, &[Pointer, Pointer, U64, Pointer, Pointer, U64, U64]);
+    pairs_of!("combine", LaunchBounds::COMBINE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
 
 /// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
 pub const TREE_COMBINE_ENTRIES: [Entry; 16] =

@@ -1,4 +1,5 @@
-//! `combine`: the weighted sum of any number of vectors per segment, in `f64` in rank order, rounded once.
+//! `combine`: the weighted sum of any number of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every
+//! vector before it writes that of the result, which may be one of them.
 
 use super::{for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, Span, THREADS, vector_len};
@@ -199,7 +200,7 @@ unsafe fn combine_two<S: Element, D: Element, const N: usize, const U: usize>(
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         kernel!(concat!("combine_", $from, "_", $to), LaunchBounds::COMBINE, fn (
-            destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64,
+            destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {
             const N: usize = elements(<$D>::DTYPE, <$S>::DTYPE);
@@ -207,15 +208,20 @@ macro_rules! from_to {
             let block = thread::block_idx_x() as u64;
             let row = reduce::row_of_block(span_count, block, |row| (*spans.add(row as usize)).first_block);
             // What is read here together depends on nothing else that is: one after the other, small launches would wait for each.
-            let span = *spans.add(row as usize);
+            let (span, is_cancelled) = (*spans.add(row as usize), *cancelled.add(row as usize) != 0);
             let weights = weights.add((row * count) as usize);
+            let mut chunk = reduce::chunk_in(row, span, block, chunk_len);
+            if is_cancelled {
+                // Nothing of it is left. Who returned here would wait for the flag before asking for the vectors.
+                chunk.end = chunk.begin;
+            }
             if count == 2 {
                 let (vectors, weights) = ([*table, *table.add(1)], [*weights, *weights.add(1)]);
-                return combine_two::<$S, $D, N, U>(destination, vectors, weights, reduce::chunk_in(row, span, block, chunk_len));
+                return combine_two::<$S, $D, N, U>(destination, vectors, weights, chunk);
             }
             let inputs = Inputs { table, weights, count: count as usize };
             const G: usize = group(<$S>::DTYPE);
-            combine::<$S, $D, N, U, G>(destination, inputs, reduce::chunk_in(row, span, block, chunk_len))
+            combine::<$S, $D, N, U, G>(destination, inputs, chunk)
         });
     };
 }

@@ -6,6 +6,7 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda::Layers;
 use gradsync::kernels::{cpu, cuda};
 use gradsync::{DType, GradientBuffer, Slice};
+use half::{bf16, f16};
 
 use crate::{assert_same, download, host, queue, uniform, upload};
 
@@ -99,6 +100,39 @@ fn products_of_huge_and_tiny_values_keep_their_range() {
             (norm / (element * element) - 1000.0).abs() <= 1000.0 * 1000.0 * f64::EPSILON,
             "{dtype} {value}: {norm}"
         );
+    }
+}
+
+/// Blocks tell by its bits whether a partial sum has come: no NaN may be taken for one that has not, and none may stay behind.
+#[test]
+fn sums_of_any_nan_come_and_leave_nothing_behind() {
+    let queue = queue();
+    // All bits set, and one.
+    let both = |dtype| {
+        let of = |slice: Slice<'_>| DeviceBuffer::from_host(&queue, slice).unwrap();
+        match dtype {
+            DType::F64 => [f64::from_bits(u64::MAX), 1.0].map(|value| of((&vec![value; LEN]).into())),
+            DType::F32 => [f32::from_bits(u32::MAX), 1.0].map(|value| of((&vec![value; LEN]).into())),
+            DType::F16 => [f16::from_bits(u16::MAX), f16::ONE].map(|value| of((&vec![value; LEN]).into())),
+            DType::BF16 => [bf16::from_bits(u16::MAX), bf16::ONE].map(|value| of((&vec![value; LEN]).into())),
+        }
+    };
+    for dtype in DType::ALL {
+        let [nan, one] = both(dtype);
+        let mut layers = Layers::new(&queue, LEN, &segments(), 3).unwrap();
+        for pass in 0..2 {
+            for (vector, value) in [(&nan, f64::NAN), (&one, 1.0)] {
+                let view = vector.as_slice();
+                layers.gram(&[view, view, view]).unwrap();
+                let totals = layers.read_totals(6).unwrap();
+                for (index, total) in totals.into_iter().enumerate() {
+                    let len = segments()[index / 6].len();
+                    let expected = if len == 0 { 0.0 } else { value * len as f64 };
+                    let same = total == expected || total.is_nan() && expected.is_nan();
+                    assert!(same, "{dtype}, pass {pass}, {index}: {total} and not {expected}");
+                }
+            }
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
 use crate::comm::DeviceCommunicator;
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::error::Result;
 
 /// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
@@ -39,4 +40,13 @@ fn same_plan(
     let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
     comm.agree_on(operation, what, hasher.finish())?;
     table.check_world_size(operation, comm.world_size())
+}
+
+/// Memory to write, from a view of it.
+///
+/// # Safety
+/// The caller holds the memory mutably, and nothing reads it in a way that the write disturbs.
+unsafe fn in_place<'a>(queue: &'a Queue, view: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
+    // SAFETY: the caller's promise.
+    unsafe { DeviceSliceMut::from_raw_parts(queue, view.address(), view.dtype(), view.len()) }
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::peers::Connection;
-use super::same_plan;
+use super::{in_place, same_plan};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
@@ -35,9 +35,8 @@ pub struct OrderedAllReduce {
     part_len: usize,
     op: ReduceOp,
     layers: Layers,
-    /// The other ranks' parts, and the result's.
+    /// The other ranks' parts.
     received: DeviceBuffer,
-    result: DeviceBuffer,
     /// The data in the dtype of the wire, if that is another.
     narrow: Option<DeviceBuffer>,
 }
@@ -46,8 +45,8 @@ impl OrderedAllReduce {
     /// Prepares all-reduces of `len` elements of `dtype`, which travel as `wire`; `op` is `Sum` or `Mean`. Equal on all ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another reduction; [`Error::Cuda`], code 2 when memory does not suffice for as many bytes again
-    /// as the data have on the wire, or twice as many where the wire is another dtype.
+    /// [`Error::InvalidArgument`] for another reduction; [`Error::Cuda`], code 2 when memory does not suffice for the other ranks' parts, almost
+    /// as many bytes again as the data have on the wire, or twice as many where the wire is another dtype.
     pub fn new(
         comm: &dyn DeviceCommunicator,
         queue: &Queue,
@@ -75,7 +74,6 @@ impl OrderedAllReduce {
             op,
             layers,
             received: DeviceBuffer::zeroed(queue, wire, own_len * (world_size - 1))?,
-            result: DeviceBuffer::zeroed(queue, wire, own_len)?,
             narrow: if wire == dtype { None } else { Some(DeviceBuffer::zeroed(queue, wire, len)?) },
         })
     }
@@ -128,14 +126,13 @@ impl OrderedAllReduce {
                 std::cmp::Ordering::Greater => self.received.as_slice().range((peer - 1) * own_len..peer * own_len),
             })
             .collect();
-        self.layers.combine(self.result.as_mut_slice(), &vectors)?;
+        // SAFETY: the data are borrowed mutably; the kernel reads each element of this part before it writes it, in one thread.
+        self.layers.combine(unsafe { in_place(view.queue(), own) }, &vectors)?;
 
-        let result = self.result.as_slice();
-        let sends = peers().map(|peer| (peer, result)).collect();
         // Every window but this rank's own is somebody else's to write.
         let (before, rest) = data.reborrow().split_at_mut(self.own.start);
-        let (mut middle, after) = rest.split_at_mut(own_len);
-        middle.copy_from_device(result)?;
+        let (middle, after) = rest.split_at_mut(own_len);
+        let sends = peers().map(|peer| (peer, middle.as_slice())).collect();
         let lens = |range: Range<usize>| range.map(|peer| (peer, window(peer, self.part_len, self.len).len()));
         let mut receives = split_uneven(before, lens(0..rank));
         receives.extend(split_uneven(after, lens(rank + 1..world_size)));

@@ -216,7 +216,7 @@ impl Layers {
     }
 
     /// As [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
-    /// over all parts, on the device.
+    /// over all parts, on the device. The destination may be the memory of one of the vectors.
     pub(crate) fn adasum_of_parts(
         &mut self,
         mut dst: DeviceSliceMut<'_>,
@@ -326,7 +326,8 @@ impl Layers {
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
 
-    /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine).
+    /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine). Cancelled
+    /// layers are left as they are.
     ///
     /// # Errors
     /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
@@ -339,6 +340,7 @@ impl Layers {
             pointer(self.table.as_slice()),
             self.world_size.into(),
             pointer(self.weights.as_slice()),
+            pointer(self.cancelled.as_slice()),
             grid.spans(),
             self.count.into(),
             grid.chunk_len.into(),

@@ -6,7 +6,7 @@ use super::gram::Gram;
 use super::layer_count;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp};
-use crate::driver::DeviceBuffer;
+use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::error::{Error, Result};
 use crate::ops::adasum::{Place, check_algorithm, check_grid, check_within, takes_one_matrix};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Nodes, WithinNode};
@@ -21,8 +21,8 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// With one node that is what the node makes of it. The numerics across nodes, and the choice of one Gram matrix for all ranks, are those
 /// of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
-/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products; as much as the arena
-/// more for Adasum inside nodes.
+/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside nodes as
+/// much as the arena.
 #[derive(Debug)]
 pub struct HierarchicalAdasum {
     fingerprint: u64,
@@ -40,20 +40,11 @@ enum Steps {
     Two(Within, Option<Box<Gram>>),
 }
 
-/// The step inside a node, with its result as far as it is this rank's to exchange.
+/// The step inside a node: into a shard of its own, or in place.
 #[derive(Debug)]
 enum Within {
     Reduce(ReduceOp, DeviceBuffer),
     Adasum(Box<Gram>),
-}
-
-impl Within {
-    fn shard(&mut self) -> &mut DeviceBuffer {
-        match self {
-            Within::Reduce(_, shard) => shard,
-            Within::Adasum(gram) => gram.result(),
-        }
-    }
 }
 
 impl HierarchicalAdasum {
@@ -121,15 +112,19 @@ impl HierarchicalAdasum {
             Steps::One(gram) => return gram.run(all, all, buffer.as_mut_slice()),
             Steps::Two(within, gram) => (within, gram),
         };
+        let mut combine = |shard: DeviceSliceMut<'_>| gram.as_mut().map_or(Ok(()), |gram| gram.run(across, all, shard));
         match within {
-            Within::Reduce(op, shard) => node.reduce_scatter(buffer.as_slice(), shard.as_mut_slice(), *op)?,
-            Within::Adasum(gram) => gram.reduce(node, node, buffer.as_slice())?,
+            Within::Reduce(op, shard) => {
+                node.reduce_scatter(buffer.as_slice(), shard.as_mut_slice(), *op)?;
+                combine(shard.as_mut_slice())?;
+                node.all_gather(shard.as_slice(), buffer.as_mut_slice())
+            }
+            Within::Adasum(within) => {
+                within.reduce(node, node, buffer.as_mut_slice())?;
+                combine(buffer.as_mut_slice().range_mut(within.shard(node)))?;
+                node.all_gather_in_place(buffer.as_mut_slice())
+            }
         }
-        let shard = within.shard();
-        if let Some(gram) = gram {
-            gram.run(across, all, shard.as_mut_slice())?;
-        }
-        node.all_gather(shard.as_slice(), buffer.as_mut_slice())
     }
 
     /// What the last reduction did across nodes, with weights of nodes, or of ranks where one Gram matrix was taken; waits for the

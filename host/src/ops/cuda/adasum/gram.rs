@@ -10,6 +10,7 @@ use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::Layers;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
+use super::super::in_place;
 use super::layers;
 
 #[derive(Debug)]
@@ -18,8 +19,6 @@ pub(super) struct Gram {
     shard_len: usize,
     /// The other ranks' vectors in this rank's window, in rank order.
     received: DeviceBuffer,
-    /// This rank's window of the result.
-    result: DeviceBuffer,
 }
 
 /// Adds sums up over all ranks.
@@ -42,7 +41,6 @@ impl Gram {
             layers: layers(buffer, begin..begin + shard_len, granularity, vectors)?,
             shard_len,
             received: DeviceBuffer::zeroed(queue, dtype, shard_len * (vectors - 1))?,
-            result: DeviceBuffer::zeroed(queue, dtype, shard_len)?,
         })
     }
 
@@ -51,19 +49,20 @@ impl Gram {
         &mut self,
         across: &dyn DeviceCommunicator,
         all: &dyn DeviceCommunicator,
-        arena: DeviceSliceMut<'_>,
+        mut arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
-        self.reduce(across, all, arena.as_slice())?;
-        across.all_gather(self.result.as_slice(), arena)
+        self.reduce(across, all, arena.reborrow())?;
+        across.all_gather_in_place(arena)
     }
 
-    /// As [`run`](Self::run), leaving this rank's shard of the result in [`result`](Self::result).
+    /// As [`run`](Self::run), leaving this rank's shard of the result in its place.
     pub(super) fn reduce(
         &mut self,
         across: &dyn DeviceCommunicator,
         all: &dyn DeviceCommunicator,
-        view: DeviceSlice<'_>,
+        arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
+        let view = arena.as_slice();
         let (rank, world_size, len) = (across.rank(), across.world_size(), self.shard_len);
         let shard = |peer: usize| view.range(peer * len..(peer + 1) * len);
         let peers = || (0..world_size).filter(|&peer| peer != rank);
@@ -88,12 +87,14 @@ impl Gram {
                 }
             })
             .collect();
-        self.layers.adasum_of_parts(self.result.as_mut_slice(), &vectors, |totals| add_up(all, totals))
+        // SAFETY: the arena is borrowed mutably; the kernels read each element of the shard before they write it, in one thread.
+        let result = unsafe { in_place(view.queue(), shard(rank)) };
+        self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
     }
 
-    /// This rank's shard of the result.
-    pub(super) fn result(&mut self) -> &mut DeviceBuffer {
-        &mut self.result
+    /// This rank's shard among the elements that this was made for.
+    pub(super) fn shard(&self, across: &dyn DeviceCommunicator) -> Range<usize> {
+        across.rank() * self.shard_len..(across.rank() + 1) * self.shard_len
     }
 
     /// What the last run did; waits for the queue.

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::super::in_place;
 use super::layers;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, accumulate};
@@ -64,15 +65,6 @@ impl Tree {
         }
         Ok(())
     }
-}
-
-/// Memory to write, from a view of it.
-///
-/// # Safety
-/// The caller holds the memory mutably, and nothing reads it in a way that the write disturbs.
-unsafe fn in_place<'a>(queue: &'a Queue, view: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
-    // SAFETY: the caller's promise.
-    unsafe { DeviceSliceMut::from_raw_parts(queue, view.address(), view.dtype(), view.len()) }
 }
 
 /// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every rank adds
