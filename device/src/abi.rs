@@ -126,14 +126,14 @@ pub const VECTOR_BYTES: usize = 16;
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: about 8192 chunks, of no fewer
-/// than 2048 elements. It never depends on the device, so that results do not either.
+/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: 4096 to 8192 chunks, as many as
+/// whole steps of a block allow, of no fewer than 2048 elements. It never depends on the device, so that results do not either.
 ///
 /// On an H200, larger chunks of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost; and of
 /// more partial sums, the blocks that add them up are not done with all but the last when those come.
 pub const fn reduce_chunk_len(total: usize) -> usize {
-    let len = (total >> 13).next_power_of_two();
-    if len < LEAST_CHUNK { LEAST_CHUNK } else { len }
+    let len = total >> 13;
+    if len <= LEAST_CHUNK { LEAST_CHUNK } else { len.next_multiple_of(2 * LEAST_CHUNK) }
 }
 /// Elements that every block finds enough work in.
 const LEAST_CHUNK: usize = 2048;
@@ -443,7 +443,7 @@ const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
 const PIECES: &[Param] = &[Pointer, U64];
 /// `(partials, totals, inputs…, spans, span count, layer count, chunk count, chunk length)`, as the kernels that reduce begin and end: one block
-/// for each chunk, then one for each layer and sum. `partials[product][chunk]` are [`EMPTY_BYTE`]s before and after; `totals[layer][product]`.
+/// for each chunk, then one for each layer and sum. `partials[sum][chunk]` are [`EMPTY_BYTE`]s before and after; `totals[layer][product]`.
 const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 
@@ -529,8 +529,8 @@ pub const PLAIN_ENTRIES: [Entry; 7] = [
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
-    // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights and the tree
-    // (see `combine_pair`) are those after the first level
+    // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights are those after the
+    // first level, whose coefficients go to the trees of all (see `combine_pair`)
     plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64]),
     // (weights, tree, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²], and the pair's
     // two coefficients go to tree[layer][pair][side]

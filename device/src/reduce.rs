@@ -1,7 +1,7 @@
 //! Reductions over segments: which part of the arena a block adds up, and how the blocks' sums become one.
 //!
 //! One launch, two kinds of blocks, no atomic additions: each of the first adds up one chunk of one segment and leaves one partial a product; each
-//! of the last takes a segment's partials of one product, as they come, and adds them in a fixed order. A chunk's borders depend on the segment
+//! of the last takes a layer's partials of one product, as they come, and adds them in a fixed order. A chunk's borders depend on the segment
 //! and the chunk length alone, and an element's thread on its place in the chunk alone, so that results depend neither on the grid nor on what
 //! else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
 
@@ -203,10 +203,16 @@ pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K
 /// The bits of a partial that has not come yet: those of a NaN, which no partial is left as.
 const EMPTY: u64 = u64::from_ne_bytes([EMPTY_BYTE; 8]);
 
+/// Where the partial of one sum over a chunk lies, for whoever adds them up.
+#[inline(always)]
+pub(crate) fn partial_place(sum: usize, chunks: u64, chunk: u64) -> usize {
+    sum * chunks as usize + chunk as usize
+}
+
 /// A reduction as its blocks see it, all of [`THREADS`].
 #[derive(Clone, Copy)]
 pub(crate) struct Reduction {
-    /// `[product][chunk]`, empty before the launch and after it.
+    /// `[sum][chunk]`, empty before the launch and after it.
     pub(crate) partials: *mut f64,
     /// `[layer][product]`.
     pub(crate) totals: *mut f64,
@@ -223,7 +229,7 @@ impl Reduction {
     /// `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
     ///
     /// # Safety
-    /// The launch provides partials for every product of every chunk, totals, spans that were laid out for these chunks, and one block for each
+    /// The launch provides `K` partials for every chunk, totals, spans that were laid out for these chunks, and one block for each
     /// chunk and, behind those, for each layer and sum. All threads of a block come here.
     #[inline(always)]
     pub(crate) unsafe fn run<const K: usize>(
@@ -234,16 +240,16 @@ impl Reduction {
         sums_of: impl FnOnce(Chunk) -> [f64; K],
     ) {
         let block = thread::block_idx_x() as u64;
-        let row = |product: usize| self.partials.wrapping_add(product * self.chunks as usize) as u64;
+        let row = |sum: usize| self.partials.wrapping_add(partial_place(sum, self.chunks, 0)) as u64;
         // SAFETY: the caller's promise; the branches are the same for the whole block.
         unsafe {
             if block < self.chunks {
                 let chunk = chunk(block, self.spans, self.span_count, self.chunk_len);
                 if wanted(chunk.span) {
                     block_sum::<K, THREADS>(sums_of(chunk), |sum, value| {
-                        if let Some(product) = place(sum) {
+                        if place(sum).is_some() {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
-                            arch::store_relaxed_u64(row(product) + block * 8, bits);
+                            arch::store_relaxed_gpu(row(sum) + block * 8, bits);
                         }
                     });
                 }
@@ -253,7 +259,7 @@ impl Reduction {
             let (layer, sum) = (item / K as u64, (item % K as u64) as usize);
             let Some(product) = place(sum) else { return };
             if wanted(layer) {
-                let sum = self.take(layer, row(product));
+                let sum = self.take(layer, row(sum));
                 block_sum::<1, THREADS>([sum], |_, total| {
                     self.totals.add(layer as usize * products + product).write(total);
                 });
@@ -284,7 +290,7 @@ impl Reduction {
                 while step < STEPS {
                     if found[step] == EMPTY {
                         // SAFETY: a partial of this row.
-                        found[step] = unsafe { arch::load_relaxed_u64(address(step)) };
+                        found[step] = unsafe { arch::load_relaxed_gpu(address(step)) };
                     }
                     step += 1;
                 }
@@ -300,7 +306,7 @@ impl Reduction {
             while step < STEPS {
                 if is_inside(step) {
                     // SAFETY: as above; nobody else uses it in this launch.
-                    unsafe { arch::store_relaxed_u64(address(step), EMPTY) };
+                    unsafe { arch::store_relaxed_gpu(address(step), EMPTY) };
                 }
                 sum += f64::from_bits(found[step]);
                 step += 1;

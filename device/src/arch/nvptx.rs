@@ -318,7 +318,7 @@ pub(crate) unsafe fn load_relaxed(address: u64) -> u32 {
 /// # Safety
 /// `address` is a readable `u64` in global memory, at a multiple of 8.
 #[inline(always)]
-pub(crate) unsafe fn load_relaxed_u64(address: u64) -> u64 {
+pub(crate) unsafe fn load_relaxed_gpu(address: u64) -> u64 {
     let value: u64;
     // SAFETY: the caller's promise.
     unsafe { asm!("ld.relaxed.gpu.global.b64 {0}, [{1}];", out(reg64) value, in(reg64) address, options(nostack)) };
@@ -328,9 +328,9 @@ pub(crate) unsafe fn load_relaxed_u64(address: u64) -> u64 {
 /// `st.relaxed.gpu`, of 64 bits at once.
 ///
 /// # Safety
-/// As [`load_relaxed_u64`], writable.
+/// As [`load_relaxed_gpu`], writable.
 #[inline(always)]
-pub(crate) unsafe fn store_relaxed_u64(address: u64, value: u64) {
+pub(crate) unsafe fn store_relaxed_gpu(address: u64, value: u64) {
     // SAFETY: the caller's promise.
     unsafe { asm!("st.relaxed.gpu.global.b64 [{0}], {1};", in(reg64) address, in(reg64) value, options(nostack)) };
 }

@@ -10,8 +10,7 @@ use crate::abi::{LaunchBounds, Span, THREADS};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value,
-    weights,
+    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value, weights,
 };
 use crate::reduce::{self, Reduction};
 use crate::thread;
@@ -33,26 +32,26 @@ impl Weights for LayerWeights {
     }
 }
 
-/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs; for `SLOTS`, see [`tree_value`].
+/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs.
 #[derive(Clone, Copy)]
-pub(super) struct Tree<S, const SLOTS: usize> {
+struct Tree<S> {
     table: *const *const S,
     coefficients: *const f64,
 }
 
-impl<S: Element, const SLOTS: usize> Tree<S, SLOTS> {
+impl<S: Element> Tree<S> {
     /// One element of the node over ranks `begin..end`.
     #[inline(always)]
-    pub(super) unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
+    unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().to_f64() };
         // SAFETY: as above.
-        tree_value::<SLOTS>(begin, end, value, |pair| unsafe { kept(self.coefficients, pair) })
+        tree_value(begin, end, value, |pair| unsafe { kept(self.coefficients, pair) })
     }
 
     /// The tree of layer `layer`, out of those of all layers.
     #[inline(always)]
-    pub(super) fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
+    fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
         Self { table, coefficients: tree.wrapping_add((layer * 2 * (world_size - 1)) as usize) }
     }
 }
@@ -119,7 +118,7 @@ macro_rules! of_dtype {
         ) {
             let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
             reduction.run(3, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
-                let tree = Tree::<$T, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
+                let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
                 let mut totals = [0.0; 3];
                 reduce::walk::<1, THREADS>(chunk, |element, _| {
                     let left = tree.value(element, begin as usize, middle as usize);
@@ -143,7 +142,7 @@ macro_rules! from_to {
             if *cancelled.add(chunk.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$S, { LEVELS + 1 }>::of_layer(table, tree, chunk.span, world_size);
+            let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(value));

@@ -14,12 +14,6 @@ use crate::shared::Staging;
 #[cfg(gradsync_sm = "80")]
 use crate::{memory, thread};
 
-/// Where the partial of one product over a chunk lies, for whoever adds them up.
-#[inline(always)]
-pub(super) fn partial_place(product: usize, chunks: u64, chunk: u64) -> usize {
-    product * chunks as usize + chunk as usize
-}
-
 /// Vectors `first..first + W` of the table; those past `count` repeat the first, which costs no memory traffic.
 #[inline(always)]
 unsafe fn pick<T, const W: usize>(table: *const *const T, first: u64, count: u64) -> [*const T; W] {

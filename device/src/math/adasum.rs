@@ -13,9 +13,9 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 
 /// A squared norm computed from a Gram matrix that is smaller than this part of its bound has lost digits to cancellation.
 ///
-/// An entry of the matrix is wrong by at most `γ |xᵢ| |xⱼ|` (`γ` about 1e-14 for blocked sums of 2^30 terms), hence `u·u` by
+/// An entry of the matrix is wrong by at most `γ |xᵢ| |xⱼ|` (`γ` about 1e-13 for blocked sums of 2^30 terms), hence `u·u` by
 /// at most `γ (Σ |wᵢ| |xᵢ|)² ≤ γ n Σ wᵢ² |xᵢ|²`. Where `u·u` is at least `1e-4` of that last bound, its relative error is at
-/// most 1e-10, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
+/// most 1e-9, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
 
 /// The coefficient of one side of a pair, from the dot product of both and the squared norm of that side.
@@ -150,15 +150,15 @@ pub const LEVELS: usize = 12;
 /// are the ranks' elements, `coefficients(pair)` those of the pairs below the node.
 ///
 /// Joins as soon as both sides are there, lowest level first, so that it needs one value a level and never an array of ranks.
-/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`. `SLOTS` is one more than the levels:
-/// there are at most `2^(SLOTS - 1)` ranks.
+/// The order and the rounding of the operations are those of combining whole vectors in place, in `f64`. There are at most `2^LEVELS` ranks.
 #[inline(always)]
-pub fn tree_value<const SLOTS: usize>(
+pub fn tree_value(
     begin: usize,
     end: usize,
     value: impl Fn(usize) -> f64,
     coefficients: impl Fn(Pair) -> Coefficients,
 ) -> f64 {
+    const SLOTS: usize = LEVELS + 1;
     let mut waiting = [0.0; SLOTS];
     for rank in begin..end {
         let place = rank - begin;
@@ -332,17 +332,13 @@ mod tests {
             };
             let mut values: Vec<f64> = (0..ranks).map(value).collect();
             for pair in pairs(ranks) {
-                let left = tree_value::<{ LEVELS + 1 }>(pair.begin, pair.middle, value, coefficients);
-                let right = tree_value::<{ LEVELS + 1 }>(pair.middle, pair.end, value, coefficients);
+                let left = tree_value(pair.begin, pair.middle, value, coefficients);
+                let right = tree_value(pair.middle, pair.end, value, coefficients);
                 assert_eq!(left.to_bits(), values[pair.begin].to_bits(), "{pair:?} of {ranks}");
                 assert_eq!(right.to_bits(), values[pair.middle].to_bits(), "{pair:?} of {ranks}");
                 values[pair.begin] = join(coefficients(pair), values[pair.begin], values[pair.middle]);
             }
-            assert_eq!(
-                tree_value::<{ LEVELS + 1 }>(0, ranks, value, coefficients).to_bits(),
-                values[0].to_bits(),
-                "{ranks}"
-            );
+            assert_eq!(tree_value(0, ranks, value, coefficients).to_bits(), values[0].to_bits(), "{ranks}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
+use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda::Layers;
 use gradsync::kernels::{cpu, cuda};
 use gradsync::{DType, GradientBuffer, Slice};
@@ -166,6 +166,38 @@ fn combine_matches_the_cpu_bitwise() {
     }
 }
 
+/// Where the result goes to one of the vectors, what the exact path will read must still be there.
+#[test]
+fn combine_in_place_leaves_cancelled_layers_alone() {
+    let queue = queue();
+    for dtype in DType::ALL {
+        for ranks in [2, 3, 4, 8, 11] {
+            let hosts = vectors(dtype, ranks, LEN);
+            let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
+            let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
+            let views: Vec<DeviceSlice<'_>> = devices.iter().map(|device| device.as_slice().range(0..LEN)).collect();
+            let count = segments().len();
+            let weights: Vec<f64> = (0..count * ranks).map(|index| 0.3 + (index % 7) as f64 / 3.0).collect();
+            let cancelled: Vec<bool> = (0..count).map(|layer| layer % 2 == 0).collect();
+            let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+            layers
+                .write_coefficients(&cpu::Coefficients { weights: weights.clone(), cancelled: cancelled.clone() })
+                .unwrap();
+            // SAFETY: the buffer outlives the kernel, which reads each element of it before it writes it.
+            let own = unsafe { DeviceSliceMut::from_raw_parts(&queue, views[1].address(), dtype, LEN) };
+            layers.combine(own, &views).unwrap();
+
+            let mut expected = uniform(dtype, LEN, 11);
+            let wanted = || (0..count).filter(|&layer| !cancelled[layer]);
+            let weights: Vec<f64> = wanted().flat_map(|layer| weights[layer * ranks..][..ranks].to_vec()).collect();
+            let segments: Vec<Range<usize>> = wanted().map(|layer| segments()[layer].clone()).collect();
+            cpu::combine(expected.tensor_mut(0).into_data(), &slices, &weights, &segments).unwrap();
+            let found = download(&devices[1], 0);
+            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &format!("{ranks} × {dtype}, in place"));
+        }
+    }
+}
+
 #[test]
 fn one_buffer_can_be_the_source_of_many_launches_in_order() {
     let queue = queue();
@@ -178,7 +210,7 @@ fn one_buffer_can_be_the_source_of_many_launches_in_order() {
     assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
 }
 
-/// So many elements that the chunks of dtypes differ, and those of reductions from those of weighted sums.
+/// So many elements that the chunks of weighted sums differ between dtypes, and from those of reductions.
 #[test]
 fn long_vectors_of_every_dtype_match_the_cpu() {
     const LONG: usize = 40_000_003;

@@ -4,7 +4,7 @@
 
 use super::super::adasum::{LayerWeights, keep, kept};
 use super::super::kernel;
-use super::super::products::{add_dots, add_triangle, gram_vector_len, partial_place, triangle};
+use super::super::products::{add_dots, add_triangle, gram_vector_len, triangle};
 use super::team::Team;
 use super::{coefficients_below, hand_out, nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
@@ -87,7 +87,7 @@ macro_rules! of_width {
                 reduce::block_sum::<K, PEER_THREADS>(sums, |product, sum| {
                     let (row, column) = const { triangle::<$width, K>() }[product];
                     if column < ranks {
-                        partials.add(partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
+                        partials.add(reduce::partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
                     }
                 });
                 group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
@@ -266,7 +266,7 @@ impl Team<'_> {
                 let mut totals = [0.0; 3];
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
                     let nodes = tree.nodes(element as usize);
-                    // The right side begins at the second or the fourth rank.
+                    // The right side begins two or four ranks behind the left one.
                     const { assert!(W <= 8) };
                     let right = if level == 1 { nodes[2] } else { nodes[W / 2] };
                     totals = add_dots(totals, nodes[0], right);

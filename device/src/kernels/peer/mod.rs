@@ -67,8 +67,24 @@ unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     }
 }
 
-/// The coefficients of a layer's pairs on the levels below `level` among `ranks` ranks, by [`Pair::index`]. There are no more than `MOST`
-/// such levels.
+/// Calls `visit` for each pair of the combination tree of `ranks` ranks on the levels below `level`, lowest first, of which there are no more than
+/// `MOST`. What it tells of a pair is right but for its end, which may lie behind the last rank.
+#[inline(always)]
+fn for_each_pair_below<const W: usize, const MOST: usize>(ranks: usize, level: usize, mut visit: impl FnMut(Pair)) {
+    let mut below = 0;
+    while below < MOST {
+        let (half, mut begin) = (1 << below, 0);
+        while begin + half < W {
+            if below < level && begin + half < ranks {
+                visit(Pair { begin, middle: begin + half, end: begin + 2 * half });
+            }
+            begin += 2 * half;
+        }
+        below += 1;
+    }
+}
+
+/// The coefficients of those pairs of a layer, by [`Pair::index`].
 #[inline(always)]
 unsafe fn coefficients_below<const W: usize, const MOST: usize>(
     tree: *const f64,
@@ -76,24 +92,12 @@ unsafe fn coefficients_below<const W: usize, const MOST: usize>(
     level: usize,
 ) -> [Coefficients; W] {
     let mut found = [(1.0, 1.0); W];
-    let mut below = 0;
-    while below < MOST {
-        let (half, mut begin) = (1 << below, 0);
-        while begin + half < W {
-            if below < level && begin + half < ranks {
-                let pair = Pair { begin, middle: begin + half, end: begin + 2 * half };
-                // SAFETY: the launch provides two numbers for each pair, which have been set.
-                found[pair.index()] = unsafe { kept(tree, pair) };
-            }
-            begin += 2 * half;
-        }
-        below += 1;
-    }
+    // SAFETY: the launch provides two numbers for each pair, which have been set.
+    for_each_pair_below::<W, MOST>(ranks, level, |pair| found[pair.index()] = unsafe { kept(tree, pair) });
     found
 }
 
-/// The nodes on a level of the combination tree over one element of `ranks` vectors: each at the place of its first rank. `join` gives that of a
-/// pair, which it may tell by its [`Pair::index`] alone.
+/// The nodes on a level of that tree over one element of the ranks' vectors: each at the place of its first rank.
 #[inline(always)]
 fn nodes<V: Copy, const W: usize, const MOST: usize>(
     mut values: [V; W],
@@ -101,18 +105,9 @@ fn nodes<V: Copy, const W: usize, const MOST: usize>(
     level: usize,
     join: impl Fn(Pair, V, V) -> V,
 ) -> [V; W] {
-    let mut below = 0;
-    while below < MOST {
-        let (half, mut begin) = (1 << below, 0);
-        while begin + half < W {
-            if below < level && begin + half < ranks {
-                let pair = Pair { begin, middle: begin + half, end: begin + 2 * half };
-                values[begin] = join(pair, values[begin], values[begin + half]);
-            }
-            begin += 2 * half;
-        }
-        below += 1;
-    }
+    for_each_pair_below::<W, MOST>(ranks, level, |pair| {
+        values[pair.begin] = join(pair, values[pair.begin], values[pair.middle]);
+    });
     values
 }
 

@@ -4,7 +4,7 @@
 //! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
 
 use super::super::adasum::keep;
-use super::super::products::{add_dots, gram_vector_len, partial_place};
+use super::super::products::{add_dots, gram_vector_len};
 use super::super::{for_each_dtype, kernel};
 use super::team::Team;
 use super::{coefficients_below, nodes, pick, weighted, write_each};
@@ -82,7 +82,7 @@ macro_rules! of_width {
                     }
                     let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
                     reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
-                        partials.add(partial_place(sum_index, chunks, block)).write(sum);
+                        partials.add(reduce::partial_place(sum_index, chunks, block)).write(sum);
                     });
                     group.count(team, Progress::Multiplied);
                     return;

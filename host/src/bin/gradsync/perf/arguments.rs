@@ -134,7 +134,7 @@ pub(crate) struct Perf {
     /// What carries collectives; local for the CPU and nccl for GPUs if left out
     #[arg(long, value_name = "TRANSPORT", value_enum, value_delimiter = ',')]
     transport: Vec<TransportChoice>,
-    /// Take turns with as many buffers as hold this together; three times the L2 cache on GPUs, one buffer on the CPU, if left out
+    /// Take turns with as many buffers as hold this together; three times the L2 cache and no less than two on GPUs, one on the CPU, if left out
     #[arg(long, value_name = "SIZE")]
     working_set: Option<Bytes>,
     /// Leave the baselines out

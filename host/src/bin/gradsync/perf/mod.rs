@@ -236,7 +236,7 @@ fn header(machine: &Machine, settings: &Settings) -> String {
     let check = if counts.check { "results checked" } else { "results not checked" };
     let set = match counts.working_set {
         Some(bytes) => format!("buffers in turn, {} together", sizes::shown(bytes)),
-        None => "buffers in turn on GPUs, three times the L2 cache together".into(),
+        None => "two buffers in turn on GPUs, or more, which hold three times the L2 cache".into(),
     };
     let (warm_ups, iterations) = (counts.warm_ups, counts.iterations);
     let mut rounds = format!("# {warm_ups} warm-up rounds, {iterations} counted; {check}; {set}\n");

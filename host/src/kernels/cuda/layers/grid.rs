@@ -1,6 +1,7 @@
 //! [`Grids`]: how kernels over the segments of an arena share them out among blocks, chunk by chunk.
 //!
-//! A chunk's length follows from the arena's length and the dtype alone, never from the device, so that results do not depend on it.
+//! A chunk's length follows from the arena's length, the dtype and the number of vectors alone, never from the device, so that results do not
+//! depend on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -98,12 +99,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_grow_with_the_arena_up_to_what_a_dtype_allows() {
+    fn chunks_grow_with_the_arena() {
         for (total, reduce, combine) in [
             (0, 2048, [2048; 4]),
             (1 << 24, 2048, [2048; 4]),
             ((1 << 24) + (1 << 13), 4096, [2048, 2048, 2048, 4096]),
             (1 << 25, 4096, [2048, 2048, 2048, 4096]),
+            (335_000_000, 40_960, [2048, 2048, 2048, 4096]),
             (1 << 33, 1 << 20, [2048, 2048, 2048, 4096]),
         ] {
             assert_eq!(reduce_chunk_len(total), reduce, "{total} elements");

@@ -28,7 +28,7 @@ pub struct Layers {
     count: usize,
     world_size: usize,
     grids: Grids,
-    /// `[product][chunk]`; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
+    /// `[sum][chunk]`, of the sums of the widest launch; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
     partials: DeviceBuffer,
     /// `[layer][product]`
     totals: DeviceBuffer,
@@ -36,12 +36,11 @@ pub struct Layers {
     weights: DeviceBuffer,
     /// `[layer]`, a u32 each
     cancelled: DeviceBuffer,
-    /// `[layer][pair][side]`, the coefficients of the combination trees of cancelled layers
+    /// `[layer][pair][side]`, the coefficients of the combination trees: of the first level, and of all where a layer has cancelled
     tree: DeviceBuffer,
     /// The addresses of the vectors of the last launch, and the same on the host.
     table: DeviceBuffer,
     addresses: Vec<u64>,
-    /// How the first segment's weights get to all others, where all segments are one layer.
     /// Whether all segments are one layer together.
     is_shared: bool,
     /// What hands that layer's weights to all segments, where kernels look for their own.
@@ -60,6 +59,12 @@ struct Spread {
 /// Blocks that copy a row of `len` numbers from one layer to another.
 fn row_blocks(len: usize) -> usize {
     len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
+}
+
+/// The narrowest Gram tile that holds so many vectors, or else the widest.
+fn tile_width(vectors: usize) -> usize {
+    let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+    GRAM_WIDTHS.into_iter().find(|&width| width >= vectors).unwrap_or(widest)
 }
 
 impl Layers {
@@ -90,13 +95,15 @@ impl Layers {
         let count = segments.len();
         // A pair of sides has three sums; the pairs of a level are summed together, which are fewer than ranks by half.
         let sums = products(world_size).max(3 * world_size.div_ceil(2));
+        // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
+        let widest = products(tile_width(world_size));
         let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
         Ok(Self {
             queue: queue.clone(),
             len,
             count,
             world_size,
-            partials: DeviceBuffer::filled(queue, DType::F64, sums * grids.most_partials(), EMPTY_BYTE)?,
+            partials: DeviceBuffer::filled(queue, DType::F64, widest * grids.most_partials(), EMPTY_BYTE)?,
             grids,
             totals: zeroed(sums * count)?,
             weights: zeroed(world_size * count)?,
@@ -169,7 +176,7 @@ impl Layers {
         let table = pointer(self.table.as_slice());
         for first in (0..ranks).step_by(widest) {
             let count = widest.min(ranks - first);
-            let width = GRAM_WIDTHS.into_iter().find(|&width| width >= count).expect("count is at most the widest");
+            let width = tile_width(count);
             let own = [table, first.into(), count.into(), ranks.into()];
             // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
             unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
@@ -291,7 +298,7 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.totals_behind(3 * place)),
+            pointer(self.totals.as_slice().range(3 * place * self.layer_count()..self.totals.as_slice().len())),
             self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
@@ -299,11 +306,6 @@ impl Layers {
             pair.end.into(),
         ];
         self.per_layer("combine_pair", &own)
-    }
-
-    /// The totals behind the first `count` of each layer.
-    fn totals_behind(&self, count: usize) -> DeviceSlice<'_> {
-        self.totals.as_slice().range(count * self.layer_count()..self.totals.as_slice().len())
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
@@ -395,7 +397,9 @@ impl Layers {
     /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
     unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
         let grid = self.grids.of_reductions(dtype);
-        let head = [pointer_mut(&self.partials.as_mut_slice()), pointer(self.totals_behind(place))];
+        let totals = place * self.layer_count()..self.totals.as_slice().len();
+        let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(totals));
+        let head = [pointer_mut(&self.partials.as_mut_slice()), totals];
         let counts = [self.count, self.layer_count()].map(Argument::from);
         let tail = [grid.spans(), counts[0], counts[1], grid.chunks.into(), grid.chunk_len.into()];
         let blocks = grid.chunks + (self.layer_count() * width) as u64;

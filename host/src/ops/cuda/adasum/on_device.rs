@@ -24,7 +24,7 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 /// in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.
 /// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
 ///
-/// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and `P(P+1)/2` numbers of 8 bytes for
+/// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and up to 36 numbers of 8 bytes for
 /// each chunk of 2048 elements or more.
 #[derive(Debug)]
 pub struct Adasum {

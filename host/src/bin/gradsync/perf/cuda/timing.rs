@@ -1,7 +1,9 @@
-//! Time on the device: an event before and after each call, or around graphs of many.
+//! Time on the device: an event before and after a call, or a graph of many.
 //!
 //! A side's turn is two calls, of which the second is timed: it finds the cache as its own like leaves it. Where one side writes more than
 //! the other, it would otherwise leave lines behind that are written back in the other's time.
+
+use std::ops::Range;
 
 use gradsync::Error;
 use gradsync::driver::{Event, Graph, Queue};
@@ -24,7 +26,11 @@ pub(super) fn time(
     // None where the calls are timed as they are.
     let mut graphs = Vec::new();
     for &side in sides.iter().filter(|_| counts.graph_calls > 0) {
-        graphs.push(record(queue, subject, side, counts.graph_calls)?);
+        // Two, on other buffers as long as there are enough.
+        let graph = |turn: usize, subject: &mut dyn Subject| {
+            record(queue, subject, side, turn * counts.graph_calls..(turn + 1) * counts.graph_calls)
+        };
+        graphs.push([graph(0, subject)?, graph(1, subject)?]);
     }
     // Made before they are needed: making one takes longer than recording it.
     let mut marks: Vec<(Event, Event)> = Vec::new();
@@ -37,7 +43,7 @@ pub(super) fn time(
         for (index, &side) in sides.iter().enumerate() {
             let mark = (round >= counts.warm_ups).then(|| &marks[place]);
             let mut turn = |round: usize| match graphs.get(index) {
-                Some(graph) => launch(graph),
+                Some(graphs) => launch(&graphs[round % 2]),
                 None => subject.call(side, round),
             };
             turn(2 * round)?;
@@ -64,9 +70,9 @@ pub(super) fn alone(graph: &Graph) -> Result<(), PerfError> {
     Ok(graph.launch()?)
 }
 
-/// Records so many calls of a side. Each runs once before: what has not run yet may allocate, which cannot be recorded.
-fn record(queue: &Queue, subject: &mut dyn Subject, side: Side, calls: usize) -> Result<Graph, PerfError> {
-    let mut run = || (0..calls).try_for_each(|round| subject.call(side, round));
+/// Records the calls of a side in these rounds. Each runs once before: what has not run yet may allocate, which cannot be recorded.
+fn record(queue: &Queue, subject: &mut dyn Subject, side: Side, rounds: Range<usize>) -> Result<Graph, PerfError> {
+    let mut run = || rounds.clone().try_for_each(|round| subject.call(side, round));
     run()?;
     queue.synchronize()?;
     let mut failure = None;
