@@ -155,6 +155,7 @@ macro_rules! gram {
         });
     };
 }
+
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
         kernel!(concat!("squared_norms_", $name), LaunchBounds::REDUCE, fn (

@@ -5,7 +5,7 @@
 use crate::abi::{Mailbox, PEER_LAYERS, PEER_THREADS, Row, Span};
 use crate::math::adasum::{Coefficients, Pair, coefficients};
 use crate::peers::{Group, Stage};
-use crate::{thread, warp};
+use crate::{reduce, thread, warp};
 
 /// The blocks of that number, one on each rank, that find the weights of the same layers, as this rank's sees it.
 #[derive(Clone, Copy)]
@@ -135,7 +135,7 @@ impl<'a> Team<'a> {
                 let mut sum = 0.0;
                 let (layer, product) = (self.first + item / width, item % width);
                 if item < items {
-                    let row = partials.add(product * chunks as usize);
+                    let row = partials.add(reduce::partial_place(product, chunks, 0));
                     let end = self.end_of(layer, spans, chunks);
                     let mut chunk = (*spans.add(layer)).first_block + lane as u64;
                     while chunk < end {

@@ -178,7 +178,7 @@ impl Layers {
             let count = widest.min(ranks - first);
             let width = tile_width(count);
             let own = [table, first.into(), count.into(), ranks.into()];
-            // SAFETY: vectors checked, workspace sized for all products; the table holds every vector.
+            // SAFETY: vectors checked, workspace sized for a tile's sums and all products; the table holds every vector.
             unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
         }
         // Products of members of different tiles.
@@ -298,7 +298,7 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.totals.as_slice().range(3 * place * self.layer_count()..self.totals.as_slice().len())),
+            pointer(self.totals.as_slice().range(self.behind(3 * place))),
             self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
@@ -306,6 +306,11 @@ impl Layers {
             pair.end.into(),
         ];
         self.per_layer("combine_pair", &own)
+    }
+
+    /// The places of the totals behind the first `count` of each layer.
+    fn behind(&self, count: usize) -> Range<usize> {
+        count * self.layer_count()..self.totals.as_slice().len()
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
@@ -397,8 +402,8 @@ impl Layers {
     /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
     unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
         let grid = self.grids.of_reductions(dtype);
-        let totals = place * self.layer_count()..self.totals.as_slice().len();
-        let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(totals));
+        let behind = self.behind(place);
+        let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
         let head = [pointer_mut(&self.partials.as_mut_slice()), totals];
         let counts = [self.count, self.layer_count()].map(Argument::from);
         let tail = [grid.spans(), counts[0], counts[1], grid.chunks.into(), grid.chunk_len.into()];
