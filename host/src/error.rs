@@ -68,6 +68,16 @@ pub enum Error {
         /// What it asked for.
         bytes: usize,
     },
+    /// The system gave no memory that other processes can map.
+    #[error("{operation}: no memory of {bytes} bytes that other processes can map: {source}")]
+    SharedMemory {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What it asked for.
+        bytes: usize,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// The algorithm asked for cannot run on this many ranks.
     #[error("{operation}: the {algorithm} algorithm needs {needs}, and the world size is {world_size}")]
     UnsupportedWorldSize {

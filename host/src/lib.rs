@@ -29,6 +29,7 @@ pub mod comm;
 pub mod dtype;
 pub mod error;
 pub mod kernels;
+mod memory;
 pub mod nvtx;
 pub mod ops;
 pub mod plan;

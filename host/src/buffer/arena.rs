@@ -4,6 +4,7 @@ use memmap2::MmapMut;
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::memory::{MemoryFile, Ticket};
 use crate::plan::layout::TENSOR_ALIGNMENT;
 use crate::slice::{Slice, SliceMut};
 
@@ -28,6 +29,8 @@ enum Memory {
         map: MmapMut,
         start: usize,
     },
+    /// What other processes can map too.
+    File(MemoryFile),
 }
 
 impl Memory {
@@ -50,6 +53,7 @@ impl Memory {
         match self {
             Memory::Small(blocks) => bytemuck::cast_slice(blocks),
             Memory::Large { map, start } => &map[*start..],
+            Memory::File(file) => file.bytes(),
         }
     }
 
@@ -57,6 +61,7 @@ impl Memory {
         match self {
             Memory::Small(blocks) => bytemuck::cast_slice_mut(blocks),
             Memory::Large { map, start } => &mut map[*start..],
+            Memory::File(file) => file.bytes_mut(),
         }
     }
 }
@@ -73,6 +78,18 @@ impl Arena {
         let bytes = len * dtype.size_bytes();
         let memory = Memory::zeroed(bytes).ok_or(Error::OutOfMemory { operation, bytes })?;
         Ok(Self { dtype, len, memory })
+    }
+
+    /// As [`zeroed`](Self::zeroed), in memory that other processes of this machine can map.
+    pub(crate) fn shared(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = len * dtype.size_bytes();
+        let refused = |source| Error::SharedMemory { operation, bytes, source };
+        Ok(Self { dtype, len, memory: Memory::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
+    }
+
+    /// What tells other processes where it lies, if they can map it; its first element is the first there.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        if let Memory::File(file) = &self.memory { Some(file.ticket()) } else { None }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -121,12 +138,17 @@ mod tests {
         for dtype in DType::ALL {
             let large = LARGE_PAGE / dtype.size_bytes();
             for len in [0, 1, 127, large - 1, large, large + 1, 3 * large + 5] {
-                let mut arena = Arena::zeroed("test", dtype, len).unwrap();
-                assert_eq!((arena.as_slice().len(), arena.as_slice().dtype()), (len, dtype));
-                assert_eq!(arena.as_slice().as_bytes().as_ptr().align_offset(TENSOR_ALIGNMENT), 0);
-                assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0));
-                arena.as_mut_slice().as_bytes_mut().fill(0x3c);
-                assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0x3c));
+                let mut arenas = vec![Arena::zeroed("test", dtype, len).unwrap()];
+                if cfg!(target_os = "linux") {
+                    arenas.push(Arena::shared("test", dtype, len).unwrap());
+                }
+                for mut arena in arenas {
+                    assert_eq!((arena.as_slice().len(), arena.as_slice().dtype()), (len, dtype));
+                    assert_eq!(arena.as_slice().as_bytes().as_ptr().align_offset(TENSOR_ALIGNMENT), 0);
+                    assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0));
+                    arena.as_mut_slice().as_bytes_mut().fill(0x3c);
+                    assert!(arena.as_slice().as_bytes().iter().all(|&byte| byte == 0x3c));
+                }
             }
         }
     }
@@ -135,5 +157,7 @@ mod tests {
     fn what_no_machine_has_is_refused_with_its_size() {
         let error = Arena::zeroed("test", DType::F32, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { operation: "test", bytes } if bytes == 1 << 62), "{error}");
+        let error = Arena::shared("test", DType::F32, 1 << 60).unwrap_err();
+        assert!(matches!(error, Error::SharedMemory { operation: "test", bytes, .. } if bytes == 1 << 62), "{error}");
     }
 }

@@ -18,6 +18,7 @@ pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::memory::Ticket;
 use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 
 /// One contiguous arena of one dtype for many tensors.
@@ -43,6 +44,23 @@ pub struct GradientBuffer {
     scratch: Scratch,
 }
 
+const OPERATION: &str = "gradient buffer";
+
+/// A buffer's arena, where other processes find it, the tensors in it, and room to work in.
+pub(crate) struct Parts<'a> {
+    pub(crate) arena: SliceMut<'a>,
+    pub(crate) ticket: Option<Ticket>,
+    pub(crate) tensors: &'a [Range<usize>],
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl Parts<'_> {
+    pub(crate) fn reborrow(&mut self) -> Parts<'_> {
+        let Parts { ticket, tensors, .. } = *self;
+        Parts { arena: self.arena.reborrow(), ticket, tensors, scratch: self.scratch }
+    }
+}
+
 impl GradientBuffer {
     /// Makes a buffer of zeros for tensors given by name and shape, to be shared out over `world_size` ranks.
     ///
@@ -55,8 +73,30 @@ impl GradientBuffer {
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
         let table = TensorTable::new(dtype, world_size, tensors)?;
-        let arena = Arena::zeroed("gradient buffer", dtype, table.arena_len())?;
+        let arena = Arena::zeroed(OPERATION, dtype, table.arena_len())?;
         Ok(Self { table, arena, scratch: Scratch::default() })
+    }
+
+    /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
+    /// over MPI: Adasum then reduces the vectors where they lie instead of exchanging them. All ranks make theirs with this, or none;
+    /// results are the same bits. A child of `fork` has this memory in common with its parent.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`Error::SharedMemory`](crate::Error::SharedMemory) with the system's reason, as that it has no such
+    /// files or this process too many open.
+    pub fn new_shared<N: Into<String>, S: Into<Vec<usize>>>(
+        dtype: DType,
+        world_size: usize,
+        tensors: impl IntoIterator<Item = (N, S)>,
+    ) -> Result<Self> {
+        let table = TensorTable::new(dtype, world_size, tensors)?;
+        let arena = Arena::shared(OPERATION, dtype, table.arena_len())?;
+        Ok(Self { table, arena, scratch: Scratch::default() })
+    }
+
+    /// What tells other processes where the arena lies: of a buffer that was made by [`new_shared`](Self::new_shared).
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.arena.ticket()
     }
 
     /// Which tensors it holds, and where.
@@ -141,9 +181,11 @@ impl GradientBuffer {
         self.scratch = Scratch::default();
     }
 
-    /// The arena, the segments in it, and room to work in, all borrowed at once.
-    pub(crate) fn parts_mut(&mut self) -> (SliceMut<'_>, &[Range<usize>], &mut Scratch) {
-        (self.arena.as_mut_slice(), self.table.segments(), &mut self.scratch)
+    /// What reductions in place need, all borrowed at once.
+    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
+        let ticket = self.arena.ticket();
+        let (arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
+        Parts { arena, ticket, tensors, scratch: &mut self.scratch }
     }
 }
 

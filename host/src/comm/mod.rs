@@ -22,6 +22,7 @@ use std::fmt;
 pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
+pub use crate::memory::Ticket;
 use crate::slice::{Slice, SliceMut};
 
 /// How a reduction joins the ranks' values of one element.
@@ -102,23 +103,31 @@ pub trait Communicator {
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
     fn barrier(&self) -> Result<()>;
 
-    /// What ranks of one address space can do beside; `None`, and so on every rank, for all others.
+    /// What ranks that may reach each other's memory can do beside; `None`, and so on every rank, for all others.
     fn address_space(&self) -> Option<&dyn AddressSpace> {
         None
     }
 }
 
-/// Ranks that can reach each other's memory, as threads of one process can: what others have to exchange they use where it lies.
+/// Ranks that can reach each other's memory, as threads of one process can, and processes of one machine where it lies in files that they
+/// can map: what others have to exchange they use where it lies.
 pub trait AddressSpace {
     /// Cuts every rank's vector into as many windows of one length as there are ranks, and lends window `rank` of every rank's, in rank
     /// order, to `work`, which is called once and has them to itself. Collectives of this communicator may be called in there, by every
     /// rank alike. Returns on no rank before `work` has ended on all of them, whatever has failed.
     ///
+    /// Processes find the vector by the `ticket` of the buffer whose arena it is; all ranks have one, or none. Without, or where a rank
+    /// cannot map what another's ticket names, as that of another machine, it returns `false` on every rank: `work` has not run.
+    ///
     /// # Errors
-    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
+    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows, and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another buffer's ticket. On a rank
     /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
-    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut dyn FnMut(Vec<SliceMut<'_>>) -> Result<()>) -> Result<()>;
+    fn lend_windows(&self, vector: SliceMut<'_>, ticket: Option<Ticket>, work: &mut Work<'_>) -> Result<bool>;
 }
+
+/// What a rank does with the windows that it is lent.
+pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 
 /// A communicator whose ranks can form groups among themselves.
 pub trait Split: Sized {

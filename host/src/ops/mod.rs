@@ -34,7 +34,8 @@ fn same_plan(operation: &'static str, comm: &dyn Communicator, table: &TensorTab
     let all = gather_words(comm, &[hasher.finish()])?;
     if let Some(rank) = all.iter().position(|other| *other != all[0]) {
         let reason = format!(
-            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, or other options"
+            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, other options, or \
+             memory of another kind"
         );
         return Err(Error::InvalidArgument { operation, reason });
     }

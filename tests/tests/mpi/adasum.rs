@@ -11,10 +11,29 @@ use crate::cases::Cases;
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
 
-fn buffer(kind: Kind, format: Format, rank: usize, world_size: usize) -> GradientBuffer {
-    let tensors = SHAPES.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.to_vec()));
-    let mut buffer = GradientBuffer::new(dtype(format), world_size, tensors).expect("a buffer");
-    fill(&mut buffer, (kind, 0), format, rank, world_size);
+/// Whose memory a buffer's is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    Own,
+    Shared,
+}
+
+impl Memory {
+    pub(crate) const ALL: [Self; 2] = [Memory::Own, Memory::Shared];
+
+    pub(crate) fn buffer(self, format: Format, world_size: usize, shapes: &[&[usize]]) -> GradientBuffer {
+        let tensors = shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.to_vec()));
+        let buffer = match self {
+            Memory::Own => GradientBuffer::new(dtype(format), world_size, tensors),
+            Memory::Shared => GradientBuffer::new_shared(dtype(format), world_size, tensors),
+        };
+        buffer.expect("a buffer")
+    }
+}
+
+fn buffer(memory: Memory, format: Format, rank: usize, world_size: usize) -> GradientBuffer {
+    let mut buffer = memory.buffer(format, world_size, &SHAPES);
+    fill(&mut buffer, (Kind::Random, 0), format, rank, world_size);
     buffer
 }
 
@@ -28,9 +47,9 @@ fn fill(buffer: &mut GradientBuffer, (kind, seed): (Kind, u64), format: Format, 
 type Bits = (Vec<u64>, Option<Vec<u64>>);
 
 /// What three steps in one buffer leave in it, of which the second works where the first did, and the third where nobody has.
-fn adasum(comm: &dyn Communicator, kind: Kind, format: Format, options: AdasumOptions) -> Vec<Bits> {
+fn adasum(comm: &dyn Communicator, memory: Memory, kind: Kind, format: Format, options: AdasumOptions) -> Vec<Bits> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    let mut buffer = buffer(Kind::Random, format, rank, world_size);
+    let mut buffer = buffer(memory, format, rank, world_size);
     let step = |(kind, seed): (Kind, u64)| {
         fill(&mut buffer, (kind, seed), format, rank, world_size);
         let report = adasum_all_reduce(comm, &mut buffer, options).expect("Adasum");
@@ -56,17 +75,20 @@ pub(crate) fn run(cases: &mut Cases) {
                     let options = AdasumOptions { algorithm, granularity };
                     let what = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
                     cases.check(&what, |comm| {
-                        let got = adasum(comm, kind, format, options);
-                        let mut ranks = local::run(world_size, |comm| adasum(&comm, kind, format, options)).unwrap();
+                        let over_threads = |comm: &dyn Communicator| adasum(comm, Memory::Own, kind, format, options);
+                        let mut ranks = local::run(world_size, |comm| over_threads(&comm)).unwrap();
                         let expected = ranks.swap_remove(rank).expect("no rank panicked");
-                        assert!(got == expected, "other bits than over threads");
+                        for memory in Memory::ALL {
+                            let got = adasum(comm, memory, kind, format, options);
+                            assert!(got == expected, "other bits than over threads, in {memory:?} memory");
+                        }
                     });
                 }
             }
         }
         cases.check(&format!("mean of a buffer of {format:?} as over threads"), |comm| {
             let mean = |comm: &dyn Communicator| {
-                let mut buffer = buffer(Kind::Random, format, comm.rank(), comm.world_size());
+                let mut buffer = buffer(Memory::Own, format, comm.rank(), comm.world_size());
                 all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
                 patterns_of(buffer.as_slice())
             };

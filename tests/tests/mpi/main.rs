@@ -14,6 +14,7 @@ mod member;
 mod mismatches;
 mod operations;
 mod point_to_point;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     groups::run(&mut cases);
     member::run(&mut cases);
     adasum::run(&mut cases);
+    windows::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
     cases.finish()

@@ -1,15 +1,16 @@
 //! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::comm::groups::{Groups, World};
+use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Split, local};
-use gradsync::ops::{AdasumOptions, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce};
+use gradsync::ops::{AdasumOptions, Nodes, WithinNode, adasum_all_reduce, hierarchical_adasum_all_reduce};
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
-use gradsync::{DType, GradientBuffer};
-use gradsync_tests::array::{dtype, patterns_of, write};
+use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::transfers;
 
+use crate::adasum::Memory;
 use crate::cases::{Cases, fresh};
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
@@ -37,39 +38,54 @@ pub(crate) fn run(cases: &mut Cases) {
 fn nodes(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
-        for (kind, within_node) in [(Kind::Random, ReduceOp::Mean), (Kind::NearlyOpposite(1e-6), ReduceOp::Sum)] {
-            let what = format!("Adasum across nodes of {per_node} of {kind:?} as over threads");
+        for (kind, within_node) in [
+            (Kind::Random, ReduceOp::Mean.into()),
+            (Kind::NearlyOpposite(1e-6), ReduceOp::Sum.into()),
+            (Kind::NearlyOpposite(1e-6), WithinNode::Adasum),
+        ] {
+            let what = format!("Adasum across nodes of {per_node} of {kind:?} after {within_node:?} as over threads");
             cases.check(&what, |comm| {
-                let got = across_nodes(comm, per_node, kind, within_node);
-                let ranks = local::run(world_size, |comm| across_nodes(&comm, per_node, kind, within_node));
+                let over_threads =
+                    |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, within_node);
+                let ranks = local::run(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
-                assert!(got == expected, "other bits than over threads");
+                for memory in Memory::ALL {
+                    let got = across_nodes(comm, memory, per_node, kind, within_node);
+                    assert!(got == expected, "other bits than over threads, in {memory:?} memory");
+                }
             });
         }
     }
     if world_size <= 4 {
         cases.check("Adasum of parts of several chunks as over threads", |comm| {
-            let run = |comm: &dyn Communicator| {
+            let run = |comm: &dyn Communicator, memory: Memory| {
                 let len = LONG * world_size;
-                let mut buffer = GradientBuffer::new(DType::F32, world_size, [("long", [len])]).expect("a buffer");
+                let mut buffer = memory.buffer(Format::F32, world_size, &[&[len]]);
                 let numbers = (0..len as u64).map(|index| ((index * 2_654_435_761) >> (comm.rank() + 8)) as u32 as f32);
                 let data = buffer.tensor_mut(0).into_data().typed::<f32>().expect("f32");
                 data.iter_mut().zip(numbers).for_each(|(to, number)| *to = number - 2e9);
                 adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).expect("Adasum");
                 patterns_of(buffer.as_slice())
             };
-            let got = run(comm);
-            let mut ranks = local::run(world_size, |comm| run(&comm)).unwrap();
-            assert!(got == ranks.swap_remove(rank).expect("no rank panicked"), "other bits than over threads");
+            let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
+            let expected = ranks.swap_remove(rank).expect("no rank panicked");
+            for memory in Memory::ALL {
+                assert!(run(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");
+            }
         });
     }
     cases.done("adasum across nodes");
 }
 
-fn across_nodes<C: Communicator + Split>(all: &C, per_node: usize, kind: Kind, within_node: ReduceOp) -> Vec<u64> {
+fn across_nodes<C: Communicator + Split>(
+    all: &C,
+    memory: Memory,
+    per_node: usize,
+    kind: Kind,
+    within_node: WithinNode,
+) -> Vec<u64> {
     let (rank, world_size) = (all.rank(), all.world_size());
-    let tensors = SHAPES.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.to_vec()));
-    let mut buffer = GradientBuffer::new(dtype(Format::F32), world_size, tensors).expect("a buffer");
+    let mut buffer = memory.buffer(Format::F32, world_size, &SHAPES);
     for (i, segment) in buffer.segments().to_vec().into_iter().enumerate() {
         let layer = &generate(kind, Format::F32, world_size, segment.len(), i as u64)[rank];
         write(buffer.as_mut_slice(), segment.start, layer);

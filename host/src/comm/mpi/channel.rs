@@ -39,6 +39,8 @@ pub(super) enum Record {
     Sent,
     /// "I have done my part of a collective": behind those that are staged.
     Closed,
+    /// "I do not use what you have lent me any more."
+    Ended,
     /// "I have failed, after so many collectives."
     Failed { completed: u64, error: CommError },
 }

@@ -15,6 +15,9 @@ use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 const BUSY: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(100);
 
+/// What a rank calls that has ended its work on what it was lent, as the others' errors quote it.
+pub(super) const END_OF_LOAN: Call = Call { operation: Operation::LendWindows, len: 0, dtype: None };
+
 #[derive(Debug)]
 pub(super) struct Meeting {
     channel: Channel,
@@ -151,6 +154,8 @@ impl Meeting {
                 // This rank alone knows.
                 Some(Record::Offer { call, .. }) => return Err(mismatch((rank, own), (peer, *call))),
                 Some(Record::Failed { error, .. }) => return Err(known(error)),
+                // It believes that its work on what it was lent is over.
+                Some(Record::Ended) => return Err(mismatch((rank, own), (peer, END_OF_LOAN))),
                 Some(record) => return Err(out_of_step(own.operation, peer, record)),
             }
         }
@@ -180,6 +185,43 @@ impl Meeting {
             Err(reason) => Err(self.own_failure(operation, reason)),
         };
         outcome.map_err(|failure| self.fail(operation, failure))
+    }
+
+    /// Takes note of a failure while a loan ends, unless there has been one.
+    pub(super) fn note(&self, failure: Failure) {
+        if self.failure.borrow().is_none() {
+            self.fail(END_OF_LOAN.operation, failure);
+        }
+    }
+
+    /// Tells all ranks that this one uses nothing of theirs any more, and waits until all have said so, even those that have failed. Whoever still
+    /// does after a failure and the deadline ends the job.
+    pub(super) fn end_loan(&self) {
+        let (rank, operation) = (self.channel.rank(), END_OF_LOAN.operation);
+        let outcome = self.tell_others(operation, &Record::Ended);
+        outcome.unwrap_or_else(|failure| self.note(failure));
+        let mut grace = None;
+        for peer in self.channel.others() {
+            let mut wait = Wait::new(None);
+            loop {
+                self.pump(operation).unwrap_or_else(|failure| self.note(failure));
+                let record = self.channel.inbox()[peer].pop_front();
+                match record {
+                    Some(Record::Ended) => break,
+                    Some(Record::Failed { error, .. }) => self.note(known(&error)),
+                    Some(Record::Call(call) | Record::Offer { call, .. }) => {
+                        self.note(mismatch((rank, END_OF_LOAN), (peer, call)));
+                    }
+                    Some(record) => self.note(out_of_step(operation, peer, &record)),
+                    None => wait.pause(),
+                }
+                let has_failed = self.failure.borrow().is_some();
+                if has_failed && grace.get_or_insert_with(|| Wait::new(Some(self.deadline))).is_over() {
+                    tracing::error!(rank, peer, "a rank keeps what it was lent after a failure: aborting the MPI job");
+                    self.channel.abort(1);
+                }
+            }
+        }
     }
 
     /// Takes one record from every other rank, which is to be the wanted one, unless the rank has failed. It comes for certain, so

@@ -28,6 +28,12 @@
 //! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
 //! of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
+//! # Memory of one machine
+//!
+//! Where all ranks are processes of one machine, and their vectors lie in memory that the others can map
+//! ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)), they lend each other windows of them ([`AddressSpace`]) instead of
+//! sending copies. A process that dies while its memory is lent, or stops, stops the others as it would in the middle of a message.
+//!
 //! # Beside the host's memory
 //!
 //! With the feature `cuda` there is `device`: the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the ranks of
@@ -35,12 +41,13 @@
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on the host's memory; shared memory between the ranks of a node.
+//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several.
 
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
 mod library;
+mod loan;
 mod meeting;
 mod member;
 mod point_to_point;
@@ -54,11 +61,12 @@ use ::mpi::ffi;
 
 use self::channel::{Channel, Incoming, Outgoing};
 pub use self::library::MpiError;
+use self::loan::Neighbours;
 use self::meeting::Meeting;
 use self::point_to_point::Half;
 use self::transfer::Transfer;
 use super::operands::{self, Operand};
-use super::{Communicator, ReduceOp, Split};
+use super::{AddressSpace, Communicator, ReduceOp, Split};
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Operation, Result};
 use crate::slice::{Slice, SliceMut};
@@ -70,6 +78,7 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub struct MpiCommunicator {
     meeting: Meeting,
+    neighbours: Neighbours,
 }
 
 impl MpiCommunicator {
@@ -110,7 +119,7 @@ impl MpiCommunicator {
     }
 
     fn over(channel: Channel, deadline: Duration) -> Self {
-        MpiCommunicator { meeting: Meeting::new(channel, deadline) }
+        MpiCommunicator { meeting: Meeting::new(channel, deadline), neighbours: Neighbours::default() }
     }
 
     /// Meets the other ranks, after which data may move.
@@ -146,6 +155,7 @@ impl MpiCommunicator {
 enum SetUp {
     Split,
     Member,
+    Map,
     #[cfg(feature = "cuda")]
     Device,
     #[cfg(feature = "cuda")]
@@ -300,6 +310,10 @@ impl Communicator for MpiCommunicator {
             unsafe { incoming(call(Operation::Recv { peer: *peer }, data.len()), data, *peer) }
         });
         point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
+    }
+
+    fn address_space(&self) -> Option<&dyn AddressSpace> {
+        Some(self)
     }
 
     fn barrier(&self) -> Result<()> {

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::channel::{Channel, Record};
-use super::meeting::{Failure, Meeting, Wait, known, mismatch};
+use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, known, mismatch};
 use crate::error::{Call, CommError, Operation, Result};
 
 /// How far the messages of an agreed transfer have come.
@@ -300,6 +300,7 @@ fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Res
                 return Err(mismatch((rank, half.call), (half.peer, *call)));
             }
             Record::Call(call) => return Err(mismatch((rank, half.call), (half.peer, *call))),
+            Record::Ended => return Err(mismatch((rank, half.call), (half.peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
         }
@@ -318,6 +319,7 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
                 break;
             }
             Record::Call(other) => return Err(mismatch((channel.rank(), call), (peer, *other))),
+            Record::Ended => return Err(mismatch((channel.rank(), call), (peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
         }

@@ -10,7 +10,7 @@ use std::sync::mpsc::sync_channel;
 use gradsync_device::math::adasum::{self, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
-use crate::buffer::{Arena, Scratch};
+use crate::buffer::{Arena, Parts, Scratch};
 use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -425,12 +425,11 @@ impl Vector for InPlace<'_> {
 /// Replaces the arena, which holds `tensors`, by the Adasum of all ranks', or at least this rank's part of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
-    arena: SliceMut<'_>,
-    tensors: &[Range<usize>],
+    parts: Parts<'_>,
     granularity: Granularity,
     extent: Extent,
-    scratch: &mut Scratch,
 ) -> Result<AdasumReport> {
+    let Parts { mut arena, ticket, tensors, scratch } = parts;
     let (rank, len) = (comm.rank(), arena.len());
     let part_len = len / comm.world_size();
     let window = rank * part_len..(rank + 1) * part_len;
@@ -439,7 +438,9 @@ pub(super) fn in_place(
     let cut = Cut::new(arena.dtype(), comm.world_size(), part_len);
     let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent };
     if let Some(ranks) = comm.address_space() {
-        return gram.run_in(ranks, arena);
+        if let Some(report) = gram.run_in(ranks, arena.reborrow(), ticket)? {
+            return Ok(report);
+        }
     }
     let mut workspace = Workspace::take(scratch, cut)?;
     let (own, mut others) = InPlace::new(arena, cut, rank);

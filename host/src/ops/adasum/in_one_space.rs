@@ -1,4 +1,4 @@
-//! The Gram form of Adasum where all ranks' vectors lie in one address space: every rank has its part of all of them to itself, reads
+//! The Gram form of Adasum where all ranks reach each other's vectors: every rank has its part of all of them to itself, reads
 //! it where it lies, and leaves its part of the result in all of them.
 //!
 //! Nothing is exchanged but products, and nothing is copied. Sums are those of `gram`, in the same order: the bits are the same.
@@ -7,20 +7,25 @@ use std::ops::Range;
 
 use gradsync_device::math::adasum;
 
+use super::AdasumReport;
 use super::gram::{Gram, Solution};
-use super::{AdasumReport, Algorithm};
-use crate::comm::AddressSpace;
+use crate::comm::{AddressSpace, Ticket};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
 impl Gram<'_> {
-    /// As [`run`](Self::run), for vectors of one address space; `across` and `all` are its ranks.
-    pub(super) fn run_in(&self, ranks: &dyn AddressSpace, vector: SliceMut<'_>) -> Result<AdasumReport> {
-        let mut report = AdasumReport { algorithm: Algorithm::Gram, weights: None, recomputed: 0 };
-        ranks.lend_windows(vector, &mut |parts| {
-            report = self.replace(parts)?;
+    /// As [`run`](Self::run), for vectors that all ranks reach; `across` and `all` are those ranks. `None`, and on every rank, if they do not.
+    pub(super) fn run_in(
+        &self,
+        ranks: &dyn AddressSpace,
+        vector: SliceMut<'_>,
+        ticket: Option<Ticket>,
+    ) -> Result<Option<AdasumReport>> {
+        let mut report = None;
+        ranks.lend_windows(vector, ticket, &mut |parts| {
+            report = Some(self.replace(parts)?);
             Ok(())
         })?;
         Ok(report)

@@ -94,17 +94,17 @@ pub fn adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
-    same_plan(OPERATION, comm, buffer.table(), options)?;
+    same_plan(OPERATION, comm, buffer.table(), (options, buffer.ticket().is_some()))?;
     if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
         let needs = "a power of two";
         return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
     }
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-    let (arena, tensors, scratch) = buffer.parts_mut();
-    let bytes = arena.len() * arena.dtype().size_bytes();
+    let parts = buffer.parts_mut();
+    let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
-        Algorithm::Tree => tree::in_place(comm, arena, tensors, options.granularity, scratch),
-        _ => gram::in_place(comm, arena, tensors, options.granularity, Extent::All, scratch),
+        Algorithm::Tree => tree::in_place(comm, parts, options.granularity),
+        _ => gram::in_place(comm, parts, options.granularity, Extent::All),
     }
 }
 

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::{AdasumOptions, AdasumReport, Algorithm};
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, Parts};
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::error::{Error, Result};
 use crate::plan::cost::{self, Scheme};
@@ -188,10 +188,14 @@ pub fn hierarchical_adasum_all_reduce(
     check_within(OPERATION, within_node)?;
     check_algorithm(OPERATION, options)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
-    let (mut arena, tensors, scratch) = buffer.parts_mut();
-    if takes_one_matrix(within_node, options, &places, arena.as_slice().as_bytes().len()) {
-        return gram::in_place(all, arena, tensors, options.granularity, Extent::All, scratch);
+    let mut parts = buffer.parts_mut();
+    if takes_one_matrix(within_node, options, &places, parts.arena.as_slice().as_bytes().len()) {
+        return gram::in_place(all, parts, options.granularity, Extent::All);
     }
+    if within_node == WithinNode::Adasum {
+        gram::in_place(node, parts.reborrow(), options.granularity, Extent::Own)?;
+    }
+    let Parts { mut arena, tensors, scratch, .. } = parts;
     let layers = options.granularity.layers(arena.len(), tensors);
 
     let node_len = arena.len() / node.world_size();
@@ -199,7 +203,6 @@ pub fn hierarchical_adasum_all_reduce(
     match within_node {
         WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
         WithinNode::Adasum => {
-            gram::in_place(node, arena.reborrow(), tensors, options.granularity, Extent::Own, scratch)?;
             let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
             shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
         }
@@ -229,7 +232,7 @@ fn agree(
 ) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
     let mut hasher = DefaultHasher::new();
-    (buffer.table().fingerprint(), within_node, options).hash(&mut hasher);
+    (buffer.table().fingerprint(), within_node, options, buffer.ticket().is_some()).hash(&mut hasher);
     let first = |group: &dyn Communicator| Ok::<_, Error>(gather_words(group, &[all.rank() as u64])?[0]);
     let node = (node.rank(), node.world_size(), first(node)?);
     let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
@@ -239,7 +242,8 @@ fn agree(
     check_grid(OPERATION, &places)?;
     if let Some(rank) = of_ranks.iter().position(|words| words.last() != of_ranks[0].last()) {
         let reason = format!(
-            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, or other options"
+            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, other options, or \
+             memory of another kind"
         );
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }

@@ -3,26 +3,18 @@
 //!
 //! Intermediate results are rounded to the dtype. Powers of two only, which the caller has checked.
 
-use std::ops::Range;
-
 use gradsync_device::math::adasum;
 
 use super::{AdasumReport, Granularity, OPERATION, for_tensors};
-use crate::buffer::Scratch;
+use crate::buffer::Parts;
 use crate::comm::Communicator;
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::plan::{segments, tree};
-use crate::slice::SliceMut;
 
 /// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
-pub(super) fn in_place(
-    comm: &dyn Communicator,
-    mut arena: SliceMut<'_>,
-    tensors: &[Range<usize>],
-    granularity: Granularity,
-    scratch: &mut Scratch,
-) -> Result<AdasumReport> {
+pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
+    let Parts { mut arena, tensors, scratch, .. } = parts;
     let (rank, layers) = (comm.rank(), granularity.layers(arena.len(), tensors));
     let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
     let (mut mine, mut theirs) = (half()?, half()?);

@@ -8,11 +8,11 @@ use gradsync::ops::{AdasumOptions, Algorithm, adasum_all_reduce};
 
 use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
-use crate::perf::arguments::Counts;
+use crate::perf::arguments::{Counts, TransportChoice};
 use crate::perf::data::{PERIOD, adasum, adasum_operand, count_wrong, fill, operand, reduced, tolerance, value};
 use crate::perf::operation::{Operation, Redop, Row};
 use crate::perf::output::Output;
-use crate::perf::plan::Section;
+use crate::perf::plan::{Place, Section};
 use crate::perf::record::{BaselineName, resolved};
 use crate::perf::subject::{self, Found, Side, Subject};
 
@@ -43,7 +43,7 @@ pub(crate) fn run(
         }
         for row in &section.rows {
             let baseline = if output.counts.baseline { baselines.make(row, output.counts)? } else { None };
-            let mut collective = Collective::new(comm, row, output.counts, baseline)?;
+            let mut collective = Collective::new(comm, section.place, row, output.counts, baseline)?;
             let seconds = subject::time(&mut collective, output.counts, || Ok(comm.barrier()?))?;
             let wrong = subject::check(&mut collective, output.counts)?;
             let row = Row { redop: resolved(row.redop, collective.ran), ..*row };
@@ -82,6 +82,7 @@ struct Collective<'a> {
 impl<'a> Collective<'a> {
     fn new(
         comm: &'a dyn Communicator,
+        place: Place,
         row: &Row,
         counts: Counts,
         baseline: Option<Box<dyn HostBaseline + 'a>>,
@@ -96,7 +97,12 @@ impl<'a> Collective<'a> {
             _ => (len, len),
         };
         let buffers = match row.operation {
-            Operation::Adasum => (0..slots).map(|_| gradients(row)).collect::<Result<_, _>>()?,
+            Operation::Adasum => {
+                let buffer = |_| {
+                    if place == Place::Ranks(TransportChoice::Mpi) { shared_gradients(row) } else { gradients(row) }
+                };
+                (0..slots).map(buffer).collect::<Result<_, _>>()?
+            }
             _ => Vec::new(),
         };
         let vectors = |len| Vectors::new(dtype, len, slots);
@@ -233,8 +239,16 @@ pub(crate) fn tensor_lens(row: &Row) -> Vec<usize> {
 
 /// A rank's gradient buffer for Adasum.
 pub(crate) fn gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
-    let tensors = tensor_lens(row).into_iter().enumerate().map(|(tensor, len)| (format!("tensor {tensor}"), [len]));
-    Ok(GradientBuffer::new(row.types.to, row.ranks, tensors)?)
+    Ok(GradientBuffer::new(row.types.to, row.ranks, named_tensors(row))?)
+}
+
+/// The same where processes of one machine reach it.
+fn shared_gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
+    Ok(GradientBuffer::new_shared(row.types.to, row.ranks, named_tensors(row))?)
+}
+
+fn named_tensors(row: &Row) -> impl Iterator<Item = (String, [usize; 1])> {
+    tensor_lens(row).into_iter().enumerate().map(|(tensor, len)| (format!("tensor {tensor}"), [len]))
 }
 
 pub(crate) fn fill_gradients(buffer: &mut GradientBuffer, ranks: usize, rank: usize) {

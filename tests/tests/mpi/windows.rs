@@ -1,0 +1,217 @@
+//! Ranks that lend each other windows of vectors in memory that all can map: who gets what, that no memory goes back while anybody uses it, and
+//! what happens where it cannot be mapped.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gradsync::comm::mpi::MpiCommunicator;
+use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp, Ticket};
+use gradsync::ops::{AdasumOptions, adasum_all_reduce};
+use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::cases::Cases;
+
+/// Well under the deadline of the communicators: what takes longer has waited for it.
+const AT_ONCE: Duration = Duration::from_secs(10);
+/// Elements of a window; with them, the arena has no padding.
+const WINDOW: usize = 1024;
+
+fn shared(world_size: usize, window: usize) -> GradientBuffer {
+    GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * window])]).expect("a shared buffer")
+}
+
+fn lend(
+    comm: &MpiCommunicator,
+    buffer: &mut GradientBuffer,
+    mut work: impl FnMut(Vec<&mut [f32]>) -> Result<()>,
+) -> Result<bool> {
+    let ticket = buffer.ticket();
+    comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |windows: Vec<SliceMut<'_>>| {
+        work(windows.into_iter().map(|window| window.typed().expect("f32 was lent")).collect())
+    })
+}
+
+fn numbers(buffer: &mut GradientBuffer) -> &mut [f32] {
+    buffer.as_mut_slice().typed().expect("f32")
+}
+
+fn each_rank_has_its_window(comm: &MpiCommunicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    for window in [0, 64, WINDOW, 300 * WINDOW] {
+        // Two buffers in turn: what is mapped for one stays when the other's is.
+        let mut buffers = [shared(world_size, window), shared(world_size, window)];
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            let values = numbers(buffer).iter_mut().enumerate();
+            values.for_each(|(index, value)| *value = (number + 10 * rank + index) as f32);
+        }
+        for round in 0..3 {
+            for (number, buffer) in buffers.iter_mut().enumerate() {
+                let mut calls = 0;
+                let lent = lend(comm, buffer, |windows| {
+                    calls += 1;
+                    assert_eq!(windows.len(), world_size);
+                    for (owner, mine) in windows.into_iter().enumerate() {
+                        assert_eq!(mine.len(), window);
+                        for (index, value) in mine.iter_mut().enumerate() {
+                            assert_eq!(*value, (number + 10 * owner + rank * window + index + round) as f32);
+                            *value += 1.0;
+                        }
+                    }
+                    Ok(())
+                });
+                assert!(lent.unwrap() && calls == 1);
+            }
+        }
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            let mut values = numbers(buffer).iter().enumerate();
+            assert!(values.all(|(index, &value)| value == (number + 10 * rank + index + 3) as f32));
+        }
+    }
+}
+
+fn collectives_and_loans_run_inside(comm: &MpiCommunicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let (mut outer, mut inner) = (shared(world_size, WINDOW), shared(world_size, WINDOW));
+    numbers(&mut inner).fill(rank as f32);
+    let mut sum = [0.0f32];
+    let lent = lend(comm, &mut outer, |windows| {
+        let mut owners = Vec::new();
+        assert!(lend(comm, &mut inner, |others| {
+            owners.extend(others.iter().map(|other| other[0]));
+            Ok(())
+        })?);
+        windows.into_iter().zip(&owners).for_each(|(window, &owner)| window.fill(owner));
+        sum[0] = owners.iter().sum();
+        comm.all_reduce((&mut sum[..]).into(), ReduceOp::Sum)
+    });
+    assert!(lent.unwrap());
+    let all = (world_size * (world_size - 1) / 2) as f32;
+    assert_eq!(sum, [all * world_size as f32]);
+    assert!(numbers(&mut outer).iter().all(|&value| value == rank as f32), "each wrote the owner's number");
+}
+
+/// Rank 1 leaves its work at once, in some way; the others are slow with theirs, and use its memory to the end.
+fn stays(comm: MpiCommunicator, leave: fn() -> Result<()>, is_right: fn(&Error) -> bool) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut buffer = shared(world_size, WINDOW);
+    let start = Instant::now();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        lend(&comm, &mut buffer, |mut windows| {
+            if rank == 1 {
+                return leave();
+            }
+            for _ in 0..50 {
+                sleep(Duration::from_millis(2));
+                windows.iter_mut().for_each(|window| window.iter_mut().for_each(|value| *value += 1.0));
+            }
+            comm.barrier()
+        })
+    }));
+    assert!(start.elapsed() < AT_ONCE, "waited for the deadline");
+    let expected = |index: usize| if index / WINDOW == 1 { 0.0 } else { 50.0 };
+    let values = numbers(&mut buffer).to_vec();
+    assert!(values.iter().enumerate().all(|(index, &value)| value == expected(index)), "has its memory back too early");
+    match outcome {
+        Ok(outcome) => {
+            let error = outcome.expect_err("a rank left");
+            assert!(rank == 1 || is_right(&error), "{error}");
+            assert!(comm.barrier().is_err(), "a communicator that failed was usable again");
+        }
+        Err(_) => assert_eq!(rank, 1, "who did not mean to panic"),
+    }
+}
+
+fn what_has_no_windows(comm: MpiCommunicator, is_longer: bool) {
+    let mut buffer = shared(comm.world_size(), WINDOW);
+    let (ticket, len) = (buffer.ticket(), buffer.len());
+    let len = if comm.rank() == 1 { len - if is_longer { comm.world_size() } else { 1 } } else { len };
+    let start = Instant::now();
+    let vector = buffer.as_mut_slice().range_mut(0..len);
+    let outcome = comm.lend_windows(vector, ticket, &mut |_| panic!("nothing was to be lent"));
+    assert!(outcome.is_err() && start.elapsed() < AT_ONCE, "{outcome:?}");
+}
+
+/// A rank has no file left to open: nobody is lent anything, then and later, and Adasum sends messages instead.
+fn apart(comm: MpiCommunicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut buffer = shared(world_size, WINDOW);
+    let limit = getrlimit(Resource::Nofile);
+    if rank == 1 {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    }
+    let lent = lend(&comm, &mut buffer, |_| panic!("nothing was to be lent"));
+    setrlimit(Resource::Nofile, limit).unwrap();
+    assert!(!lent.unwrap());
+    assert!(!lend(&comm, &mut buffer, |_| panic!("nobody was to try again")).unwrap());
+    numbers(&mut buffer).iter_mut().enumerate().for_each(|(index, value)| *value = (rank + index % 7) as f32);
+    let mut mapped = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [buffer.len()])]).unwrap();
+    numbers(&mut mapped).copy_from_slice(numbers(&mut buffer));
+    let by_messages = adasum_all_reduce(&comm, &mut buffer, AdasumOptions::default()).unwrap();
+    let in_place = adasum_all_reduce(&crate::cases::fresh(), &mut mapped, AdasumOptions::default()).unwrap();
+    assert_eq!(by_messages, in_place);
+    assert_eq!(numbers(&mut buffer), numbers(&mut mapped));
+}
+
+/// Files that this process has mapped: its own and others'.
+#[cfg(target_os = "linux")]
+fn mapped_files() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("/memfd:gradsync")).count()
+}
+
+/// What is mapped of buffers that are gone goes when others come, and memory goes with its owner.
+#[cfg(target_os = "linux")]
+fn buffers_come_and_go(comm: &MpiCommunicator) {
+    let world_size = comm.world_size();
+    let before = mapped_files();
+    let mut ticket: Option<Ticket> = None;
+    for _ in 0..20 {
+        let mut buffer = shared(world_size, WINDOW);
+        assert_ne!(buffer.ticket(), ticket, "a ticket of its own");
+        ticket = buffer.ticket();
+        assert!(lend(comm, &mut buffer, |_| Ok(())).unwrap());
+        // Of this buffer and the one before, if another rank had not dropped that yet.
+        let files = mapped_files();
+        assert!(files <= before + 2 * world_size, "{before} files before, {files} now");
+    }
+}
+
+pub(crate) fn run(cases: &mut Cases) {
+    let rank = cases.rank();
+    cases.check("each rank has its window of every vector", each_rank_has_its_window);
+    cases.check("collectives and further loans run inside", collectives_and_loans_run_inside);
+    #[cfg(target_os = "linux")]
+    cases.check("buffers come and go", buffers_come_and_go);
+    cases.check_fresh("a rank panics with what it was lent", |comm| {
+        stays(comm, || panic!("on purpose"), |error| matches!(error, Error::Comm(CommError::PeerGone { rank: 1, .. })));
+    });
+    cases.check_fresh("a rank's work fails", |comm| {
+        let refuse = || Err(Error::InvalidArgument { operation: "work", reason: "it is wrong".into() });
+        stays(comm, refuse, |error| {
+            matches!(error, Error::Comm(CommError::InvalidCall { rank: 1, .. })) && error.to_string().contains("wrong")
+        });
+    });
+    // It believes that it is done, and the others have a collective to go.
+    cases.check_fresh("a rank's work ends early", |comm| {
+        stays(comm, || Ok(()), |error| matches!(error, Error::Comm(CommError::Mismatch { .. })));
+    });
+    cases.check_fresh("a vector without windows", |comm| what_has_no_windows(comm, false));
+    cases.check_fresh("vectors of other lengths", |comm| what_has_no_windows(comm, true));
+    cases.check_fresh("memory that cannot be mapped", apart);
+    cases.check_fresh("another buffer's ticket", |comm| {
+        let (mut buffer, other) = (shared(comm.world_size(), WINDOW), shared(comm.world_size(), WINDOW));
+        let ticket = if rank == 1 { other.ticket() } else { buffer.ticket() };
+        let lent = comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |_| panic!("nothing was to be lent"));
+        let error = lent.unwrap_err().to_string();
+        assert!(error.contains("is not that of the vector") && (rank == 1 || error.contains("rank 1")), "{error}");
+    });
+    cases.check("memory of another kind is an error on every rank", |comm| {
+        let tensors = [("vector", [WINDOW])];
+        let make = if rank == 1 { GradientBuffer::new } else { GradientBuffer::new_shared };
+        let mut buffer = make(DType::F32, comm.world_size(), tensors).unwrap();
+        let error = adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("memory of another kind"), "{error}");
+    });
+    cases.done("windows");
+}
