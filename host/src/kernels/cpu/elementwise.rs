@@ -18,15 +18,23 @@ fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&m
     if dst.len() <= CHUNK_LEN {
         work(dst, src);
     } else {
-        dst.par_chunks_mut(CHUNK_LEN).zip(src.par_chunks(CHUNK_LEN)).for_each(|(dst, src)| work(dst, src));
+        let chunk = chunk_len(dst.len());
+        dst.par_chunks_mut(chunk).zip(src.par_chunks(chunk)).for_each(|(dst, src)| work(dst, src));
     }
 }
 
-/// Destinations of at least so many bytes are written around the caches, which would not keep them.
-const STREAM_BYTES: usize = 32 << 20;
+/// Elements of a chunk where results do not depend on it: so few that each of many threads gets one, if there is enough.
+fn chunk_len(len: usize) -> usize {
+    /// Below, finding a thread for a chunk takes longer than the chunk. Its multiples keep alignment.
+    const LEAST: usize = 1 << 13;
+    len.div_ceil(rayon::current_num_threads()).next_multiple_of(LEAST).min(CHUNK_LEN)
+}
 
+/// Whether a destination is written around the caches, which would not keep it: neither the threads' own ones nor the one that they share.
 fn streams(dst: Slice<'_>) -> bool {
-    dst.as_bytes().len() >= STREAM_BYTES
+    const SHARED_BYTES: usize = 32 << 20;
+    const OWN_BYTES: usize = 2 << 20;
+    dst.as_bytes().len() >= SHARED_BYTES.max(OWN_BYTES * rayon::current_num_threads())
 }
 
 /// Sets every element to zero.
