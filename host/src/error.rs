@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// The system gave no memory that other processes can map.
     #[error("{operation}: no memory of {bytes} bytes that other processes can map: {source}")]
-    SharedMemory {
+    MemoryFile {
         /// The operation that was refused.
         operation: &'static str,
         /// What it asked for.

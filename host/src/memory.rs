@@ -2,8 +2,10 @@
 //!
 //! It gives out memory, and finds that of others. It never waits for anybody, and does not know who uses what lies in it, or when.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -21,19 +23,22 @@ pub(crate) struct MemoryFile {
     file: File,
 }
 
-/// Where another process of this machine finds the memory of a buffer: a process and a file in it.
+/// Where another process of this machine finds the memory of a buffer: a process and a file in it. It is good for as long as the buffer is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     process: u32,
     descriptor: u32,
     number: u64,
-    /// Where the owner has it; 0 elsewhere.
-    address: usize,
+}
+
+/// The files of this process: where their bytes begin, and how many they are, by the number of their tickets.
+fn files() -> MutexGuard<'static, BTreeMap<u64, (usize, usize)>> {
+    static FILES: Mutex<BTreeMap<u64, (usize, usize)>> = Mutex::new(BTreeMap::new());
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file of another process, which stays mapped even if that process ends.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
 pub(crate) struct Mapped {
     map: MmapRaw,
     number: u64,
@@ -50,11 +55,17 @@ impl MemoryFile {
         let file_bytes = bytes.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let (file, descriptor) = system::create(file_bytes as u64)?;
         let map = MmapOptions::new().len(file_bytes).map_raw(&file)?;
-        let address = map.as_mut_ptr().wrapping_add(HEADER_BYTES).addr();
-        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number), address };
-        // SAFETY: within the header, aligned, and known to nobody else yet.
-        unsafe { map.as_mut_ptr().cast::<u64>().write(ticket.number) };
-        Ok(Self { map, ticket, file })
+        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        let file = Self { map, ticket, file };
+        file.set_number(ticket.number);
+        files().insert(ticket.number, (file.behind_header().0.addr(), bytes));
+        Ok(file)
+    }
+
+    /// Writes what others look for in front.
+    fn set_number(&self, number: u64) {
+        // SAFETY: within the header, aligned; others only read it.
+        unsafe { self.map.as_mut_ptr().cast::<u64>().write_volatile(number) };
     }
 
     pub(crate) fn ticket(&self) -> Ticket {
@@ -80,6 +91,12 @@ impl MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
+        // A child of `fork` has the file in common with its parent, who goes on.
+        if self.ticket.process != std::process::id() {
+            return;
+        }
+        files().remove(&self.ticket.number);
+        self.set_number(0);
         if let Err(error) = system::clear(&self.file, self.map.len() as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
         }
@@ -91,9 +108,14 @@ impl Ticket {
     /// How many words a ticket is.
     pub(crate) const WORDS: usize = 2;
 
-    /// Whether it is that of memory that begins here, in this process.
-    pub(crate) fn is_of(self, start: *const u8) -> bool {
-        self.address == start.addr()
+    /// Whether it is that of a buffer of this process which begins with these bytes.
+    pub(crate) fn is_of(self, bytes: &[u8]) -> bool {
+        files().get(&self.number).is_some_and(|&(start, len)| start == bytes.as_ptr().addr() && bytes.len() <= len)
+    }
+
+    /// Whether it is that of a buffer that this process has.
+    pub(crate) fn has_buffer(self) -> bool {
+        files().contains_key(&self.number)
     }
 
     /// As it travels.
@@ -103,7 +125,7 @@ impl Ticket {
 
     /// What [`words`](Self::words) made words of.
     pub(crate) fn of_words(words: [u64; Self::WORDS]) -> Self {
-        Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1], address: 0 }
+        Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
     }
 
     /// Maps the memory of the process that has given this ticket.
@@ -203,14 +225,16 @@ mod tests {
             assert_eq!(file.bytes().len(), bytes);
             assert!(file.bytes().iter().all(|&byte| byte == 0));
             let ticket = Ticket::of_words(file.ticket().words());
-            assert!(file.ticket().is_of(file.bytes().as_ptr()) && !ticket.is_of(file.bytes().as_ptr()));
+            assert_eq!(ticket, file.ticket());
+            assert!(ticket.has_buffer() && ticket.is_of(file.bytes()));
+            assert!(!ticket.is_of(&[7; 4096]));
             let other = ticket.map(bytes).unwrap();
             file.bytes_mut().fill(7);
             // SAFETY: nobody writes now.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
             assert!(other.has_owner());
             drop(file);
-            assert!(!other.has_owner());
+            assert!(!other.has_owner() && !ticket.has_buffer());
             // SAFETY: as above; the address is mapped still.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
         }

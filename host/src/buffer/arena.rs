@@ -83,7 +83,7 @@ impl Arena {
     /// As [`zeroed`](Self::zeroed), in memory that other processes of this machine can map.
     pub(crate) fn shared(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len * dtype.size_bytes();
-        let refused = |source| Error::SharedMemory { operation, bytes, source };
+        let refused = |source| Error::MemoryFile { operation, bytes, source };
         Ok(Self { dtype, len, memory: Memory::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
     }
 
@@ -158,6 +158,6 @@ mod tests {
         let error = Arena::zeroed("test", DType::F32, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { operation: "test", bytes } if bytes == 1 << 62), "{error}");
         let error = Arena::shared("test", DType::F32, 1 << 60).unwrap_err();
-        assert!(matches!(error, Error::SharedMemory { operation: "test", bytes, .. } if bytes == 1 << 62), "{error}");
+        assert!(matches!(error, Error::MemoryFile { operation: "test", bytes, .. } if bytes == 1 << 62), "{error}");
     }
 }

@@ -78,11 +78,12 @@ impl GradientBuffer {
     }
 
     /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
-    /// over MPI: Adasum then reduces the vectors where they lie instead of exchanging them. All ranks make theirs with this, or none;
-    /// results are the same bits. A child of `fork` has this memory in common with its parent.
+    /// over MPI: Adasum then reduces the vectors where they lie instead of exchanging them
+    /// ([`AddressSpace`](crate::comm::AddressSpace)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
+    /// has this memory in common with its parent.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`Error::SharedMemory`](crate::Error::SharedMemory) with the system's reason, as that it has no such
+    /// As [`new`](Self::new), and [`Error::MemoryFile`](crate::Error::MemoryFile) with the system's reason, as that it has no such
     /// files or this process too many open.
     pub fn new_shared<N: Into<String>, S: Into<Vec<usize>>>(
         dtype: DType,

@@ -121,7 +121,7 @@ pub trait AddressSpace {
     ///
     /// # Errors
     /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows, and
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another buffer's ticket. On a rank
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a ticket that is not of the vector's buffer. On a rank
     /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
     fn lend_windows(&self, vector: SliceMut<'_>, ticket: Option<Ticket>, work: &mut Work<'_>) -> Result<bool>;
 }

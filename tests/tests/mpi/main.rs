@@ -14,6 +14,7 @@ mod member;
 mod mismatches;
 mod operations;
 mod point_to_point;
+#[cfg(target_os = "linux")]
 mod windows;
 
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     groups::run(&mut cases);
     member::run(&mut cases);
     adasum::run(&mut cases);
+    #[cfg(target_os = "linux")]
     windows::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);

@@ -49,7 +49,7 @@ fn nodes(cases: &mut Cases) {
                     |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, within_node);
                 let ranks = local::run(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
-                for memory in Memory::ALL {
+                for &memory in Memory::ALL {
                     let got = across_nodes(comm, memory, per_node, kind, within_node);
                     assert!(got == expected, "other bits than over threads, in {memory:?} memory");
                 }
@@ -69,7 +69,7 @@ fn nodes(cases: &mut Cases) {
             };
             let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
             let expected = ranks.swap_remove(rank).expect("no rank panicked");
-            for memory in Memory::ALL {
+            for &memory in Memory::ALL {
                 assert!(run(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");
             }
         });

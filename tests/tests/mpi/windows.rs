@@ -12,6 +12,7 @@ use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cases::Cases;
+use crate::failures::assert_timeout;
 
 /// Well under the deadline of the communicators: what takes longer has waited for it.
 const AT_ONCE: Duration = Duration::from_secs(10);
@@ -155,34 +156,48 @@ fn apart(comm: MpiCommunicator) {
 }
 
 /// Files that this process has mapped: its own and others'.
-#[cfg(target_os = "linux")]
 fn mapped_files() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("/memfd:gradsync")).count()
 }
 
-/// What is mapped of buffers that are gone goes when others come, and memory goes with its owner.
-#[cfg(target_os = "linux")]
-fn buffers_come_and_go(comm: &MpiCommunicator) {
-    let world_size = comm.world_size();
+/// What is mapped of buffers that are gone goes when others come, be they everybody's or only one rank's.
+fn buffers_come_and_go(comm: &MpiCommunicator, who: impl Fn(usize) -> bool) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
     let before = mapped_files();
     let mut ticket: Option<Ticket> = None;
+    let mut kept = (!who(rank)).then(|| shared(world_size, WINDOW));
     for _ in 0..20 {
-        let mut buffer = shared(world_size, WINDOW);
-        assert_ne!(buffer.ticket(), ticket, "a ticket of its own");
+        let mut new = kept.is_none().then(|| shared(world_size, WINDOW));
+        let buffer = new.as_mut().or(kept.as_mut()).unwrap();
+        assert!(!who(rank) || buffer.ticket() != ticket, "a ticket of its own");
         ticket = buffer.ticket();
-        assert!(lend(comm, &mut buffer, |_| Ok(())).unwrap());
-        // Of this buffer and the one before, if another rank had not dropped that yet.
+        assert!(lend(comm, buffer, |_| Ok(())).unwrap());
+        // Of these buffers and the ones before, if another rank had not dropped its own yet.
         let files = mapped_files();
         assert!(files <= before + 2 * world_size, "{before} files before, {files} now");
     }
+}
+
+/// A rank comes to a collective of its work when another has given up: all get to know why, and everyone their memory.
+fn late_in_a_collective(mut comm: MpiCommunicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    comm.set_deadline(Duration::from_millis(if rank + 1 == world_size { 1000 } else { 20_000 }));
+    let outcome = lend(&comm, &mut shared(world_size, WINDOW), |_| {
+        if rank == 0 {
+            sleep(Duration::from_millis(1300));
+        }
+        comm.barrier()
+    });
+    assert_timeout(outcome.map(drop), &[0]);
 }
 
 pub(crate) fn run(cases: &mut Cases) {
     let rank = cases.rank();
     cases.check("each rank has its window of every vector", each_rank_has_its_window);
     cases.check("collectives and further loans run inside", collectives_and_loans_run_inside);
-    #[cfg(target_os = "linux")]
-    cases.check("buffers come and go", buffers_come_and_go);
+    cases.check("buffers come and go", |comm| buffers_come_and_go(comm, |_| true));
+    cases.check("one rank's buffers come and go", |comm| buffers_come_and_go(comm, |rank| rank == 0));
+    cases.check_fresh("a rank is late in a collective", late_in_a_collective);
     cases.check_fresh("a rank panics with what it was lent", |comm| {
         stays(comm, || panic!("on purpose"), |error| matches!(error, Error::Comm(CommError::PeerGone { rank: 1, .. })));
     });
@@ -199,13 +214,23 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check_fresh("a vector without windows", |comm| what_has_no_windows(comm, false));
     cases.check_fresh("vectors of other lengths", |comm| what_has_no_windows(comm, true));
     cases.check_fresh("memory that cannot be mapped", apart);
-    cases.check_fresh("another buffer's ticket", |comm| {
-        let (mut buffer, other) = (shared(comm.world_size(), WINDOW), shared(comm.world_size(), WINDOW));
-        let ticket = if rank == 1 { other.ticket() } else { buffer.ticket() };
-        let lent = comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |_| panic!("nothing was to be lent"));
-        let error = lent.unwrap_err().to_string();
-        assert!(error.contains("is not that of the vector") && (rank == 1 || error.contains("rank 1")), "{error}");
-    });
+    for is_gone in [false, true] {
+        let what = if is_gone { "the ticket of a buffer that is gone" } else { "another buffer's ticket" };
+        cases.check_fresh(what, |comm| {
+            let mut other = Some(shared(comm.world_size(), WINDOW));
+            let wrong = other.as_ref().and_then(GradientBuffer::ticket);
+            if is_gone {
+                // The next one may lie where this one did.
+                other = None;
+            }
+            let mut buffer = shared(comm.world_size(), WINDOW);
+            let ticket = if rank == 1 { wrong } else { buffer.ticket() };
+            let lent = comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |_| panic!("nothing was to be lent"));
+            let error = lent.unwrap_err().to_string();
+            assert!(error.contains("is not that of the vector") && (rank == 1 || error.contains("rank 1")), "{error}");
+            drop(other);
+        });
+    }
     cases.check("memory of another kind is an error on every rank", |comm| {
         let tensors = [("vector", [WINDOW])];
         let make = if rank == 1 { GradientBuffer::new } else { GradientBuffer::new_shared };

@@ -22,7 +22,7 @@ use crate::slice::SliceMut;
 pub(super) struct Neighbours {
     /// Whether one of them could not map another's, and none tries again.
     are_apart: Cell<bool>,
-    /// Those of buffers that are gone are forgotten when another is mapped, which need not be at once on all ranks: they never come again.
+    /// Those of buffers that are gone are forgotten when another is mapped, which need not be at once on all ranks: nobody asks for them again.
     sets: RefCell<Vec<Arc<FileSet>>>,
 }
 
@@ -48,11 +48,14 @@ impl AddressSpace for MpiCommunicator {
         let window = len / world_size;
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
         let Some(ticket) = ticket.filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
-        if !ticket.is_of(vector.as_slice().as_bytes().as_ptr()) {
-            let reason = format!("{ticket:?} is not that of the vector");
+        if !ticket.is_of(vector.as_slice().as_bytes()) {
+            let reason = format!("{ticket:?} is not that of the vector's buffer");
             return Err(self.meeting.refuse(operation, Error::InvalidArgument { operation: "lend_windows", reason }));
         }
-        let words = self.gather(Call::new(operation, len, dtype), &ticket.words())?;
+        let transfer = self.agree(Call::new(operation, len, dtype))?;
+        // From here on another rank may use this one's memory, even if this one fails.
+        let loan = Loan { meeting: &self.meeting };
+        let words = self.gather_in(transfer, &ticket.words())?;
         let ticket = |words: &[u64]| Ticket::of_words(words.try_into().expect("as many as it has"));
         let tickets: Vec<Ticket> = words.chunks_exact(Ticket::WORDS).map(ticket).collect();
         let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else { return Ok(false) };
@@ -60,14 +63,14 @@ impl AddressSpace for MpiCommunicator {
         let (own, bytes) = (vector.as_bytes_mut().as_mut_ptr(), window * dtype.size_bytes());
         let window = |file: &Option<Mapped>| {
             let start = file.as_ref().map_or(own, Mapped::start).wrapping_add(rank * bytes);
-            // SAFETY: every rank's vector has this window, by the compared calls and the lengths of the files; their owners stay in this
-            // call, which has borrowed them, until no rank works any more; no other rank has the window of this one's number.
+            // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, as its rank has checked;
+            // their owners stay in this call, which has borrowed them, until no rank works any more; no other rank has the window of this
+            // one's number.
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
         // What the others have written before they came is seen from here on.
         fence(Ordering::SeqCst);
-        let loan = Loan { meeting: &self.meeting };
         let outcome = work(windows).map_err(|error| match self.meeting.check(operation) {
             Ok(()) => self.meeting.refuse(operation, error),
             Err(_) => error,
@@ -86,10 +89,11 @@ impl MpiCommunicator {
         if let Some(set) = sets.iter().find(|set| set.tickets == tickets) {
             return Ok(Some(set.clone()));
         }
-        sets.retain(|set| set.files.iter().flatten().all(Mapped::has_owner));
+        let own = |set: &FileSet| set.tickets[self.rank()];
+        sets.retain(|set| own(set).has_buffer() && set.files.iter().flatten().all(Mapped::has_owner));
         let set = FileSet::map(tickets, self.rank(), bytes);
         if let Err(error) = &set {
-            tracing::debug!(rank = self.rank(), %error, "ranks do not reach each other's memory");
+            tracing::info!(rank = self.rank(), %error, "ranks do not reach each other's memory, and send messages");
         }
         let can_map = self.gather(SetUp::Map.call(), &[u64::from(set.is_ok())])?;
         let Some(set) = set.ok().filter(|_| !can_map.contains(&0)) else {
@@ -102,7 +106,7 @@ impl MpiCommunicator {
     }
 }
 
-/// This rank's part in a loan: dropped when its work has ended, even if that panicked.
+/// This rank's part in a loan: dropped when its work has ended, even if that panicked or never began.
 struct Loan<'a> {
     meeting: &'a Meeting,
 }

@@ -224,20 +224,25 @@ impl Meeting {
         }
     }
 
-    /// Takes one record from every other rank, which is to be the wanted one, unless the rank has failed. It comes for certain, so
-    /// that there is no deadline.
+    /// Takes one record from every other rank, which is to be the wanted one. It comes for certain unless a rank has failed, so that there
+    /// is no deadline.
     fn hear_from_all(&self, operation: Operation, wanted: &Record) -> Result<(), Failure> {
         let mut wait = Wait::new(None);
         for peer in self.channel.others() {
             loop {
                 self.pump(operation)?;
-                let record = self.channel.inbox()[peer].pop_front();
+                let record = self.channel.inbox()[peer].front().cloned();
                 match record {
-                    Some(record) if record == *wanted => break,
+                    Some(record) if record == *wanted => {
+                        self.channel.inbox()[peer].pop_front();
+                        break;
+                    }
                     Some(Record::Failed { error, .. }) => return Err(known(&error)),
+                    // Whoever gives up because another has failed sends nothing of its own; what ends a loan is still to be taken there.
+                    Some(Record::Ended) | None => self.look_for_failure()?,
                     Some(record) => return Err(out_of_step(operation, peer, &record)),
-                    None => wait.pause(),
                 }
+                wait.pause();
             }
         }
         Ok(())

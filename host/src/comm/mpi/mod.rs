@@ -32,7 +32,8 @@
 //!
 //! Where all ranks are processes of one machine, and their vectors lie in memory that the others can map
 //! ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)), they lend each other windows of them ([`AddressSpace`]) instead of
-//! sending copies. A process that dies while its memory is lent, or stops, stops the others as it would in the middle of a message.
+//! sending copies. A process that dies or stops while memory is lent stops the others, as it would in the middle of a message. If something
+//! has failed and a rank still uses what it was lent a deadline later, the job is aborted: MPI cannot take that from it.
 //!
 //! # Beside the host's memory
 //!
@@ -130,11 +131,15 @@ impl MpiCommunicator {
 
     /// Every rank's words, in rank order; all bring equally many.
     fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
+        self.gather_in(self.agree(call)?, own)
+    }
+
+    /// The same in a collective that all ranks have agreed to.
+    fn gather_in(&self, transfer: Transfer<'_>, own: &[u64]) -> Result<Vec<u64>> {
         let (rank, len) = (self.rank(), own.len());
         let mut all = vec![0u64; len * self.world_size()];
         all[rank * len..][..len].copy_from_slice(own);
         let (start, bytes) = (all.as_mut_ptr().cast::<u8>(), size_of_val(own));
-        let transfer = self.agree(call)?;
         // SAFETY: our own place, and room for everybody's.
         unsafe { transfer.all_gather(start.add(rank * bytes), start, bytes)? };
         Ok(all)

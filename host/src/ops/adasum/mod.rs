@@ -84,8 +84,8 @@ impl AdasumReport {
 /// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every
-/// rank, naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a
+/// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors, options or kinds
+/// of memory (on every rank, naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a
 /// number of ranks that is no power of two, and those of the communicator. After a communicator's error the contents of the
 /// buffer are unspecified; the other errors leave it alone.
 pub fn adasum_all_reduce(
