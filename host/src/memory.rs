@@ -1,6 +1,7 @@
 //! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`Ticket`].
 //!
-//! It gives out memory, and finds that of others. It never waits for anybody, and does not know who uses what lies in it, or when.
+//! It gives out memory, knows which is of that kind, and finds that of others. It never waits for anybody, and does not know who uses what lies
+//! in it, or when.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,17 +24,19 @@ pub(crate) struct MemoryFile {
     file: File,
 }
 
-/// Where another process of this machine finds the memory of a buffer: a process and a file in it. It is good for as long as the buffer is there.
+/// Where other processes of this machine find a file: which process has it, as what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     process: u32,
     descriptor: u32,
     number: u64,
 }
 
-/// The files of this process: where their bytes begin, and how many they are, by the number of their tickets.
-fn files() -> MutexGuard<'static, BTreeMap<u64, (usize, usize)>> {
-    static FILES: Mutex<BTreeMap<u64, (usize, usize)>> = Mutex::new(BTreeMap::new());
+/// The tickets of the files that this process has, and their bytes, by the address of the first.
+type Files = BTreeMap<usize, (Ticket, usize)>;
+
+fn files() -> MutexGuard<'static, Files> {
+    static FILES: Mutex<Files> = Mutex::new(Files::new());
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -58,7 +61,7 @@ impl MemoryFile {
         let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
         let file = Self { map, ticket, file };
         file.set_number(ticket.number);
-        files().insert(ticket.number, (file.behind_header().0.addr(), bytes));
+        files().insert(file.bytes().as_ptr().addr(), (ticket, bytes));
         Ok(file)
     }
 
@@ -66,10 +69,6 @@ impl MemoryFile {
     fn set_number(&self, number: u64) {
         // SAFETY: within the header, aligned; others only read it.
         unsafe { self.map.as_mut_ptr().cast::<u64>().write_volatile(number) };
-    }
-
-    pub(crate) fn ticket(&self) -> Ticket {
-        self.ticket
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -91,11 +90,11 @@ impl MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
+        files().remove(&self.bytes().as_ptr().addr());
         // A child of `fork` has the file in common with its parent, who goes on.
         if self.ticket.process != std::process::id() {
             return;
         }
-        files().remove(&self.ticket.number);
         self.set_number(0);
         if let Err(error) = system::clear(&self.file, self.map.len() as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
@@ -108,14 +107,15 @@ impl Ticket {
     /// How many words a ticket is.
     pub(crate) const WORDS: usize = 2;
 
-    /// Whether it is that of a buffer of this process which begins with these bytes.
-    pub(crate) fn is_of(self, bytes: &[u8]) -> bool {
-        files().get(&self.number).is_some_and(|&(start, len)| start == bytes.as_ptr().addr() && bytes.len() <= len)
+    /// That of the file of this process which begins with these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
+        let files = files();
+        files.get(&bytes.as_ptr().addr()).filter(|&&(_, len)| bytes.len() <= len).map(|&(ticket, _)| ticket)
     }
 
-    /// Whether it is that of a buffer that this process has.
-    pub(crate) fn has_buffer(self) -> bool {
-        files().contains_key(&self.number)
+    /// Whether this process has its file.
+    pub(crate) fn is_own(self) -> bool {
+        files().values().any(|&(ticket, _)| ticket == self)
     }
 
     /// As it travels.
@@ -224,17 +224,16 @@ mod tests {
             let mut file = MemoryFile::zeroed(bytes).unwrap();
             assert_eq!(file.bytes().len(), bytes);
             assert!(file.bytes().iter().all(|&byte| byte == 0));
-            let ticket = Ticket::of_words(file.ticket().words());
-            assert_eq!(ticket, file.ticket());
-            assert!(ticket.has_buffer() && ticket.is_of(file.bytes()));
-            assert!(!ticket.is_of(&[7; 4096]));
+            let ticket = Ticket::of(file.bytes()).expect("a file");
+            assert_eq!(ticket, Ticket::of_words(ticket.words()));
+            assert!(ticket.is_own());
             let other = ticket.map(bytes).unwrap();
             file.bytes_mut().fill(7);
             // SAFETY: nobody writes now.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
             assert!(other.has_owner());
             drop(file);
-            assert!(!other.has_owner() && !ticket.has_buffer());
+            assert!(!other.has_owner() && !ticket.is_own());
             // SAFETY: as above; the address is mapped still.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
         }
@@ -243,7 +242,7 @@ mod tests {
     #[test]
     fn a_ticket_of_something_else_finds_nothing() {
         let file = MemoryFile::zeroed(100).unwrap();
-        let ticket = file.ticket();
+        let ticket = Ticket::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
         for (wrong, bytes, what) in [
@@ -258,6 +257,19 @@ mod tests {
         assert!(Ticket { process: u32::MAX, ..ticket }.map(100).is_err());
         drop(file);
         assert!(ticket.map(100).is_err());
+    }
+
+    #[test]
+    fn memory_of_other_kinds_has_no_ticket() {
+        let file = MemoryFile::zeroed(100).unwrap();
+        let behind = vec![0; 101];
+        assert_eq!(Ticket::of(&behind), None);
+        assert_eq!(Ticket::of(&file.bytes()[1..]), None, "it does not begin there");
+        assert!(Ticket::of(&file.bytes()[..99]).is_some());
+        let ticket = Ticket::of(file.bytes());
+        drop(file);
+        let next = MemoryFile::zeroed(100).unwrap();
+        assert_ne!(Ticket::of(next.bytes()), ticket, "wherever the next one lies");
     }
 
     #[test]

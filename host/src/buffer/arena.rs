@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::memory::{MemoryFile, Ticket};
+use crate::memory::MemoryFile;
 use crate::plan::layout::TENSOR_ALIGNMENT;
 use crate::slice::{Slice, SliceMut};
 
@@ -87,9 +87,9 @@ impl Arena {
         Ok(Self { dtype, len, memory: Memory::File(MemoryFile::zeroed(bytes).map_err(refused)?) })
     }
 
-    /// What tells other processes where it lies, if they can map it; its first element is the first there.
-    pub(crate) fn ticket(&self) -> Option<Ticket> {
-        if let Memory::File(file) = &self.memory { Some(file.ticket()) } else { None }
+    /// Whether other processes can map it.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.memory, Memory::File(_))
     }
 
     pub(crate) fn dtype(&self) -> DType {

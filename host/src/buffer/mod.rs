@@ -18,7 +18,6 @@ pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::memory::Ticket;
 use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 
 /// One contiguous arena of one dtype for many tensors.
@@ -46,18 +45,16 @@ pub struct GradientBuffer {
 
 const OPERATION: &str = "gradient buffer";
 
-/// A buffer's arena, where other processes find it, the tensors in it, and room to work in.
+/// A buffer's arena, the tensors in it, and room to work in.
 pub(crate) struct Parts<'a> {
     pub(crate) arena: SliceMut<'a>,
-    pub(crate) ticket: Option<Ticket>,
     pub(crate) tensors: &'a [Range<usize>],
     pub(crate) scratch: &'a mut Scratch,
 }
 
 impl Parts<'_> {
     pub(crate) fn reborrow(&mut self) -> Parts<'_> {
-        let Parts { ticket, tensors, .. } = *self;
-        Parts { arena: self.arena.reborrow(), ticket, tensors, scratch: self.scratch }
+        Parts { arena: self.arena.reborrow(), tensors: self.tensors, scratch: self.scratch }
     }
 }
 
@@ -95,9 +92,9 @@ impl GradientBuffer {
         Ok(Self { table, arena, scratch: Scratch::default() })
     }
 
-    /// What tells other processes where the arena lies: of a buffer that was made by [`new_shared`](Self::new_shared).
-    pub fn ticket(&self) -> Option<Ticket> {
-        self.arena.ticket()
+    /// Whether other processes can map the arena: whether [`new_shared`](Self::new_shared) made it.
+    pub fn is_shared(&self) -> bool {
+        self.arena.is_shared()
     }
 
     /// Which tensors it holds, and where.
@@ -184,9 +181,7 @@ impl GradientBuffer {
 
     /// What reductions in place need, all borrowed at once.
     pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
-        let ticket = self.arena.ticket();
-        let (arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
-        Parts { arena, ticket, tensors, scratch: &mut self.scratch }
+        Parts { arena: self.arena.as_mut_slice(), tensors: self.table.segments(), scratch: &mut self.scratch }
     }
 }
 

@@ -22,7 +22,6 @@ use std::fmt;
 pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
-pub use crate::memory::Ticket;
 use crate::slice::{Slice, SliceMut};
 
 /// How a reduction joins the ranks' values of one element.
@@ -116,14 +115,13 @@ pub trait AddressSpace {
     /// order, to `work`, which is called once and has them to itself. Collectives of this communicator may be called in there, by every
     /// rank alike. Returns on no rank before `work` has ended on all of them, whatever has failed.
     ///
-    /// Processes find the vector by the `ticket` of the buffer whose arena it is; all ranks have one, or none. Without, or where a rank
-    /// cannot map what another's ticket names, as that of another machine, it returns `false` on every rank: `work` has not run.
+    /// Of processes, every rank's vector is the arena of a [shared](crate::GradientBuffer::new_shared) buffer, or none is. If none is, or a rank
+    /// cannot map another's, as that of another machine, this is `false` on every rank: `work` has not run.
     ///
     /// # Errors
-    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows, and
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a ticket that is not of the vector's buffer. On a rank
+    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
     /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
-    fn lend_windows(&self, vector: SliceMut<'_>, ticket: Option<Ticket>, work: &mut Work<'_>) -> Result<bool>;
+    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool>;
 }
 
 /// What a rank does with the windows that it is lent.

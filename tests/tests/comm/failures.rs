@@ -32,7 +32,7 @@ const WAITS: [(&str, Step); 7] = [
     }),
     ("lend_windows", |comm| {
         let ranks = comm.address_space().expect("threads share one");
-        ranks.lend_windows(Array::unwritten(Format::F32, 12).slice_mut(), None, &mut |_| Ok(())).map(drop)
+        ranks.lend_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(())).map(drop)
     }),
 ];
 

@@ -18,7 +18,7 @@ fn lend(
     vector: &mut [f32],
     mut work: impl FnMut(Vec<SliceMut<'_>>) -> Result<()>,
 ) -> Result<()> {
-    assert!(comm.address_space().expect("threads share one").lend_windows(vector.into(), None, &mut work)?);
+    assert!(comm.address_space().expect("threads share one").lend_windows(vector.into(), &mut work)?);
     Ok(())
 }
 
@@ -150,7 +150,7 @@ fn what_has_no_windows_is_refused_on_every_rank() {
         let outcomes = on_ranks(2, |comm| {
             let (mut wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
             let vector = if comm.rank() == 0 { SliceMut::from(&mut wide[..]) } else { SliceMut::from(&mut narrow[..]) };
-            comm.address_space().unwrap().lend_windows(vector, None, &mut |_| panic!("nothing was to be lent")).is_err()
+            comm.address_space().unwrap().lend_windows(vector, &mut |_| panic!("nothing was to be lent")).is_err()
         });
         assert_eq!(outcomes, [true; 2], "other dtypes");
     });

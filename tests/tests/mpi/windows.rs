@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp, Ticket};
+use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp};
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,8 +28,7 @@ fn lend(
     buffer: &mut GradientBuffer,
     mut work: impl FnMut(Vec<&mut [f32]>) -> Result<()>,
 ) -> Result<bool> {
-    let ticket = buffer.ticket();
-    comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |windows: Vec<SliceMut<'_>>| {
+    comm.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         work(windows.into_iter().map(|window| window.typed().expect("f32 was lent")).collect())
     })
 }
@@ -126,11 +125,11 @@ fn stays(comm: MpiCommunicator, leave: fn() -> Result<()>, is_right: fn(&Error) 
 
 fn what_has_no_windows(comm: MpiCommunicator, is_longer: bool) {
     let mut buffer = shared(comm.world_size(), WINDOW);
-    let (ticket, len) = (buffer.ticket(), buffer.len());
+    let len = buffer.len();
     let len = if comm.rank() == 1 { len - if is_longer { comm.world_size() } else { 1 } } else { len };
     let start = Instant::now();
     let vector = buffer.as_mut_slice().range_mut(0..len);
-    let outcome = comm.lend_windows(vector, ticket, &mut |_| panic!("nothing was to be lent"));
+    let outcome = comm.lend_windows(vector, &mut |_| panic!("nothing was to be lent"));
     assert!(outcome.is_err() && start.elapsed() < AT_ONCE, "{outcome:?}");
 }
 
@@ -164,13 +163,10 @@ fn mapped_files() -> usize {
 fn buffers_come_and_go(comm: &MpiCommunicator, who: impl Fn(usize) -> bool) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let before = mapped_files();
-    let mut ticket: Option<Ticket> = None;
     let mut kept = (!who(rank)).then(|| shared(world_size, WINDOW));
     for _ in 0..20 {
         let mut new = kept.is_none().then(|| shared(world_size, WINDOW));
         let buffer = new.as_mut().or(kept.as_mut()).unwrap();
-        assert!(!who(rank) || buffer.ticket() != ticket, "a ticket of its own");
-        ticket = buffer.ticket();
         assert!(lend(comm, buffer, |_| Ok(())).unwrap());
         // Of these buffers and the ones before, if another rank had not dropped its own yet.
         let files = mapped_files();
@@ -214,23 +210,13 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check_fresh("a vector without windows", |comm| what_has_no_windows(comm, false));
     cases.check_fresh("vectors of other lengths", |comm| what_has_no_windows(comm, true));
     cases.check_fresh("memory that cannot be mapped", apart);
-    for is_gone in [false, true] {
-        let what = if is_gone { "the ticket of a buffer that is gone" } else { "another buffer's ticket" };
-        cases.check_fresh(what, |comm| {
-            let mut other = Some(shared(comm.world_size(), WINDOW));
-            let wrong = other.as_ref().and_then(GradientBuffer::ticket);
-            if is_gone {
-                // The next one may lie where this one did.
-                other = None;
-            }
-            let mut buffer = shared(comm.world_size(), WINDOW);
-            let ticket = if rank == 1 { wrong } else { buffer.ticket() };
-            let lent = comm.lend_windows(buffer.as_mut_slice(), ticket, &mut |_| panic!("nothing was to be lent"));
-            let error = lent.unwrap_err().to_string();
-            assert!(error.contains("is not that of the vector") && (rank == 1 || error.contains("rank 1")), "{error}");
-            drop(other);
-        });
-    }
+    cases.check("other vectors than a shared buffer's", |comm| {
+        let (mut own, mut buffer) = (vec![0.0f32; 2 * comm.world_size()], shared(comm.world_size(), WINDOW));
+        assert!(buffer.is_shared());
+        assert!(!comm.lend_windows((&mut own).into(), &mut |_| panic!("nothing was to be lent")).unwrap());
+        let end = buffer.as_mut_slice().range_mut(comm.world_size()..2 * comm.world_size());
+        assert!(!comm.lend_windows(end, &mut |_| panic!("nothing was to be lent")).unwrap());
+    });
     cases.check("memory of another kind is an error on every rank", |comm| {
         let tensors = [("vector", [WINDOW])];
         let make = if rank == 1 { GradientBuffer::new } else { GradientBuffer::new_shared };

@@ -19,7 +19,7 @@ use std::time::Duration;
 use self::posts::{Memory, Post, Transfer};
 use self::rendezvous::Rendezvous;
 use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, ReduceOp, Ticket, Work};
+use super::{AddressSpace, Communicator, ReduceOp, Work};
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::slice::{Slice, SliceMut};
@@ -224,7 +224,7 @@ impl Communicator for LocalCommunicator {
 }
 
 impl AddressSpace for LocalCommunicator {
-    fn lend_windows(&self, vector: SliceMut<'_>, _: Option<Ticket>, work: &mut Work<'_>) -> Result<bool> {
+    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
         let operation = Operation::LendWindows;
         let (window, dtype) = (vector.len() / self.world_size(), vector.dtype());
         self.check_shards(operation, ("vector", vector.len(), dtype), ("windows", window, dtype))?;

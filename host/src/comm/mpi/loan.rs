@@ -12,9 +12,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::meeting::{Failure, Meeting};
 use super::{MpiCommunicator, SetUp};
-use crate::comm::{AddressSpace, Communicator, Ticket, Work};
-use crate::error::{Call, CommError, Departure, Error, Operation, Result};
-use crate::memory::Mapped;
+use crate::comm::{AddressSpace, Communicator, Work};
+use crate::error::{Call, CommError, Departure, Operation, Result};
+use crate::memory::{Mapped, Ticket};
 use crate::slice::SliceMut;
 
 /// What ranks know of each other's memory: the same on all of them.
@@ -42,16 +42,13 @@ impl FileSet {
 }
 
 impl AddressSpace for MpiCommunicator {
-    fn lend_windows(&self, vector: SliceMut<'_>, ticket: Option<Ticket>, work: &mut Work<'_>) -> Result<bool> {
+    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
         let operation = Operation::LendWindows;
         let (rank, world_size, len, dtype) = (self.rank(), self.world_size(), vector.len(), vector.dtype());
         let window = len / world_size;
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
-        let Some(ticket) = ticket.filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
-        if !ticket.is_of(vector.as_slice().as_bytes()) {
-            let reason = format!("{ticket:?} is not that of the vector's buffer");
-            return Err(self.meeting.refuse(operation, Error::InvalidArgument { operation: "lend_windows", reason }));
-        }
+        let ticket = Ticket::of(vector.as_slice().as_bytes()).filter(|_| !self.neighbours.are_apart.get());
+        let Some(ticket) = ticket else { return Ok(false) };
         let transfer = self.agree(Call::new(operation, len, dtype))?;
         // From here on another rank may use this one's memory, even if this one fails.
         let loan = Loan { meeting: &self.meeting };
@@ -63,7 +60,7 @@ impl AddressSpace for MpiCommunicator {
         let (own, bytes) = (vector.as_bytes_mut().as_mut_ptr(), window * dtype.size_bytes());
         let window = |file: &Option<Mapped>| {
             let start = file.as_ref().map_or(own, Mapped::start).wrapping_add(rank * bytes);
-            // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, as its rank has checked;
+            // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, or it would have no ticket;
             // their owners stay in this call, which has borrowed them, until no rank works any more; no other rank has the window of this
             // one's number.
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
@@ -90,7 +87,7 @@ impl MpiCommunicator {
             return Ok(Some(set.clone()));
         }
         let own = |set: &FileSet| set.tickets[self.rank()];
-        sets.retain(|set| own(set).has_buffer() && set.files.iter().flatten().all(Mapped::has_owner));
+        sets.retain(|set| own(set).is_own() && set.files.iter().flatten().all(Mapped::has_owner));
         let set = FileSet::map(tickets, self.rank(), bytes);
         if let Err(error) = &set {
             tracing::info!(rank = self.rank(), %error, "ranks do not reach each other's memory, and send messages");

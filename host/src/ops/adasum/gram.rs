@@ -429,7 +429,7 @@ pub(super) fn in_place(
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
-    let Parts { mut arena, ticket, tensors, scratch } = parts;
+    let Parts { mut arena, tensors, scratch } = parts;
     let (rank, len) = (comm.rank(), arena.len());
     let part_len = len / comm.world_size();
     let window = rank * part_len..(rank + 1) * part_len;
@@ -438,7 +438,7 @@ pub(super) fn in_place(
     let cut = Cut::new(arena.dtype(), comm.world_size(), part_len);
     let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent };
     if let Some(ranks) = comm.address_space() {
-        if let Some(report) = gram.run_in(ranks, arena.reborrow(), ticket)? {
+        if let Some(report) = gram.run_in(ranks, arena.reborrow())? {
             return Ok(report);
         }
     }

@@ -9,7 +9,7 @@ use gradsync_device::math::adasum;
 
 use super::AdasumReport;
 use super::gram::{Gram, Solution};
-use crate::comm::{AddressSpace, Ticket};
+use crate::comm::AddressSpace;
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::plan::segments;
@@ -17,14 +17,9 @@ use crate::slice::{Slice, SliceMut};
 
 impl Gram<'_> {
     /// As [`run`](Self::run), for vectors that all ranks reach; `across` and `all` are those ranks. `None`, and on every rank, if they do not.
-    pub(super) fn run_in(
-        &self,
-        ranks: &dyn AddressSpace,
-        vector: SliceMut<'_>,
-        ticket: Option<Ticket>,
-    ) -> Result<Option<AdasumReport>> {
+    pub(super) fn run_in(&self, ranks: &dyn AddressSpace, vector: SliceMut<'_>) -> Result<Option<AdasumReport>> {
         let mut report = None;
-        ranks.lend_windows(vector, ticket, &mut |parts| {
+        ranks.lend_windows(vector, &mut |parts| {
             report = Some(self.replace(parts)?);
             Ok(())
         })?;

@@ -94,7 +94,7 @@ pub fn adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
-    same_plan(OPERATION, comm, buffer.table(), (options, buffer.ticket().is_some()))?;
+    same_plan(OPERATION, comm, buffer.table(), (options, buffer.is_shared()))?;
     if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
         let needs = "a power of two";
         return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });

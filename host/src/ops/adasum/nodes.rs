@@ -232,7 +232,7 @@ fn agree(
 ) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
     let mut hasher = DefaultHasher::new();
-    (buffer.table().fingerprint(), within_node, options, buffer.ticket().is_some()).hash(&mut hasher);
+    (buffer.table().fingerprint(), within_node, options, buffer.is_shared()).hash(&mut hasher);
     let first = |group: &dyn Communicator| Ok::<_, Error>(gather_words(group, &[all.rank() as u64])?[0]);
     let node = (node.rank(), node.world_size(), first(node)?);
     let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
