@@ -182,9 +182,11 @@ pub fn switches(parameters: &Parameters, ranks_per_node: usize, load: Workload, 
 /// The share of the time of one Gram matrix over all ranks that products, their sums and weights take: how far they are from being free.
 pub fn products_share(parameters: &Parameters, world: World, load: Workload) -> f64 {
     let of = |layers| work(Scheme::Gram, world, Workload { layers, ..load }).unwrap_or_default();
-    // Without layers and products, and with each vector read once for them and once more, what is left has to be done for any weights.
+    // Without layers and products, and with each vector read once for them, in one launch, and once more, what is left has to be done for
+    // any weights.
     let memory_bytes = (2 * world.ranks + 1) as f64 * load.bytes as f64 / world.ranks as f64;
-    let bare = Work { memory_bytes, products: 0.0, serial: 0.0, ..of(0) };
+    let launches = of(0).launches - phases::launches(world.ranks) + 1.0;
+    let bare = Work { memory_bytes, launches, products: 0.0, serial: 0.0, ..of(0) };
     let (whole, bare) = (parameters.time(&of(load.layers)), parameters.time(&bare));
     if whole > 0.0 { (1.0 - bare / whole).max(0.0) } else { 0.0 }
 }

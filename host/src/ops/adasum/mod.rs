@@ -29,7 +29,7 @@ const OPERATION: &str = "adasum_all_reduce";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many, a thousand and more, that the products of all pairs stop being free. A switch is logged with its reason.
+    /// ranks that are so many, five hundred and more, that the products of all pairs stop being free. A switch is logged with its reason.
     /// Given the nodes, [`hierarchical_adasum_all_reduce`] with [`WithinNode::Adasum`] switches earlier, to two levels of Gram matrices.
     #[default]
     Auto,

@@ -106,8 +106,9 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
 
     phases.push(Phase::AllToAll(exchange, bytes));
-    let read = reads(vectors) * vector_bytes + 16.0 * count * chunks + totals;
-    phases.push(Phase::Kernels(Work::kernel(read, count * len)));
+    // A partial sum is written, read and emptied again.
+    let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + totals;
+    phases.push(Phase::Kernels(Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }));
     phases.push(Phase::AllReduce(sums, totals));
     // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
     phases.push(Phase::Kernels(Work { launches: 1.0, serial: 1.5 * width * width, ..Work::default() }));
@@ -120,13 +121,25 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     phases.push(Phase::Kernels(combine));
 }
 
-/// Vectors that the products of `vectors` vectors read, those of other tiles again.
+/// Kernels that multiply `vectors` vectors: one for each tile, and one for each pair of cells of different tiles.
+pub(super) fn launches(vectors: usize) -> f64 {
+    let (tiles, pairs) = tiles_and_pairs(vectors);
+    (tiles + pairs) as f64
+}
+
+/// Vectors that they read, those of other tiles again.
 pub(super) fn reads(vectors: usize) -> f64 {
-    let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
-    let (cells, tiles) = (vectors.div_ceil(GRAM_CROSS_WIDTH), vectors.div_ceil(widest));
-    let cells_in_tile = widest / GRAM_CROSS_WIDTH;
-    let pairs = cells.pow(2).saturating_sub(tiles * cells_in_tile.pow(2)) / 2;
+    let (_, pairs) = tiles_and_pairs(vectors);
     (vectors + pairs * 2 * GRAM_CROSS_WIDTH) as f64
+}
+
+fn tiles_and_pairs(vectors: usize) -> (usize, usize) {
+    const WIDEST: usize = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+    const CELLS_OF_TILE: usize = WIDEST / GRAM_CROSS_WIDTH;
+    let cells = vectors.div_ceil(GRAM_CROSS_WIDTH);
+    let (whole, rest) = (cells / CELLS_OF_TILE, cells % CELLS_OF_TILE);
+    let within_tiles = whole * CELLS_OF_TILE.pow(2) + rest.pow(2);
+    (vectors.div_ceil(WIDEST), (cells.pow(2) - within_tiles) / 2)
 }
 
 /// Halving and doubling from `distance` ranks on, over vectors of which each rank holds `bytes` bytes, and back.

@@ -1,6 +1,6 @@
 //! The model against messages counted one by one, against measurements, and against common sense.
 
-use super::phases::reads;
+use super::phases::{launches, reads};
 use super::*;
 use crate::plan::tree::steps;
 
@@ -100,6 +100,7 @@ fn products_grow_as_their_formula() {
     assert_eq!([2, 3, 8].map(reads), [2.0, 3.0, 8.0]);
     // Two tiles: four pairs of cells between them, eight vectors each.
     assert_eq!(reads(16), 16.0 + 32.0);
+    assert_eq!([2, 3, 8, 9, 16].map(launches), [1.0, 1.0, 1.0, 2.0 + 2.0, 2.0 + 4.0]);
 }
 
 /// Four H200 of one machine over NCCL, in µs: f32 in 300 tensors. Within a third: pairs of ranks have less bandwidth than all at once.
