@@ -75,7 +75,7 @@ impl GradientBuffer {
     }
 
     /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
-    /// over MPI: Adasum then reduces the vectors where they lie instead of exchanging them
+    /// over MPI: Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors where they lie instead of exchanging them
     /// ([`AddressSpace`](crate::comm::AddressSpace)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
     /// has this memory in common with its parent.
     ///

@@ -20,6 +20,7 @@ use std::fmt;
 
 #[cfg(feature = "cuda")]
 pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
+pub(crate) use self::reduction::reduce_windows;
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation};
 use crate::slice::{Slice, SliceMut};

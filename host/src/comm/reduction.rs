@@ -4,11 +4,13 @@
 //! Never moves anything between ranks.
 
 use gradsync_device::math::Element as Formula;
+use rayon::prelude::*;
 
 use super::ReduceOp;
 use crate::dtype::DType;
 use crate::kernels::cpu::isa::vectorized;
-use crate::kernels::cpu::{accumulate_chunk, cast_chunk};
+use crate::kernels::cpu::{CHUNK_LEN, accumulate_chunk, cast_chunk};
+use crate::slice::SliceMut;
 
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
@@ -20,6 +22,22 @@ const BLOCK_LEN: usize = 512;
 pub(super) unsafe fn reduce(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
     // SAFETY: the caller's promise.
     unsafe { Reduction::new(dtype, op).run(inputs, outputs, len) }
+}
+
+/// Replaces windows of one length and dtype, in rank order, by their reduction, with all threads.
+pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
+    let Some(first) = windows.first() else { return };
+    let (dtype, len) = (first.dtype(), first.len());
+    let chunks: Vec<_> = (0..len).step_by(CHUNK_LEN).map(|begin| begin..len.min(begin + CHUNK_LEN)).collect();
+    let mut pieces: Vec<_> = windows.into_iter().map(|window| window.ranges_mut(chunks.clone()).into_iter()).collect();
+    let of_chunk = |_| pieces.iter_mut().map(|pieces| pieces.next().expect("one for each chunk")).collect();
+    let of_chunks: Vec<Vec<SliceMut<'_>>> = chunks.iter().map(of_chunk).collect();
+    of_chunks.into_par_iter().zip(&chunks).for_each(|(pieces, chunk)| {
+        let outputs: Vec<*mut u8> = pieces.into_iter().map(|piece| piece.as_bytes_mut().as_mut_ptr()).collect();
+        let inputs: Vec<*const u8> = outputs.iter().map(|output| output.cast_const()).collect();
+        // SAFETY: the same chunk of every window, each borrowed for this alone, as input and output at one place.
+        unsafe { reduce(dtype, &inputs, &outputs, chunk.len(), op) };
+    });
 }
 
 /// What is computed.

@@ -1,20 +1,31 @@
 //! All-reduce of a whole gradient buffer: one collective, whatever the number of tensors (ONNX Runtime's NcclAllReduce).
 
 use crate::buffer::GradientBuffer;
-use crate::comm::{Communicator, ReduceOp};
+use crate::comm::{Communicator, ReduceOp, reduce_windows};
 use crate::error::Result;
 use crate::ops::same_plan;
+use crate::slice::SliceMut;
 
 /// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
 ///
-/// The gaps between tensors take part and stay zero. Sums run in `f64` in rank order and are rounded once ([`ReduceOp`]).
+/// The gaps between tensors take part and stay zero. Sums run in `f64` in rank order and are rounded once ([`ReduceOp`]). Buffers in
+/// [shared](GradientBuffer::new_shared) memory are reduced where they lie, with the same bits.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size, or ranks have other
-/// tensors (on every rank, naming two that differ), and those of
+/// tensors or kinds of memory (on every rank, naming two that differ), and those of
 /// [`Communicator::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
 pub fn all_reduce(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<()> {
-    same_plan("all_reduce", comm, buffer.table(), ())?;
+    same_plan("all_reduce", comm, buffer.table(), buffer.is_shared())?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
+    if let Some(ranks) = comm.address_space().filter(|_| buffer.is_shared()) {
+        let mut reduce = |windows: Vec<SliceMut<'_>>| {
+            reduce_windows(windows, op);
+            Ok(())
+        };
+        if ranks.lend_windows(buffer.as_mut_slice(), &mut reduce)? {
+            return Ok(());
+        }
+    }
     comm.all_reduce(buffer.as_mut_slice(), op)
 }

@@ -88,16 +88,20 @@ pub(crate) fn run(cases: &mut Cases) {
                 }
             }
         }
-        cases.check(&format!("mean of a buffer of {format:?} as over threads"), |comm| {
-            let mean = |comm: &dyn Communicator| {
-                let mut buffer = buffer(Memory::Own, format, comm.rank(), comm.world_size());
-                all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
-                patterns_of(buffer.as_slice())
-            };
-            let got = mean(comm);
-            let mut ranks = local::run(world_size, |comm| mean(&comm)).unwrap();
-            assert!(got == ranks.swap_remove(rank).expect("no rank panicked"), "other bits than over threads");
-        });
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min] {
+            cases.check(&format!("{op} of a buffer of {format:?} as over threads"), |comm| {
+                let reduced = |comm: &dyn Communicator, memory: Memory| {
+                    let mut buffer = buffer(memory, format, comm.rank(), comm.world_size());
+                    all_reduce(comm, &mut buffer, op).expect("all_reduce");
+                    patterns_of(buffer.as_slice())
+                };
+                let mut ranks = local::run(world_size, |comm| reduced(&comm, Memory::Own)).unwrap();
+                let expected = ranks.swap_remove(rank).expect("no rank panicked");
+                for &memory in Memory::ALL {
+                    assert!(reduced(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");
+                }
+            });
+        }
     }
     cases.done("adasum");
 }

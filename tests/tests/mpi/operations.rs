@@ -1,9 +1,10 @@
 //! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
+use gradsync::GradientBuffer;
 use gradsync::comm::groups::{Groups, World};
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Split, local};
-use gradsync::ops::{AdasumOptions, Nodes, WithinNode, adasum_all_reduce, hierarchical_adasum_all_reduce};
+use gradsync::ops::{AdasumOptions, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce};
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
@@ -57,15 +58,21 @@ fn nodes(cases: &mut Cases) {
         }
     }
     if world_size <= 4 {
-        cases.check("Adasum of parts of several chunks as over threads", |comm| {
+        cases.check("Adasum and the mean of parts of several chunks as over threads", |comm| {
             let run = |comm: &dyn Communicator, memory: Memory| {
                 let len = LONG * world_size;
                 let mut buffer = memory.buffer(Format::F32, world_size, &[&[len]]);
-                let numbers = (0..len as u64).map(|index| ((index * 2_654_435_761) >> (comm.rank() + 8)) as u32 as f32);
-                let data = buffer.tensor_mut(0).into_data().typed::<f32>().expect("f32");
-                data.iter_mut().zip(numbers).for_each(|(to, number)| *to = number - 2e9);
+                let fill = |buffer: &mut GradientBuffer| {
+                    let number = |index: u64| ((index * 2_654_435_761) >> (comm.rank() + 8)) as u32 as f32 - 2e9;
+                    let data = buffer.tensor_mut(0).into_data().typed::<f32>().expect("f32");
+                    data.iter_mut().zip(0..).for_each(|(to, index)| *to = number(index));
+                };
+                fill(&mut buffer);
                 adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).expect("Adasum");
-                patterns_of(buffer.as_slice())
+                let adasum = patterns_of(buffer.as_slice());
+                fill(&mut buffer);
+                all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
+                (adasum, patterns_of(buffer.as_slice()))
             };
             let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
             let expected = ranks.swap_remove(rank).expect("no rank panicked");

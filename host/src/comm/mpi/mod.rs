@@ -42,8 +42,7 @@
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several; sums in
-//! memory of one machine, which Adasum alone uses so far.
+//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several.
 
 mod channel;
 #[cfg(feature = "cuda")]
