@@ -43,19 +43,11 @@ pub struct GradientBuffer {
     scratch: Scratch,
 }
 
-const OPERATION: &str = "gradient buffer";
-
 /// A buffer's arena, the tensors in it, and room to work in.
 pub(crate) struct Parts<'a> {
     pub(crate) arena: SliceMut<'a>,
     pub(crate) tensors: &'a [Range<usize>],
     pub(crate) scratch: &'a mut Scratch,
-}
-
-impl Parts<'_> {
-    pub(crate) fn reborrow(&mut self) -> Parts<'_> {
-        Parts { arena: self.arena.reborrow(), tensors: self.tensors, scratch: self.scratch }
-    }
 }
 
 impl GradientBuffer {
@@ -69,9 +61,7 @@ impl GradientBuffer {
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
-        let table = TensorTable::new(dtype, world_size, tensors)?;
-        let arena = Arena::zeroed(OPERATION, dtype, table.arena_len())?;
-        Ok(Self { table, arena, scratch: Scratch::default() })
+        Self::with(Arena::zeroed, TensorTable::new(dtype, world_size, tensors)?)
     }
 
     /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
@@ -87,8 +77,11 @@ impl GradientBuffer {
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
-        let table = TensorTable::new(dtype, world_size, tensors)?;
-        let arena = Arena::shared(OPERATION, dtype, table.arena_len())?;
+        Self::with(Arena::shared, TensorTable::new(dtype, world_size, tensors)?)
+    }
+
+    fn with(arena: fn(&'static str, DType, usize) -> Result<Arena>, table: TensorTable) -> Result<Self> {
+        let arena = arena("gradient buffer", table.dtype(), table.arena_len())?;
         Ok(Self { table, arena, scratch: Scratch::default() })
     }
 

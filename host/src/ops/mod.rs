@@ -31,13 +31,16 @@ use crate::error::{Error, Result};
 fn same_plan(operation: &'static str, comm: &dyn Communicator, table: &TensorTable, choices: impl Hash) -> Result<()> {
     let mut hasher = DefaultHasher::new();
     (table.fingerprint(), choices).hash(&mut hasher);
-    let all = gather_words(comm, &[hasher.finish()])?;
-    if let Some(rank) = all.iter().position(|other| *other != all[0]) {
-        let reason = format!(
-            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, other options, or \
-             memory of another kind"
-        );
-        return Err(Error::InvalidArgument { operation, reason });
-    }
+    same_hashes(operation, &gather_words(comm, &[hasher.finish()])?)?;
     table.check_world_size(operation, comm.world_size())
+}
+
+/// Refuses ranks whose hashes of their tensors and choices differ.
+fn same_hashes(operation: &'static str, of_ranks: &[u64]) -> Result<()> {
+    let Some(rank) = of_ranks.iter().position(|hash| *hash != of_ranks[0]) else { return Ok(()) };
+    let reason = format!(
+        "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, other options, or \
+         memory of another kind"
+    );
+    Err(Error::InvalidArgument { operation, reason })
 }

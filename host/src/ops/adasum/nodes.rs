@@ -11,6 +11,7 @@ use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::buffer::{GradientBuffer, Parts};
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::error::{Error, Result};
+use crate::ops::same_hashes;
 use crate::plan::cost::{self, Scheme};
 use crate::plan::segments;
 
@@ -188,14 +189,11 @@ pub fn hierarchical_adasum_all_reduce(
     check_within(OPERATION, within_node)?;
     check_algorithm(OPERATION, options)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
-    let mut parts = buffer.parts_mut();
+    let parts = buffer.parts_mut();
     if takes_one_matrix(within_node, options, &places, parts.arena.as_slice().as_bytes().len()) {
         return gram::in_place(all, parts, options.granularity, Extent::All);
     }
-    if within_node == WithinNode::Adasum {
-        gram::in_place(node, parts.reborrow(), options.granularity, Extent::Own)?;
-    }
-    let Parts { mut arena, tensors, scratch, .. } = parts;
+    let Parts { mut arena, tensors, scratch } = parts;
     let layers = options.granularity.layers(arena.len(), tensors);
 
     let node_len = arena.len() / node.world_size();
@@ -203,6 +201,8 @@ pub fn hierarchical_adasum_all_reduce(
     match within_node {
         WithinNode::Reduce(op) => node.reduce_scatter(arena.as_slice(), shard.as_mut_slice(), op)?,
         WithinNode::Adasum => {
+            let parts = Parts { arena: arena.reborrow(), tensors, scratch };
+            gram::in_place(node, parts, options.granularity, Extent::Own)?;
             let own = arena.as_slice().range(node.rank() * node_len..(node.rank() + 1) * node_len);
             shard.as_mut_slice().as_bytes_mut().copy_from_slice(own.as_bytes());
         }
@@ -240,13 +240,7 @@ fn agree(
     let of_ranks: Vec<&[u64]> = words.chunks_exact(Place::WORDS + 1).collect();
     let places: Vec<Place> = of_ranks.iter().map(|words| Place::of_words(words)).collect();
     check_grid(OPERATION, &places)?;
-    if let Some(rank) = of_ranks.iter().position(|words| words.last() != of_ranks[0].last()) {
-        let reason = format!(
-            "rank 0 and rank {rank} have tensors of other names, shapes, order or dtype, another world size, other options, or \
-             memory of another kind"
-        );
-        return Err(Error::InvalidArgument { operation: OPERATION, reason });
-    }
+    same_hashes(OPERATION, &of_ranks.iter().map(|words| words[Place::WORDS]).collect::<Vec<_>>())?;
     buffer.table().check_world_size(OPERATION, all.world_size())?;
     Ok(places)
 }

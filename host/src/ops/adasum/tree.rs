@@ -14,7 +14,7 @@ use crate::plan::{segments, tree};
 
 /// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
-    let Parts { mut arena, tensors, scratch, .. } = parts;
+    let Parts { mut arena, tensors, scratch } = parts;
     let (rank, layers) = (comm.rank(), granularity.layers(arena.len(), tensors));
     let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
     let (mut mine, mut theirs) = (half()?, half()?);
