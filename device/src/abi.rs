@@ -109,6 +109,8 @@ impl LaunchBounds {
     pub const GRAM_OF_EIGHT: Self = Self { threads: THREADS, blocks: 3 };
     /// Weighted sums.
     pub const COMBINE: Self = Self { threads: THREADS, blocks: 6 };
+    /// Weighted sums of several vectors, all of which a thread reads before it adds.
+    pub const COMBINE_WIDE: Self = Self { threads: THREADS, blocks: 5 };
     /// The exact path of Adasum.
     pub const TREE: Self = Self { threads: THREADS, blocks: 4 };
     /// One thread a layer.
@@ -428,13 +430,13 @@ macro_rules! dtypes_of {
 
 /// One entry for each ordered pair of dtypes.
 macro_rules! pairs_of {
-    ($family:literal, $bounds:expr, $params:expr) => {
-        pairs_of!($family, $bounds, $params,
+    ($family:literal, $suffix:literal, $bounds:expr, $params:expr) => {
+        pairs_of!($family, $suffix, $bounds, $params,
             "f64_f64" "f64_f32" "f64_f16" "f64_bf16" "f32_f64" "f32_f32" "f32_f16" "f32_bf16"
             "f16_f64" "f16_f32" "f16_f16" "f16_bf16" "bf16_f64" "bf16_f32" "bf16_f16" "bf16_bf16")
     };
-    ($family:literal, $bounds:expr, $params:expr, $($dtypes:literal)*) => {
-        [$(Entry { name: concat!($family, "_", $dtypes), family: $family, bounds: $bounds, params: $params }),*]
+    ($family:literal, $suffix:literal, $bounds:expr, $params:expr, $($dtypes:literal)*) => {
+        [$(Entry { name: concat!($family, "_", $dtypes, $suffix), family: $family, bounds: $bounds, params: $params }),*]
     };
 }
 
@@ -450,23 +452,38 @@ const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64,
 /// Streaming kernels over two dtypes.
 pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
     // (destination, source, len)
-    pairs_of!("cast", LaunchBounds::STREAM, STREAM),
+    pairs_of!("cast", "", LaunchBounds::STREAM, STREAM),
     // (sum, value, len)
-    pairs_of!("accumulate", LaunchBounds::STREAM, STREAM),
+    pairs_of!("accumulate", "", LaunchBounds::STREAM, STREAM),
     // (destination, source, len, factor)
-    pairs_of!("scale", LaunchBounds::STREAM, &[Pointer, Pointer, U64, F64]),
-    pairs_of!("cast_segments", LaunchBounds::STREAM, PIECES),
-    pairs_of!("accumulate_segments", LaunchBounds::STREAM, PIECES),
+    pairs_of!("scale", "", LaunchBounds::STREAM, &[Pointer, Pointer, U64, F64]),
+    pairs_of!("cast_segments", "", LaunchBounds::STREAM, PIECES),
+    pairs_of!("accumulate_segments", "", LaunchBounds::STREAM, PIECES),
 ];
 
 /// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers alone.
-/// The destination may be one of the vectors.
-pub const COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("combine", LaunchBounds::COMBINE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
+/// The destination may be one of the vectors. Which takes how many: [`combine_suffix`].
+pub const COMBINE_ENTRIES: [[Entry; 16]; 4] = [
+    pairs_of!("combine", "_p2", LaunchBounds::COMBINE, COMBINE),
+    pairs_of!("combine", "_p4", LaunchBounds::COMBINE_WIDE, COMBINE),
+    pairs_of!("combine", "_p8", LaunchBounds::COMBINE_WIDE, COMBINE),
+    pairs_of!("combine", "", LaunchBounds::COMBINE, COMBINE),
+];
+const COMBINE: &[Param] = &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64];
+
+/// The end of the name of the entry that combines so many vectors: of two, of three or four, of seven or eight, or of any number.
+pub const fn combine_suffix(vectors: usize) -> &'static str {
+    match vectors {
+        2 => "_p2",
+        3 | 4 => "_p4",
+        7 | 8 => "_p8",
+        _ => "",
+    }
+}
 
 /// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
 pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
-    pairs_of!("tree_combine", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
+    pairs_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
 
 /// Kernels over one dtype.
 pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
@@ -543,6 +560,6 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 
 /// Every entry point of the PTX.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    let pairs = STREAM_ENTRIES.iter().flatten().chain(&COMBINE_ENTRIES).chain(&TREE_COMBINE_ENTRIES);
+    let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
     pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

@@ -1,5 +1,5 @@
-//! `combine`: the weighted sum of any number of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every
-//! vector before it writes that of the result, which may be one of them.
+//! `combine`: the weighted sum of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every vector before it
+//! writes that of the result, which may be one of them. Entry points for some numbers of vectors are faster; their results are the same.
 
 use super::{for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, Span, THREADS, vector_len};
@@ -16,12 +16,12 @@ const fn elements(to: DType, from: DType) -> usize {
     if len > 4 { 4 } else { len }
 }
 
-/// Steps that a thread has under way: as many as fit its registers beside the sums.
+/// Steps that a thread has under way: as many as fit its registers.
 const fn steps(from: DType) -> usize {
     if from.size_bytes() == 2 { 4 } else { 2 }
 }
 
-/// Vectors that a thread loads before it uses the first, of more than two.
+/// Vectors of any number that a thread loads before it uses the first: as many as fit beside the sums.
 const fn group(from: DType) -> usize {
     if from.size_bytes() == 2 { 2 } else { 4 }
 }
@@ -44,13 +44,13 @@ impl<S: Element> Inputs<S> {
         self,
         totals: &mut Sums<N, U>,
         rank: usize,
-        index: u64,
+        index: usize,
     ) {
         // SAFETY: the launch provides `count` vectors and weights, `rank + G ≤ count`; the caller checked the alignment.
         unsafe {
             let values: [[[S; N]; U]; G] = core::array::from_fn(|vector| {
                 let vector = *self.table.add(rank + vector);
-                core::array::from_fn(|step| memory::load(vector.add(index as usize + step * STRIDE * N)))
+                core::array::from_fn(|step| memory::load(vector.add(index + step * STRIDE * N)))
             });
             let mut vector = 0;
             while vector < G {
@@ -72,7 +72,7 @@ impl<S: Element> Inputs<S> {
 
     /// The sums at `N` aligned elements at each of `U` places.
     #[inline(always)]
-    unsafe fn sums<const N: usize, const U: usize, const G: usize>(self, index: u64) -> Sums<N, U> {
+    unsafe fn sums<const N: usize, const U: usize, const G: usize>(self, index: usize) -> Sums<N, U> {
         let mut totals = [[-0.0; N]; U]; // the zero that keeps the sign of a zero added to it
         let mut rank = 0;
         // SAFETY: ranks stay below `count`.
@@ -94,13 +94,40 @@ impl<S: Element> Inputs<S> {
 
     /// The sum at one element, wherever it lies.
     #[inline(always)]
-    unsafe fn sum_one(self, index: u64) -> f64 {
+    unsafe fn sum_one(self, index: usize) -> f64 {
         // SAFETY: ranks stay below `count`.
         (0..self.count).fold(-0.0, |total, rank| unsafe {
-            let value = (*self.table.add(rank)).add(index as usize).read();
+            let value = (*self.table.add(rank)).add(index).read();
             elementwise::add_weighted(total, *self.weights.add(rank), value.to_f64())
         })
     }
+}
+
+/// Walks the elements of a chunk: `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for one. Only
+/// `single` is called where not every vector `is_aligned`.
+#[inline(always)]
+fn walk<const N: usize, const U: usize>(
+    chunk: reduce::Chunk,
+    is_aligned: bool,
+    steps: impl Fn(usize),
+    vector: impl Fn(usize),
+    single: impl Fn(usize),
+) {
+    if !is_aligned {
+        return reduce::walk::<1, THREADS>(chunk, |index, _| single(index as usize));
+    }
+    // A few steps at once keep more of the memory busy.
+    let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
+    while rest.begin + U as u64 * stride <= rest.end {
+        steps(rest.begin as usize + thread::thread_idx_x() as usize * N);
+        rest.begin += U as u64 * stride;
+    }
+    reduce::walk::<N, THREADS>(
+        rest,
+        |index, count| {
+            if count == N { vector(index as usize) } else { single(index as usize) }
+        },
+    );
 }
 
 #[inline(always)]
@@ -112,94 +139,86 @@ unsafe fn combine<S: Element, D: Element, const N: usize, const U: usize, const 
     let start = chunk.begin as usize;
     // SAFETY: the launch provides the destination and every vector over the whole chunk.
     unsafe {
-        let mut aligned = memory::is_aligned::<D, N>(destination.add(start));
+        let mut is_aligned = memory::is_aligned::<D, N>(destination.add(start));
         for rank in 0..inputs.count {
-            aligned &= memory::is_aligned::<S, N>((*inputs.table.add(rank)).add(start));
+            is_aligned &= memory::is_aligned::<S, N>((*inputs.table.add(rank)).add(start));
         }
-        if aligned {
-            // A few steps at once keep more of the memory busy.
-            let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
-            while rest.begin + U as u64 * stride <= rest.end {
-                let index = rest.begin + thread::thread_idx_x() as u64 * N as u64;
-                let sums = inputs.sums::<N, U, G>(index);
-                let mut step = 0;
-                while step < U {
-                    memory::store(destination.add(index as usize + step * STRIDE * N), sums[step].map(D::from_f64));
-                    step += 1;
-                }
-                rest.begin += U as u64 * stride;
+        let store = |index: usize, sums: [f64; N]| memory::store(destination.add(index), sums.map(D::from_f64));
+        let steps = |index: usize| {
+            let sums = inputs.sums::<N, U, G>(index);
+            let mut step = 0;
+            while step < U {
+                store(index + step * STRIDE * N, sums[step]);
+                step += 1;
             }
-            reduce::walk::<N, THREADS>(rest, |index, count| {
-                if count == N {
-                    let [totals] = inputs.sums::<N, 1, G>(index);
-                    memory::store(destination.add(index as usize), totals.map(D::from_f64));
-                } else {
-                    destination.add(index as usize).write(D::from_f64(inputs.sum_one(index)));
-                }
-            });
-        } else {
-            reduce::walk::<1, THREADS>(chunk, |index, _| {
-                destination.add(index as usize).write(D::from_f64(inputs.sum_one(index)));
-            });
-        }
+        };
+        let vector = |index: usize| {
+            let [sums] = inputs.sums::<N, 1, G>(index);
+            store(index, sums);
+        };
+        let single = |index: usize| destination.add(index).write(D::from_f64(inputs.sum_one(index)));
+        walk::<N, U>(chunk, is_aligned, steps, vector, single);
     }
 }
 
-/// As [`combine`], of two vectors: their pointers are read once and no sum waits for others in registers, so that blocks are short.
+/// As [`combine`], of `LEAST` to `W` vectors: their pointers are read once and no sum waits for others in registers, so that blocks are short.
 #[inline(always)]
-unsafe fn combine_two<S: Element, D: Element, const N: usize, const U: usize>(
+unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize, const N: usize, const U: usize>(
     destination: *mut D,
-    vectors: [*const S; 2],
-    weights: [f64; 2],
+    inputs: Inputs<S>,
     chunk: reduce::Chunk,
 ) {
     let start = chunk.begin as usize;
-    let sum = |a: S, b: S| {
-        let first = elementwise::add_weighted(-0.0, weights[0], a.to_f64());
-        D::from_f64(elementwise::add_weighted(first, weights[1], b.to_f64()))
-    };
-    let [a, b] = vectors;
-    // SAFETY: the launch provides the destination and both vectors over the whole chunk.
+    let is_there = |rank: usize| rank < LEAST || rank < inputs.count;
+    // For one that is not there the first is read, and not added: it is in the cache then, and a branch around the load would cost more.
+    let rank_or_first = |rank: usize| if is_there(rank) { rank } else { 0 };
+    // SAFETY: the launch provides the destination and the vectors, `LEAST` to `W`, over the whole chunk.
     unsafe {
-        let single =
-            |index: u64| destination.add(index as usize).write(sum(*a.add(index as usize), *b.add(index as usize)));
-        let aligned = memory::is_aligned::<D, N>(destination.add(start))
-            && memory::is_aligned::<S, N>(a.add(start))
-            && memory::is_aligned::<S, N>(b.add(start));
-        if !aligned {
-            return reduce::walk::<1, THREADS>(chunk, |index, _| single(index));
+        let vectors: [*const S; W] = core::array::from_fn(|rank| *inputs.table.add(rank_or_first(rank)));
+        let weights: [f64; W] = core::array::from_fn(|rank| *inputs.weights.add(rank_or_first(rank)));
+        let mut is_aligned = memory::is_aligned::<D, N>(destination.add(start));
+        for vector in vectors {
+            is_aligned &= memory::is_aligned::<S, N>(vector.add(start));
         }
-        let at_once = |index: usize, left: [S; N], right: [S; N]| {
-            memory::store::<D, N>(destination.add(index), core::array::from_fn(|lane| sum(left[lane], right[lane])));
+        let sum = |values: [S; W]| {
+            let (mut total, mut rank) = (-0.0, 0);
+            while rank < W {
+                if is_there(rank) {
+                    total = elementwise::add_weighted(total, weights[rank], values[rank].to_f64());
+                }
+                rank += 1;
+            }
+            D::from_f64(total)
         };
-        let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
-        while rest.begin + U as u64 * stride <= rest.end {
-            let place = |step: usize| rest.begin as usize + thread::thread_idx_x() as usize * N + step * STRIDE * N;
-            let load = |vector: *const S| -> [[S; N]; U] {
-                core::array::from_fn(|step| memory::load(vector.add(place(step))))
-            };
-            let (left, right) = (load(a), load(b));
+        let load = |index: usize| -> [[S; N]; W] { vectors.map(|vector| memory::load(vector.add(index))) };
+        let store = |index: usize, values: [[S; N]; W]| {
+            let sums = core::array::from_fn(|lane| sum(values.map(|vector| vector[lane])));
+            memory::store::<D, N>(destination.add(index), sums);
+        };
+        let steps = |index: usize| {
+            let place = |step: usize| index + step * STRIDE * N;
+            let values: [[[S; N]; W]; U] = core::array::from_fn(|step| load(place(step)));
             let mut step = 0;
             while step < U {
-                at_once(place(step), left[step], right[step]);
+                store(place(step), values[step]);
                 step += 1;
             }
-            rest.begin += U as u64 * stride;
-        }
-        reduce::walk::<N, THREADS>(rest, |index, count| {
-            if count == N {
-                let index = index as usize;
-                at_once(index, memory::load(a.add(index)), memory::load(b.add(index)));
-            } else {
-                single(index);
-            }
-        });
+        };
+        let vector = |index: usize| store(index, load(index));
+        let single = |index: usize| destination.add(index).write(sum(vectors.map(|vector| *vector.add(index))));
+        walk::<N, U>(chunk, is_aligned, steps, vector, single);
     }
 }
 
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
-        kernel!(concat!("combine_", $from, "_", $to), LaunchBounds::COMBINE, fn (
+        from_to!($from $S $to $D "_p2" COMBINE: combine_few::<$S, $D, 2, 2, N, U>);
+        from_to!($from $S $to $D "_p4" COMBINE_WIDE: combine_few::<$S, $D, 3, 4, N, U>);
+        from_to!($from $S $to $D "_p8" COMBINE_WIDE: combine_few::<$S, $D, 7, 8, N, { U / 2 }>);
+        from_to!($from $S $to $D "" COMBINE: combine::<$S, $D, N, U, { group(<$S>::DTYPE) }>);
+    };
+    ($from:literal $S:ident $to:literal $D:ident $suffix:literal $bounds:ident: $combine:path) => {
+        kernel!(concat!("combine_", $from, "_", $to, $suffix), LaunchBounds::$bounds, fn (
             destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {
@@ -215,13 +234,7 @@ macro_rules! from_to {
                 // Nothing of it is left. Who returned here would wait for the flag before asking for the vectors.
                 chunk.end = chunk.begin;
             }
-            if count == 2 {
-                let (vectors, weights) = ([*table, *table.add(1)], [*weights, *weights.add(1)]);
-                return combine_two::<$S, $D, N, U>(destination, vectors, weights, chunk);
-            }
-            let inputs = Inputs { table, weights, count: count as usize };
-            const G: usize = group(<$S>::DTYPE);
-            combine::<$S, $D, N, U, G>(destination, inputs, chunk)
+            $combine(destination, Inputs { table, weights, count: count as usize }, chunk);
         });
     };
 }

@@ -7,7 +7,9 @@ mod peer;
 
 use std::ops::Range;
 
-use gradsync_device::abi::{EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, tile_len};
+use gradsync_device::abi::{
+    EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, combine_suffix, tile_len,
+};
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 use self::grid::Grids;
@@ -352,7 +354,7 @@ impl Layers {
             self.count.into(),
             grid.chunk_len.into(),
         ];
-        let name = format!("combine_{dtype}_{}", dst.as_slice().dtype());
+        let name = format!("combine_{dtype}_{}{}", dst.as_slice().dtype(), combine_suffix(self.world_size));
         // SAFETY: vectors and destination checked; weights and spans are this object's.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
