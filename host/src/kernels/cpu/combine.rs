@@ -8,7 +8,7 @@ use super::elementwise::cast_near;
 use super::isa::{return_on_avx2, return_on_avx512};
 use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, node};
-use super::{BLOCK_LEN, CHUNK_LEN, for_each};
+use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each};
 use crate::dtype::{DType, Element, storage, storage_mut};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
@@ -35,7 +35,7 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
     same_len("combine", ("weights", weights.len()), ("segments × vectors", segments.len() * vectors.len()))?;
     with_typed!(SliceMut, dst, dst => with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
-        for_each(parts(dst, segments), |(segment, range, part)| {
+        for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
             let weights = &weights[segment * vectors.len()..][..vectors.len()];
             let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
@@ -136,7 +136,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
             pieces.push(place);
         }
     }
-    for_each(pieces, |(segment, mut places)| {
+    for_each(pieces, elements(count, segments), |(segment, mut places)| {
         let tree = trees.and_then(|trees| trees.wanted(segment));
         let mut halfway = vec![[0.0; BLOCK_LEN]; count];
         for block in blocks(0..places[0].len()) {

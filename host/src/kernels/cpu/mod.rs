@@ -15,6 +15,8 @@ mod pack;
 mod products;
 mod tree;
 
+use std::ops::Range;
+
 pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
@@ -28,15 +30,22 @@ pub(crate) const CHUNK_LEN: usize = 1 << 16;
 /// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;
 
-/// Runs `work` for each item, on all threads if there is more than one.
-fn for_each<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync + Send) {
-    use rayon::prelude::*;
-    // A single chunk is done faster than a second thread wakes up.
-    if items.len() <= 1 { items.into_iter().for_each(work) } else { items.into_par_iter().for_each(work) }
+/// Elements, of all vectors of a call together, that one thread is done with before another wakes up.
+const ALONE: usize = 1 << 16;
+
+/// Runs `work` for each item, on all threads if that pays for so many elements.
+fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync + Send) {
+    map(items, elements, work);
 }
 
-/// Runs `work` for each item, on all threads if there is more than one; results are in the items' order.
-fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
+/// As [`for_each`]; results are in the items' order.
+fn map<T: Send, R: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
     use rayon::prelude::*;
-    if items.len() <= 1 { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
+    let is_alone = items.len() <= 1 || elements <= ALONE;
+    if is_alone { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
+}
+
+/// Elements of all vectors of a call together.
+fn elements(vectors: usize, segments: &[Range<usize>]) -> usize {
+    vectors * segments.iter().map(Range::len).sum::<usize>()
 }

@@ -12,7 +12,7 @@ use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
-use super::{BLOCK_LEN, CHUNK_LEN, map};
+use super::{BLOCK_LEN, CHUNK_LEN, elements, map};
 use crate::dtype::{DType, Element, storage};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
@@ -143,14 +143,15 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// Adds up, for each segment, what `of_chunk` returns for its chunks: `count` numbers a segment.
+/// Adds up, for each segment of so many vectors, what `of_chunk` returns for its chunks: `count` numbers a segment.
 pub(super) fn sum_chunks(
+    vectors: usize,
     segments: &[Range<usize>],
     count: usize,
     of_chunk: impl Fn(usize, Range<usize>) -> Vec<f64> + Sync + Send,
 ) -> Vec<f64> {
     let chunks: Vec<_> = segments::chunks(segments, CHUNK_LEN).collect();
-    let partials = map(chunks, |(segment, range)| (segment, of_chunk(segment, range)));
+    let partials = map(chunks, elements(vectors, segments), |(segment, range)| (segment, of_chunk(segment, range)));
     let mut totals = vec![0.0; segments.len() * count];
     for (segment, partial) in partials {
         for (total, value) in totals[segment * count..].iter_mut().zip(partial) {
@@ -202,7 +203,7 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
-        Ok(sum_chunks(segments, count, |_, mut chunk| {
+        Ok(sum_chunks(vectors.len(), segments, count, |_, mut chunk| {
             let mut lanes = vec![[0.0; LANES]; count];
             let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
             let mut halfway = [0.0; BLOCK_LEN];

@@ -11,7 +11,7 @@ use gradsync_device::math::adasum::{self, Pair, join, pairs};
 use super::combine::{narrow_block, parts};
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
-use super::{BLOCK_LEN, for_each};
+use super::{BLOCK_LEN, elements, for_each};
 use crate::dtype::storage_mut;
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
@@ -133,7 +133,7 @@ pub(super) fn node(
 pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<[f64; 3]>> {
     trees.check("tree_dots", vectors, segments)?;
     trees.check_pair("tree_dots", pair)?;
-    let sums = sum_chunks(segments, 3, |segment, chunk| {
+    let sums = sum_chunks(vectors.len(), segments, 3, |segment, chunk| {
         let mut lanes = [[0.0; LANES]; 3];
         if trees.wanted[segment] {
             for block in blocks(chunk) {
@@ -168,7 +168,7 @@ pub fn tree_combine(
     with_typed!(SliceMut, dst, dst => {
         let mut parts = parts(dst, segments);
         parts.retain(|(segment, ..)| trees.wanted[*segment]);
-        for_each(parts, |(segment, range, part)| {
+        for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
                 let mut root = node(vectors, block, 0..vectors.len(), trees.of_layer(segment));
                 if factor != 1.0 {
