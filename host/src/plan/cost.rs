@@ -18,6 +18,7 @@ mod work;
 use std::fmt;
 
 pub use self::fit::{Fit, Point, fit, leave_one_out};
+pub use self::phases::gram_kernels;
 pub use self::simulation::simulate;
 pub use self::work::{
     PART_NAMES, PARTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter,

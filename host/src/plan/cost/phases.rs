@@ -97,19 +97,14 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     if vectors == 1 {
         return;
     }
-    let (width, count, layers) = (vectors as f64, products(vectors) as f64, load.layers as f64);
+    let (width, layers) = (vectors as f64, load.layers as f64);
     let vector_bytes = bytes / width;
     let len = vector_bytes / load.element_bytes as f64;
-    let totals = 8.0 * count * layers;
     let levels = width.log2().ceil() as usize;
-    // What a block of a kernel takes of each vector, and has sums of its own for.
-    let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
 
     phases.push(Phase::AllToAll(exchange, bytes));
-    // A partial sum is written, read and emptied again.
-    let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + totals;
-    phases.push(Phase::Kernels(Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }));
-    phases.push(Phase::AllReduce(sums, totals));
+    phases.push(Phase::Kernels(gram_kernels(vectors, vector_bytes, load.element_bytes, load.layers)));
+    phases.push(Phase::AllReduce(sums, 8.0 * products(vectors) as f64 * layers));
     // A layer's weights are found by one thread: at every level the quadratic forms of all pairs.
     phases.push(Phase::Kernels(Work { launches: 1.0, serial: 1.5 * width * width, ..Work::default() }));
     // The exact path's sums: one small all-reduce for each level above the first, whether a layer needs it or not.
@@ -119,6 +114,15 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
     }
     let combine = Work::kernel((width + 1.0) * vector_bytes, width * len);
     phases.push(Phase::Kernels(combine));
+}
+
+/// The products of vectors of `vector_bytes` bytes each with each other, for each of `layers` tensors, on one GPU.
+pub fn gram_kernels(vectors: usize, vector_bytes: f64, element_bytes: usize, layers: usize) -> Work {
+    let (count, len) = (products(vectors) as f64, vector_bytes / element_bytes as f64);
+    // What a block takes of each vector, and has sums of its own for. One is written, read and emptied again.
+    let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
+    let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + 8.0 * count * layers as f64;
+    Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }
 }
 
 /// Kernels that multiply `vectors` vectors: one for each tile, and one for each pair of cells of different tiles.

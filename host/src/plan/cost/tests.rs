@@ -103,6 +103,16 @@ fn products_grow_as_their_formula() {
     assert_eq!([2, 3, 8, 9, 16].map(launches), [1.0, 1.0, 1.0, 2.0 + 2.0, 2.0 + 4.0]);
 }
 
+/// One H200, in µs: vectors, bytes of one, bytes of an element. Within an eighth.
+#[test]
+fn products_of_many_vectors_take_what_they_took() {
+    let measured = [(8, GIB, 2, 1932.0), (8, GIB, 4, 1884.0), (16, 64 * MIB, 4, 755.8), (32, 64 * MIB, 4, 3498.0)];
+    for (vectors, bytes, element_bytes, microseconds) in measured {
+        let model = Parameters::default().time(&gram_kernels(vectors, bytes as f64, element_bytes, 1)) * 1e6;
+        assert!((model / microseconds - 1.0).abs() < 1.0 / 8.0, "{vectors} vectors: {model} and not {microseconds}");
+    }
+}
+
 /// Four H200 of one machine over NCCL, in µs: f32 in 300 tensors. Within a third: pairs of ranks have less bandwidth than all at once.
 #[test]
 fn four_gpus_take_what_they_took() {

@@ -139,16 +139,16 @@ fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
     // For kernels, `busbw` counts what memory moves.
     let traffic = if timing.algbw > 0.0 { bytes * timing.busbw / timing.algbw } else { bytes };
     let reduction = |products: f64| Work::kernel(traffic, products * len);
-    let adasum = |scheme| {
-        let element_bytes = (row.size_bytes / row.count.max(1)).max(1);
-        cost::work(scheme, world, Workload { bytes: row.size_bytes, element_bytes, layers: row.layers })
-    };
+    let element_bytes = (row.size_bytes / row.count.max(1)).max(1);
+    let adasum =
+        |scheme| cost::work(scheme, world, Workload { bytes: row.size_bytes, element_bytes, layers: row.layers });
     let work = match (row.operation.as_str(), row.redop.as_str()) {
         // Kernels that reach into peers' memory take other steps than those that the model counts.
         _ if row.transport.as_deref() == Some("peer") => None,
         ("zero" | "cast" | "accumulate", _) => Some(Work::kernel(traffic, 0.0)),
         ("squared_norms", _) => Some(reduction(1.0)),
         ("dots", _) => Some(reduction(3.0)),
+        ("gram", _) if row.backend == "cuda" => Some(cost::gram_kernels(row.ranks, bytes, element_bytes, row.layers)),
         ("gram", _) => Some(reduction(ranks * (ranks + 1.0) / 2.0)),
         ("combine", _) => Some(Work::kernel(traffic, ranks * len)),
         ("all_reduce", _) => Some(cost::all_reduce(world, bytes)),
