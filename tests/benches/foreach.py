@@ -47,10 +47,11 @@ MODELS = {"resnet50": (resnet50, 161, 25_557_032), "bert-large": (bert_large, 39
 
 
 def measure(torch, call):
-    """Seconds of each iteration, between events on the stream."""
+    """Seconds of each iteration, between events on the stream, behind a call of its own kind as `gradsync perf` has it."""
     times = []
     for iteration in range(WARM_UPS + ITERATIONS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call()
         begin.record()
         call()
         end.record()

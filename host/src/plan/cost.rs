@@ -25,7 +25,11 @@ pub use self::work::{
 };
 
 /// Another scheme has to take less than this part of Gram's time: the model is no more exact, and Gram rounds once.
-const GAIN: f64 = 0.9;
+pub const GAIN: f64 = 0.8;
+/// What ranks that know nothing of nodes can run beside one Gram matrix.
+pub const OF_ONE_LEVEL: [Scheme; 1] = [Scheme::Tree];
+/// What ranks in known nodes can run beside one Gram matrix of all of them.
+pub const OF_NODES: [Scheme; 1] = [Scheme::TwoLevelGram];
 
 /// A way to form the Adasum of all ranks' vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,13 +137,13 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The fastest scheme that gives the Adasum of all ranks; one Gram matrix unless another gains a tenth.
+/// The fastest scheme that gives the Adasum of all ranks; one Gram matrix unless another takes less than [`GAIN`] of its time.
 pub fn choose_with(parameters: &Parameters, world: World, load: Workload) -> Choice {
     choose_among(&Scheme::ALL, parameters, world, load)
 }
 
 /// As [`choose_with`], among some of the schemes and one Gram matrix.
-fn choose_among(schemes: &[Scheme], parameters: &Parameters, world: World, load: Workload) -> Choice {
+pub fn choose_among(schemes: &[Scheme], parameters: &Parameters, world: World, load: Workload) -> Choice {
     let time = |scheme| work(scheme, world, load).map(|work| (scheme, parameters.time(&work)));
     let gram = work(Scheme::Gram, world, load).unwrap_or_default();
     let gram_seconds = parameters.time(&gram);
@@ -162,17 +166,24 @@ pub fn choose(world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice 
     choose_with(&Parameters::default(), World::new(world_size, ranks_per_node), Workload::of(bytes))
 }
 
-/// As [`choose`], between one Gram matrix of all ranks and one of each node with one of nodes: what ranks in known nodes can run.
-pub(crate) fn choose_levels(world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
+/// As [`choose`], between one Gram matrix of all ranks and some of the schemes.
+pub(crate) fn choose_of(schemes: &[Scheme], world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
     let world = World::new(world_size, ranks_per_node);
-    choose_among(&[Scheme::TwoLevelGram], &Parameters::default(), world, Workload::of(bytes))
+    choose_among(schemes, &Parameters::default(), world, Workload::of(bytes))
 }
 
-/// Where the choice changes as the world doubles from 2 to `most` ranks: the number of ranks from which a scheme is chosen, and the scheme.
-pub fn switches(parameters: &Parameters, ranks_per_node: usize, load: Workload, most: usize) -> Vec<(usize, Scheme)> {
+/// Where the choice among some of the schemes and one Gram matrix changes as the world doubles from 2 to `most` ranks: the number of ranks from
+/// which a scheme is chosen, and the scheme.
+pub fn switches(
+    schemes: &[Scheme],
+    parameters: &Parameters,
+    ranks_per_node: usize,
+    load: Workload,
+    most: usize,
+) -> Vec<(usize, Scheme)> {
     let mut found: Vec<(usize, Scheme)> = Vec::new();
     for ranks in doublings(most) {
-        let scheme = choose_with(parameters, World::new(ranks, ranks_per_node), load).scheme;
+        let scheme = choose_among(schemes, parameters, World::new(ranks, ranks_per_node), load).scheme;
         if found.last().is_none_or(|&(_, last)| last != scheme) {
             found.push((ranks, scheme));
         }

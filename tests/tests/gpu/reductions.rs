@@ -171,11 +171,14 @@ fn combine_matches_the_cpu_bitwise() {
 fn combine_in_place_leaves_cancelled_layers_alone() {
     let queue = queue();
     for dtype in DType::ALL {
-        for ranks in [2, 3, 4, 7, 8, 11] {
+        // The first vector, which is read for those that are not there, one that is not, and memory that is not aligned.
+        let cases = [2, 3, 4, 6, 7, 8, 11].into_iter().flat_map(|ranks| [(ranks, 0, 0), (ranks, 1, 0), (ranks, 0, 1)]);
+        for (ranks, replaced, shift) in cases {
             let hosts = vectors(dtype, ranks, LEN);
             let slices: Vec<Slice<'_>> = hosts.iter().map(|vector| vector.tensor(0).data()).collect();
-            let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
-            let views: Vec<DeviceSlice<'_>> = devices.iter().map(|device| device.as_slice().range(0..LEN)).collect();
+            let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, shift)).collect();
+            let views: Vec<DeviceSlice<'_>> =
+                devices.iter().map(|device| device.as_slice().range(shift..shift + LEN)).collect();
             let count = segments().len();
             let weights: Vec<f64> = (0..count * ranks).map(|index| 0.3 + (index % 7) as f64 / 3.0).collect();
             let cancelled: Vec<bool> = (0..count).map(|layer| layer % 2 == 0).collect();
@@ -184,16 +187,17 @@ fn combine_in_place_leaves_cancelled_layers_alone() {
                 .write_coefficients(&cpu::Coefficients { weights: weights.clone(), cancelled: cancelled.clone() })
                 .unwrap();
             // SAFETY: the buffer outlives the kernel, which reads each element of it before it writes it.
-            let own = unsafe { DeviceSliceMut::from_raw_parts(&queue, views[1].address(), dtype, LEN) };
+            let own = unsafe { DeviceSliceMut::from_raw_parts(&queue, views[replaced].address(), dtype, LEN) };
             layers.combine(own, &views).unwrap();
 
-            let mut expected = uniform(dtype, LEN, 11);
+            let mut expected = uniform(dtype, LEN, replaced as u64 + 10);
             let wanted = || (0..count).filter(|&layer| !cancelled[layer]);
             let weights: Vec<f64> = wanted().flat_map(|layer| weights[layer * ranks..][..ranks].to_vec()).collect();
             let segments: Vec<Range<usize>> = wanted().map(|layer| segments()[layer].clone()).collect();
             cpu::combine(expected.tensor_mut(0).into_data(), &slices, &weights, &segments).unwrap();
-            let found = download(&devices[1], 0);
-            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &format!("{ranks} × {dtype}, in place"));
+            let what = format!("{ranks} × {dtype}, in place of {replaced}, shift {shift}");
+            let found = download(&devices[replaced], shift);
+            assert_same(found.tensor(0).data(), expected.tensor(0).data(), &what);
         }
     }
 }

@@ -32,7 +32,7 @@ enum Op {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AlgorithmChoice {
-    /// The best one: at present gram.
+    /// What the cost model finds fastest: gram up to some hundred ranks.
     Auto,
     /// Weights from the inner products of all ranks' tensors; any number of ranks.
     Gram,

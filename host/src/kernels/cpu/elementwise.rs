@@ -6,8 +6,8 @@
 use gradsync_device::math::{Element as Formula, elementwise};
 use rayon::prelude::*;
 
-use super::CHUNK_LEN;
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
+use super::{CHUNK_LEN, has_one_thread};
 use crate::dtype::{storage, storage_mut};
 use crate::error::Result;
 use crate::kernels::same_len;
@@ -15,7 +15,7 @@ use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Runs `work` on the chunks of both operands.
 fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&mut [D], &[S]) + Sync) {
-    if dst.len() <= CHUNK_LEN {
+    if dst.len() <= CHUNK_LEN || has_one_thread() {
         work(dst, src);
     } else {
         let chunk = chunk_len(dst.len());
@@ -40,19 +40,29 @@ fn streams(dst: Slice<'_>) -> bool {
 /// Sets every element to zero.
 pub fn zero(dst: SliceMut<'_>) {
     let bytes = dst.as_bytes_mut();
-    bytes.par_chunks_mut(part_bytes(bytes.len())).for_each(|part| part.fill(0));
+    match part_bytes(bytes.len()) {
+        Some(part) => bytes.par_chunks_mut(part).for_each(|part| part.fill(0)),
+        None => bytes.fill(0),
+    }
 }
 
 /// Copies bytes with every thread.
 fn copy(dst: &mut [u8], src: &[u8]) {
-    let part = part_bytes(dst.len());
-    dst.par_chunks_mut(part).zip(src.par_chunks(part)).for_each(|(dst, src)| dst.copy_from_slice(src));
+    match part_bytes(dst.len()) {
+        Some(part) => {
+            dst.par_chunks_mut(part).zip(src.par_chunks(part)).for_each(|(dst, src)| dst.copy_from_slice(src))
+        }
+        None => dst.copy_from_slice(src),
+    }
 }
 
 /// Bytes of one thread's part in moves that the C library does: one large part each, because it goes around the caches only
-/// where a single call is larger than they are.
-fn part_bytes(bytes: usize) -> usize {
-    bytes.div_ceil(rayon::current_num_threads()).next_multiple_of(4096).max(CHUNK_LEN)
+/// where a single call is larger than they are. `None` if one thread has done it before others wake up.
+fn part_bytes(bytes: usize) -> Option<usize> {
+    const ALONE: usize = 1 << 20;
+    const LEAST: usize = 1 << 16;
+    let part = bytes.div_ceil(rayon::current_num_threads()).next_multiple_of(4096).max(LEAST);
+    (bytes > ALONE && !has_one_thread()).then_some(part)
 }
 
 /// Casts one chunk; `stream` says to go around the caches.
@@ -152,7 +162,8 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
 pub fn all_finite(src: Slice<'_>) -> bool {
     with_typed!(Slice, src, src => {
         let src = storage(src);
-        if src.len() <= CHUNK_LEN { all_finite_chunk(src) } else { src.par_chunks(CHUNK_LEN).all(all_finite_chunk) }
+        let is_alone = src.len() <= CHUNK_LEN || has_one_thread();
+        if is_alone { all_finite_chunk(src) } else { src.par_chunks(CHUNK_LEN).all(all_finite_chunk) }
     })
 }
 

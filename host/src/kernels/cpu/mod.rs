@@ -41,8 +41,13 @@ fn for_each<T: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) + Sync + S
 /// As [`for_each`]; results are in the items' order.
 fn map<T: Send, R: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
     use rayon::prelude::*;
-    let is_alone = items.len() <= 1 || elements <= ALONE;
+    let is_alone = items.len() <= 1 || elements <= ALONE || has_one_thread();
     if is_alone { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
+}
+
+/// Whether other threads would only take the work over from this one.
+fn has_one_thread() -> bool {
+    rayon::current_num_threads() == 1
 }
 
 /// Elements of all vectors of a call together.

@@ -29,8 +29,9 @@ const OPERATION: &str = "adasum_all_reduce";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many, five hundred and more, that the products of all pairs stop being free. A switch is logged with its reason.
-    /// Given the nodes, [`hierarchical_adasum_all_reduce`] with [`WithinNode::Adasum`] switches earlier, to two levels of Gram matrices.
+    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: on GPUs from 16, 32 or 64 ranks on; over
+    /// host memory, where ranks of a machine form products in place, from five hundred or a thousand. A switch is logged with its reason.
+    /// Given the nodes, [`hierarchical_adasum_all_reduce`] with [`WithinNode::Adasum`] switches to two levels of Gram matrices instead.
     #[default]
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
@@ -109,14 +110,24 @@ pub fn adasum_all_reduce(
 }
 
 impl Algorithm {
-    /// The algorithm that runs; never [`Auto`](Self::Auto). The same on every rank.
+    /// The algorithm that runs over host memory; never [`Auto`](Self::Auto). The same on every rank.
     pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
+        self.chosen_of(&Scheme::ALL, world_size, bytes)
+    }
+
+    /// The algorithm that runs on GPUs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn chosen_on_gpus(self, world_size: usize, bytes: usize) -> Self {
+        self.chosen_of(&cost::OF_ONE_LEVEL, world_size, bytes)
+    }
+
+    fn chosen_of(self, schemes: &[Scheme], world_size: usize, bytes: usize) -> Self {
         /// What machines with NVLink have; a communicator does not know.
         const RANKS_PER_NODE: usize = 8;
         if self != Algorithm::Auto {
             return self;
         }
-        let choice = cost::choose(world_size, RANKS_PER_NODE, bytes);
+        let choice = cost::choose_of(schemes, world_size, RANKS_PER_NODE, bytes);
         // A Gram matrix inside each node and the tree over nodes is the tree, but for the roundings inside nodes.
         if !(matches!(choice.scheme, Scheme::Tree | Scheme::GramThenTree) && world_size.is_power_of_two()) {
             if choice.scheme == Scheme::TwoLevelGram {
@@ -159,5 +170,12 @@ mod tests {
         assert_eq!(Algorithm::Auto.chosen(4000, BYTES), Algorithm::Gram);
         assert_eq!(Algorithm::Gram.chosen(4096, BYTES), Algorithm::Gram);
         assert_eq!(Algorithm::Tree.chosen(2, BYTES), Algorithm::Tree);
+        // GPUs of several machines, of whose nodes nothing is known.
+        for world_size in (1..=15).chain([24, 63, 100]) {
+            assert_eq!(Algorithm::Auto.chosen_on_gpus(world_size, BYTES), Algorithm::Gram, "{world_size} GPUs");
+        }
+        for world_size in [16, 64, 512, 4096] {
+            assert_eq!(Algorithm::Auto.chosen_on_gpus(world_size, BYTES), Algorithm::Tree, "{world_size} GPUs");
+        }
     }
 }

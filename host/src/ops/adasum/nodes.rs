@@ -156,7 +156,7 @@ pub(crate) fn takes_one_matrix(
     if within_node != WithinNode::Adasum || options.algorithm != Algorithm::Auto || !is_tree_of_all {
         return false;
     }
-    let choice = cost::choose_levels(places.len(), per_node as usize, bytes);
+    let choice = cost::choose_of(&cost::OF_NODES, places.len(), per_node as usize, bytes);
     if choice.scheme == Scheme::Gram {
         return true;
     }

@@ -153,7 +153,7 @@ fn switches_are_where_the_choice_changes() {
     let parameters = Parameters::default();
     for bytes in [MIB, 64 * MIB, GIB] {
         let load = Workload::of(bytes);
-        let switches = switches(&parameters, 8, load, 4096);
+        let switches = switches(&Scheme::ALL, &parameters, 8, load, 4096);
         assert_eq!(switches[0], (2, Scheme::Gram));
         assert!(switches.len() > 1, "the products never stop being free: {switches:?}");
         for &(ranks, scheme) in &switches[1..] {

@@ -1,20 +1,25 @@
 //! What vectors hold when results are checked: small integers, so that every sum and product is exact in every dtype.
 //!
-//! Elements repeat with a period of [`PERIOD`], which makes what is expected a table of three numbers. Ranks from the 64th on hold zeros:
-//! sums over more would not be exact in bf16.
+//! Elements repeat with a period of [`PERIOD`], which makes what is expected a table of so many numbers. No two ranks hold the same, and no two
+//! shards that lie less than that apart. Ranks from the 64th on hold zeros: sums over more would not be exact in bf16.
 
 use gradsync::comm::ReduceOp;
 use gradsync::{Element, Slice, SliceMut};
 use rayon::prelude::*;
 
 /// Elements after which a vector repeats.
-pub(crate) const PERIOD: usize = 3;
+pub(crate) const PERIOD: usize = 61;
 const RANKS_WITH_VALUES: usize = 64;
-const CHUNK_LEN: usize = PERIOD << 16;
+const CHUNK_LEN: usize = 1 << 16;
 
-/// The element at `index` of rank `rank`'s vector.
+/// The element at `index` of rank `rank`'s vector: 0, 1 or 2, by chance.
 pub(crate) fn value(rank: usize, index: usize) -> f64 {
-    if rank < RANKS_WITH_VALUES { ((index + rank) % PERIOD) as f64 } else { 0.0 }
+    if rank >= RANKS_WITH_VALUES {
+        return 0.0;
+    }
+    let mixed = ((index % PERIOD * RANKS_WITH_VALUES + rank) as u32 + 1).wrapping_mul(0x9e37_79b1);
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b);
+    f64::from((mixed ^ mixed >> 13) % 3)
 }
 
 /// What rank `rank` holds where the ranks' values are reduced: for a mean as many times the value as there are ranks.
@@ -56,15 +61,15 @@ pub(crate) fn weighted(vectors: usize) -> [f64; PERIOD] {
     std::array::from_fn(|index| (0..vectors).map(|vector| weight(vector) * value(vector, index)).sum())
 }
 
-/// What a rank holds for Adasum. Tensors of even number are the same on all ranks, and their Adasum is they themselves; those of odd
-/// number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the sum.
+/// What a rank holds for Adasum. Tensors of even number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the
+/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves.
 pub(crate) fn adasum_operand(tensor: usize, ranks: usize, rank: usize, index: usize) -> f64 {
-    if tensor % 2 == 0 || index % ranks == rank { adasum(index) } else { 0.0 }
+    if tensor % 2 == 1 || index % ranks == rank { adasum(index) } else { 0.0 }
 }
 
 /// The Adasum of all ranks' [`adasum_operand`]s.
 pub(crate) fn adasum(index: usize) -> f64 {
-    (1 + index % PERIOD) as f64
+    (1 + index % 3) as f64
 }
 
 /// Writes every element, on all threads.
@@ -127,9 +132,34 @@ mod tests {
         }
     }
 
+    /// A rank's data in another's place, or a shard in another's, must be seen.
+    #[test]
+    fn no_two_ranks_or_shards_hold_the_same() {
+        let vector =
+            |rank: usize, begin: usize| (0..PERIOD).map(|index| value(rank, begin + index)).collect::<Vec<_>>();
+        for rank in 0..RANKS_WITH_VALUES {
+            for other in 0..rank {
+                assert_ne!(vector(rank, 0), vector(other, 0), "{rank} and {other}");
+            }
+            for begin in 1..PERIOD {
+                assert_ne!(vector(rank, 0), vector(rank, begin), "{rank} from {begin} on");
+            }
+        }
+        // Without any one of the ranks, another number is the largest, or the smallest, somewhere.
+        for (op, ranks) in [(ReduceOp::Max, 4), (ReduceOp::Min, 4)] {
+            for left_out in 0..ranks {
+                let of = |all: bool, index| {
+                    let values = (0..ranks).filter(|&rank| all || rank != left_out).map(|rank| value(rank, index));
+                    if op == ReduceOp::Max { values.fold(0.0, f64::max) } else { values.fold(9.0, f64::min) }
+                };
+                assert!((0..PERIOD).any(|index| of(true, index) != of(false, index)), "{op:?} without {left_out}");
+            }
+        }
+    }
+
     #[test]
     fn products_are_those_of_the_elements() {
-        for len in 0..20 {
+        for len in 0..3 * PERIOD {
             for (left, right) in [(0, 0), (0, 1), (1, 2), (2, 70)] {
                 let sum: f64 = (0..len).map(|index| value(left, index) * value(right, index)).sum();
                 assert_eq!(product(left, right, len), sum);

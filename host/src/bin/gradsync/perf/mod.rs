@@ -27,7 +27,9 @@ mod subject;
 mod table;
 mod tensors;
 
-use std::io;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 pub(crate) use arguments::Perf;
@@ -41,6 +43,7 @@ use plan::{Place, Section};
 use record::{Document, SCHEMA};
 
 use crate::print;
+use gradsync::bootstrap::Launch;
 
 /// Bytes that the host's copy is measured with: more than caches hold, where there is one for a few cores.
 const COPY_BYTES: usize = 64 << 20;
@@ -81,6 +84,10 @@ impl Perf {
     pub(crate) fn run(self) -> Result<(), PerfError> {
         let settings = self.settings()?;
         if let Task::Model { fit, ranks_per_node } = self.task() {
+            // Every process of a job would print and write the same.
+            if Launch::from_env().is_ok_and(|launch| launch.rank > 0) {
+                return Ok(());
+            }
             let (text, document) = model::report(&fit, ranks_per_node, &settings)?;
             print(&text)?;
             return match self.json() {
@@ -93,7 +100,7 @@ impl Perf {
         let places = Places::find(&settings, needs_kernels)?;
         check_recording(&settings, &task, &places)?;
         if places.is_speaker {
-            [self.json(), self.plot()].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+            check_files(self.json().map(PathBuf::as_path), self.plot().map(PathBuf::as_path))?;
         }
         let groups = groups(&settings, &places)?;
         let rows = match task {
@@ -105,7 +112,7 @@ impl Perf {
         let machine = Machine::look(&all, measured(&places, first_use)?);
         let output = Output::new(settings.counts, machine.limits(settings.limit), rows);
         if places.is_speaker {
-            print(&header(&machine, &settings))?;
+            print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
         }
         let launches = match task {
             Task::Tensors(model) => tensors::run(model, &places, &output).map(|()| None),
@@ -231,12 +238,13 @@ fn launch(_: &Settings, _: &[Group], _: &Output) -> Result<Launches, PerfError> 
     Err(PerfError::NotBuilt { what: "--launch".into(), feature: "cuda" })
 }
 
-fn header(machine: &Machine, settings: &Settings) -> String {
+fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     let counts = settings.counts;
     let check = if counts.check { "results checked" } else { "results not checked" };
     let set = match counts.working_set {
         Some(bytes) => format!("buffers in turn, {} together", sizes::shown(bytes)),
-        None => "two buffers in turn on GPUs, or more, which hold three times the L2 cache".into(),
+        None if has_gpus => "two buffers in turn on GPUs, or more, which hold three times the L2 cache".into(),
+        None => "one set of buffers, which stays in the caches if it fits".into(),
     };
     let (warm_ups, iterations) = (counts.warm_ups, counts.iterations);
     let mut rounds = format!("# {warm_ups} warm-up rounds, {iterations} counted; {check}; {set}\n");
@@ -284,17 +292,37 @@ fn finish(
     if wrong > 0 { Err(PerfError::Wrong(wrong)) } else { Ok(()) }
 }
 
-/// Refuses a file that could not be written at the end, before anything is measured.
+/// Refuses files that could not be written at the end, before anything is measured.
+fn check_files(json: Option<&Path>, plot: Option<&Path>) -> Result<(), PerfError> {
+    if let Some(path) = json.filter(|_| json == plot) {
+        return Err(PerfError::Arguments(format!("--json and --plot would both write {}", path.display())));
+    }
+    [json, plot].into_iter().flatten().try_for_each(check_writable)
+}
+
 fn check_writable(path: &Path) -> Result<(), PerfError> {
-    let refused = |reason: &str| Err(PerfError::File { path: path.into(), reason: reason.into() });
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let refused = |reason: String| Err(PerfError::File { path: path.into(), reason });
     match () {
-        () if path.is_dir() => refused("is a folder"),
-        () if !folder.is_dir() => refused("its folder does not exist"),
-        () => Ok(()),
+        () if path.is_dir() => refused("is a folder".into()),
+        () if !folder(path).is_dir() => refused("its folder does not exist".into()),
+        () => part(path).map(drop).or_else(|error| refused(error.to_string())),
     }
 }
 
+/// Writes a file that is complete or not there: what stood in its place stays until then.
 fn write(path: &Path, text: &str) -> Result<(), PerfError> {
-    std::fs::write(path, text).map_err(|error| PerfError::File { path: path.into(), reason: error.to_string() })
+    let refused = |error: io::Error| PerfError::File { path: path.into(), reason: error.to_string() };
+    let mut file = part(path).map_err(refused)?;
+    file.write_all(text.as_bytes()).map_err(refused)?;
+    file.persist(path).map(drop).map_err(|error| refused(error.error))
+}
+
+/// A file beside that one, which is gone unless it gets a name.
+fn part(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let permissions = fs::metadata(path).map_or(fs::Permissions::from_mode(0o666), |facts| facts.permissions());
+    tempfile::Builder::new().prefix(".gradsync-").suffix(".part").permissions(permissions).tempfile_in(folder(path))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -8,7 +8,8 @@ mod points;
 use std::path::PathBuf;
 
 use gradsync::plan::cost::{
-    self, Choice, Fit, PART_NAMES, Parameters, Scheme, Workload, World, doublings, products_share, simulate, switches,
+    self, Choice, Fit, GAIN, OF_NODES, OF_ONE_LEVEL, PART_NAMES, Parameters, Scheme, Workload, World, doublings,
+    products_share, simulate, switches,
 };
 use serde::Serialize;
 
@@ -49,6 +50,10 @@ struct Size {
     worlds: Vec<Estimate>,
     /// Where the choice changes as the world doubles.
     switches: Vec<Switch>,
+    /// The same among what runs on GPUs that know nothing of nodes: ranks, and the scheme from there on.
+    on_gpus: Vec<(usize, &'static str)>,
+    /// The same among what runs within known nodes.
+    within_nodes: Vec<(usize, &'static str)>,
     /// The number of ranks from which the products of one Gram matrix take a tenth of its time.
     products_cost_from: Option<usize>,
 }
@@ -124,14 +129,18 @@ fn size(parameters: &Parameters, bytes: usize, ranks_per_node: usize, layers: us
             }
         })
         .collect();
-    let switches = switches(parameters, ranks_per_node, load, MOST_RANKS).into_iter().map(|(ranks, scheme)| {
+    let switches = |schemes: &[Scheme]| switches(schemes, parameters, ranks_per_node, load, MOST_RANKS).into_iter();
+    let named = |schemes| switches(schemes).map(|(ranks, scheme)| (ranks, scheme.name())).collect();
+    let of_all = switches(&Scheme::ALL).map(|(ranks, scheme)| {
         let choice = cost::choose_with(parameters, World::new(ranks, ranks_per_node), load);
         Switch { ranks, scheme: scheme.name(), reason: why(&choice) }
     });
     Size {
         size_bytes: bytes,
         products_cost_from: worlds.iter().find(|world| world.products_share > DEAR).map(|world| world.ranks),
-        switches: switches.collect(),
+        switches: of_all.collect(),
+        on_gpus: named(&OF_ONE_LEVEL),
+        within_nodes: named(&OF_NODES),
         worlds,
     }
 }
@@ -162,6 +171,8 @@ impl ModelDocument {
             text += &format!("#   {of:<24} {value:>20}  {from}\n");
         }
         text += &self.fit.as_ref().map_or(String::new(), FitReport::lines);
+        text +=
+            &format!("# another scheme than one Gram matrix is chosen where it takes less than {GAIN} of its time\n");
         self.sizes.iter().for_each(|size| text += &size.lines());
         text
     }
@@ -184,9 +195,14 @@ impl Size {
             }
             text += &format!("  {}\n", world.reason);
         }
-        let parts: Vec<String> =
-            self.switches.iter().map(|switch| format!("{} from {} ranks", switch.scheme, switch.ranks)).collect();
-        text += &format!("# automatic choice: {}\n", parts.join(", "));
+        let listed = |parts: &[(usize, &str)]| {
+            let part = |(ranks, scheme): &(usize, &str)| format!("{scheme} from {ranks} ranks");
+            parts.iter().map(part).collect::<Vec<_>>().join(", ")
+        };
+        let of_all: Vec<_> = self.switches.iter().map(|switch| (switch.ranks, switch.scheme)).collect();
+        text += &format!("# automatic choice: {}\n", listed(&of_all));
+        text += &format!("#   without nodes, as `Algorithm::Auto` on GPUs: {}\n", listed(&self.on_gpus));
+        text += &format!("#   with nodes, as `WithinNode::Adasum`: {}\n", listed(&self.within_nodes));
         for Switch { ranks, scheme, reason } in self.switches.iter().skip(1) {
             text += &format!("#   {scheme} from {ranks} ranks: {reason}\n");
         }
@@ -205,7 +221,7 @@ fn why(choice: &Choice) -> String {
     let (gram, percent) = (1e3 * choice.gram_seconds, 100.0 * share);
     let spent = format!("one Gram matrix of all ranks takes {gram:.3} ms, {percent:.0} % of it {}", PART_NAMES[part]);
     match choice.scheme {
-        Scheme::Gram => format!("{spent}, and nothing else is a tenth faster"),
+        Scheme::Gram => format!("{spent}, and nothing else takes {GAIN} of that or less"),
         other => format!("{spent}; {other} takes {:.3} ms", 1e3 * choice.seconds),
     }
 }

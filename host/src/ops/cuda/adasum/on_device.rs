@@ -78,7 +78,7 @@ impl Adasum {
             return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
         }
         let bytes = table.arena_len() * table.dtype().size_bytes();
-        let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
+        let options = AdasumOptions { algorithm: options.algorithm.chosen_on_gpus(world_size, bytes), ..options };
         let peers = if world_size == 1 { None } else { connect(comm, buffer, options)? };
         if let Some(peers) = peers {
             let steps = Steps::Peers(Box::new(peers));

@@ -13,9 +13,9 @@ const ALIGNMENT: usize = 256;
 /// How many times the L2 cache the buffers of all turns hold together.
 const CACHES: usize = 3;
 /// Elements that pass through host memory at once.
-const PART_LEN: usize = PERIOD << 22;
+const PART_LEN: usize = PERIOD << 18;
 /// Elements that the host writes where they repeat themselves.
-const BLOCK_LEN: usize = PERIOD << 18;
+const BLOCK_LEN: usize = PERIOD << 14;
 
 /// How many sets of buffers make up a working set, where each call moves `bytes` bytes: three times the L2 cache and no less than two sets, unless
 /// the user says otherwise.

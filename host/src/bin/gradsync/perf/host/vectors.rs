@@ -73,11 +73,14 @@ impl Copy {
     }
 }
 
+/// Up to so many bytes one thread has copied before others wake up.
+const ALONE_BYTES: usize = 1 << 20;
+
 /// Copies with every thread of the pool, a contiguous part each: the C library goes around the caches only where one call is larger
-/// than they are.
+/// than they are. With one thread where that is faster.
 fn parallel_copy(to: &mut [u8], from: &[u8]) {
     let part = to.len().div_ceil(rayon::current_num_threads()).next_multiple_of(4096);
-    if to.len() <= part {
+    if to.len() <= part.max(ALONE_BYTES) {
         to.copy_from_slice(from);
     } else {
         to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));

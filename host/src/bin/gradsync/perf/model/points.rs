@@ -127,6 +127,17 @@ fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
     if document.schema != SCHEMA {
         return Err(refused(format!("schema {}, and this program knows {SCHEMA}", document.schema)));
     }
+    for row in &document.measurements {
+        let wrong = row.wrong();
+        let time = row.timing().map_or(1.0, |timing| timing.time_us);
+        let reason = match () {
+            () if row.ranks == 0 => "0 ranks".to_owned(),
+            () if !(time > 0.0 && time.is_finite()) => format!("a time of {time} us"),
+            () if wrong > 0 => format!("{wrong} wrong elements"),
+            () => continue,
+        };
+        return Err(refused(format!("{} of {} bytes: {reason}", label(row), row.size_bytes)));
+    }
     Ok(document.measurements)
 }
 

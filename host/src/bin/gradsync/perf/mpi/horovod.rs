@@ -1,4 +1,5 @@
-//! Horovod's Adasum as it is written upstream: vector halving and distance doubling over MPI, with plain loops in one thread a rank.
+//! Horovod's Adasum: vector halving and distance doubling over MPI, with plain loops in one thread a rank, as upstream has them for f32 and
+//! f64. For f16 it has vector code, and no bf16; here every dtype gets the loops.
 //!
 //! At each level a rank exchanges half of what it holds, adds up three products for each tensor one element after the other in `f64`,
 //! sums them over the pair's ranks by `MPI_Allreduce`, and forms the weighted sum. Neither vector instructions nor threads are asked for.

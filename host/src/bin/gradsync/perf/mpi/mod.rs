@@ -25,6 +25,13 @@ use super::record::BaselineName;
 /// Measures sections; every process of the job has to call it.
 pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError> {
     let comm = MpiCommunicator::world()?;
+    // A launcher's variables, of which MPI knows nothing, would have rows name ranks that are not there.
+    if let Some(row) = sections.iter().flat_map(|section| &section.rows).find(|row| row.ranks != comm.world_size()) {
+        let (ranks, world_size) = (row.ranks, comm.world_size());
+        return Err(PerfError::Arguments(format!(
+            "--transport mpi: the launcher's variables say {ranks} ranks, and MPI {world_size}: start it with mpirun"
+        )));
+    }
     let outcome = collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() });
     if let Err(error) = outcome {
         // The others would wait for this rank, here or at MPI's end.
