@@ -21,7 +21,7 @@ const fn steps(from: DType) -> usize {
     if from.size_bytes() == 2 { 4 } else { 2 }
 }
 
-/// Vectors of any number that a thread loads before it uses the first: as many as fit beside the sums.
+/// Vectors, of those that [`combine`] adds up, that a thread loads before it uses the first: as many as fit beside the sums.
 const fn group(from: DType) -> usize {
     if from.size_bytes() == 2 { 2 } else { 4 }
 }
@@ -103,8 +103,8 @@ impl<S: Element> Inputs<S> {
     }
 }
 
-/// Walks the elements of a chunk: `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for one. Only
-/// `single` is called where not every vector `is_aligned`.
+/// Walks the elements of a chunk: `steps(index)` for `N` elements at each of `U` places, `vector(index)` for `N`, `single(index)` for one, which
+/// alone is called unless the chunk `is_aligned` in every vector and in the destination.
 #[inline(always)]
 fn walk<const N: usize, const U: usize>(
     chunk: reduce::Chunk,
@@ -213,8 +213,8 @@ unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         from_to!($from $S $to $D "_p2" COMBINE: combine_few::<$S, $D, 2, 2, N, U>);
-        from_to!($from $S $to $D "_p4" COMBINE_WIDE: combine_few::<$S, $D, 3, 4, N, U>);
-        from_to!($from $S $to $D "_p8" COMBINE_WIDE: combine_few::<$S, $D, 7, 8, N, { U / 2 }>);
+        from_to!($from $S $to $D "_p4" COMBINE_OF_FOUR: combine_few::<$S, $D, 3, 4, N, U>);
+        from_to!($from $S $to $D "_p8" COMBINE_OF_EIGHT: combine_few::<$S, $D, 7, 8, N, { U / 2 }>);
         from_to!($from $S $to $D "" COMBINE: combine::<$S, $D, N, U, { group(<$S>::DTYPE) }>);
     };
     ($from:literal $S:ident $to:literal $D:ident $suffix:literal $bounds:ident: $combine:path) => {

@@ -43,6 +43,16 @@ fn words_that_are_no_arguments() {
     misused(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node", "OPERATION"]);
 }
 
+/// What would have no effect, or would write over itself.
+#[test]
+fn arguments_that_do_not_go_together() {
+    misused(&["--model", "-d", "bf16"], &["--model", "--datatype"]);
+    misused(&["--model", "--backend", "cpu"], &["--model", "--backend"]);
+    misused(&["--tensors", "resnet50", "-b", "64K"], &["--tensors", "--minbytes"]);
+    failed(&["zero", "-b", "1K", "--json", "same", "--plot", "same"], &["--json", "--plot", "same"]);
+    failed(&["zero", "-b", "1K", "--json", "/proc/x.json"], &["/proc/x.json"]);
+}
+
 #[test]
 fn numbers_that_do_not_fit() {
     failed(&["zero", "-b", "2K", "-e", "1K"], &["-e 1024", "-b 2048"]);

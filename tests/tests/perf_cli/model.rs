@@ -67,12 +67,30 @@ fn its_json_names_the_switches_and_the_reasons() {
     }
 }
 
+/// The first number of that name in a row, however deep.
+fn found<'a>(row: &'a mut Value, field: &str) -> Option<&'a mut Value> {
+    let fields = row.as_object_mut()?;
+    if fields.get(field).is_some_and(Value::is_number) {
+        return fields.get_mut(field);
+    }
+    fields.values_mut().find_map(|value| found(value, field))
+}
+
 #[test]
 fn it_is_fitted_to_what_was_measured() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let sizes = ["-b", "4K", "-e", "1M", "-f", "16", "--json", "measured.json"];
     let operations = ["zero", "gram", "all_reduce", "all_to_all", "adasum", "-g", "4"];
     perf_in(folder.path(), &[&QUICK[..], &operations, &sizes].concat()).succeeded("measure");
+    // Rows that nobody can have measured.
+    let measured = std::fs::read_to_string(folder.path().join("measured.json")).unwrap();
+    let measured: Value = serde_json::from_str(&measured).unwrap();
+    for (field, value, words) in [("ranks", 0.into(), "0 ranks"), ("time_us", 0.0.into(), "a time of 0 us")] {
+        let mut spoilt = measured.clone();
+        *found(&mut spoilt["measurements"][0], field).expect("the field") = value;
+        std::fs::write(folder.path().join("spoilt.json"), spoilt.to_string()).unwrap();
+        perf_in(folder.path(), &["--model", "--fit", "spoilt.json"]).refused(field, &["spoilt.json", "zero", words]);
+    }
     let fitted = ["--model", "--fit", "measured.json", "--json", "model.json", "-b", "1M"];
     let finished = perf_in(folder.path(), &fitted).succeeded("fit");
     assert!(finished.stdout.contains("fitted to 15 measured rows"), "{}", finished.stdout);

@@ -147,10 +147,11 @@ pub(crate) struct Perf {
     #[arg(long, requires = "operations", conflicts_with_all = ["tensors", "model", "plot", "no_baseline"])]
     launch: bool,
     /// Accumulate, cast and clear the tensors of a model instead, in one launch, with bf16 gradients and f32 sums
-    #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model"])]
+    #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model", "begin", "end", "factor", "step"])]
+    #[arg(conflicts_with_all = ["types", "redops", "algorithms", "layers", "ranks", "transport"])]
     tensors: Option<Model>,
     /// Print what Adasum costs on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
-    #[arg(long, conflicts_with_all = ["operations", "plot"])]
+    #[arg(long, conflicts_with_all = ["operations", "plot", "types", "redops", "algorithms", "ranks", "backend", "transport"])]
     model: bool,
     /// Fit the cost model to this file, which --json wrote (may be repeated)
     #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]

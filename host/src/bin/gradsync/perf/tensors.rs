@@ -108,11 +108,9 @@ pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), 
             let (types, redop, len) = (types(operation), Redop::None, lens.iter().sum());
             let row = Row { operation, types, redop, ranks: 1, len, layers: lens.len() };
             let section = Section { operation, place, ranks: 1, rows: vec![row], left_out: Vec::new() };
-            output.say(&format!(
-                "\n# {}: {} tensors, separately allocated, in one call\n",
-                model.name(),
-                lens.len()
-            ))?;
+            let calls = if place == Place::Cpu { "a call for each" } else { "in one call" };
+            let (name, count) = (model.name(), lens.len());
+            output.say(&format!("\n# {name}: {count} tensors, separately allocated, {calls}\n"))?;
             match place {
                 #[cfg(feature = "cuda")]
                 Place::Cuda => super::cuda::tensors::run(&section, &lens, output)?,
