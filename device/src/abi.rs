@@ -473,13 +473,13 @@ pub const COMBINE_ENTRIES: [[Entry; 16]; 4] = [
 ];
 const COMBINE: &[Param] = &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64];
 
-/// The end of the name of the entry that combines so many vectors: of two, of three or four, of seven or eight, or of any number. Five and six
-/// take the last: on 16-bit vectors it is faster for them than that of eight.
+/// The end of the name of the entry that combines so many vectors: of two, of three or four, of eight, or of any number. Five to seven take the
+/// last: on 16-bit vectors it is faster for them than that of eight with some left out.
 pub const fn combine_suffix(vectors: usize) -> &'static str {
     match vectors {
         2 => "_p2",
         3 | 4 => "_p4",
-        7 | 8 => "_p8",
+        8 => "_p8",
         _ => "",
     }
 }

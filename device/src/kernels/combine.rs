@@ -214,6 +214,7 @@ macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         from_to!($from $S $to $D "_p2" COMBINE: combine_few::<$S, $D, 2, 2, N, U>);
         from_to!($from $S $to $D "_p4" COMBINE_OF_FOUR: combine_few::<$S, $D, 3, 4, N, U>);
+        // Told that there are never less than eight, the driver's compiler makes slower code of this.
         from_to!($from $S $to $D "_p8" COMBINE_OF_EIGHT: combine_few::<$S, $D, 7, 8, N, { U / 2 }>);
         from_to!($from $S $to $D "" COMBINE: combine::<$S, $D, N, U, { group(<$S>::DTYPE) }>);
     };

@@ -13,9 +13,7 @@ use super::host::baseline::Baseline;
 use super::operation::{Operation, Redop, Row, Types};
 use super::output::Output;
 use super::places::Places;
-#[cfg(feature = "cuda")]
-use super::plan::Place;
-use super::plan::Section;
+use super::plan::{Place, Section};
 use super::subject::{self, Found, Side, Subject};
 
 /// A model whose tensors are known.
