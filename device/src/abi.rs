@@ -465,21 +465,24 @@ pub const STREAM_ENTRIES: [[Entry; 16]; 5] = [
 
 /// `combine`: `(destination, table of vectors, vector count, weights, cancelled, spans, span count, chunk length)`; leaves cancelled layers alone.
 /// The destination may be one of the vectors. Which takes how many: [`combine_suffix`].
-pub const COMBINE_ENTRIES: [[Entry; 16]; 4] = [
+pub const COMBINE_ENTRIES: [[Entry; 16]; 2] = [
     pairs_of!("combine", "_p2", LaunchBounds::COMBINE, COMBINE),
-    pairs_of!("combine", "_p4", LaunchBounds::COMBINE_OF_FOUR, COMBINE),
-    pairs_of!("combine", "_p8", LaunchBounds::COMBINE_OF_EIGHT, COMBINE),
     pairs_of!("combine", "", LaunchBounds::COMBINE, COMBINE),
+];
+/// As [`COMBINE_ENTRIES`], where the sum has the dtype of the vectors.
+pub const COMBINE_WIDE_ENTRIES: [[Entry; 4]; 2] = [
+    dtypes_of!("combine", "_p4", LaunchBounds::COMBINE_OF_FOUR, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
+    dtypes_of!("combine", "_p8", LaunchBounds::COMBINE_OF_EIGHT, COMBINE, "f64_f64" "f32_f32" "f16_f16" "bf16_bf16"),
 ];
 const COMBINE: &[Param] = &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64];
 
-/// The end of the name of the entry that combines so many vectors: of two, of three or four, of eight, or of any number. Five to seven take the
-/// last: on 16-bit vectors it is faster for them than that of eight with some left out.
-pub const fn combine_suffix(vectors: usize) -> &'static str {
+/// The end of the name of the entry that combines so many vectors: of two, of any number, and into their own dtype of three or four and of
+/// eight. Five to seven take that of any number: on 16-bit vectors it is faster for them than that of eight with some left out.
+pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str {
     match vectors {
         2 => "_p2",
-        3 | 4 => "_p4",
-        8 => "_p8",
+        3 | 4 if is_one_dtype => "_p4",
+        8 if is_one_dtype => "_p8",
         _ => "",
     }
 }
@@ -564,5 +567,6 @@ const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param
 /// Every entry point of the PTX.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
     let pairs = STREAM_ENTRIES.iter().flatten().chain(COMBINE_ENTRIES.iter().flatten()).chain(&TREE_COMBINE_ENTRIES);
-    pairs.chain(DTYPE_ENTRIES.iter().flatten()).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
+    let dtypes = COMBINE_WIDE_ENTRIES.iter().flatten().chain(DTYPE_ENTRIES.iter().flatten());
+    pairs.chain(dtypes).chain(PEER_ENTRIES.iter().flatten()).chain(&PLAIN_ENTRIES)
 }

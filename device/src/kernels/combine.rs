@@ -1,7 +1,7 @@
 //! `combine`: the weighted sum of vectors per segment, in `f64` in rank order, rounded once. A thread reads an element of every vector before it
 //! writes that of the result, which may be one of them. Entry points for some numbers of vectors are faster; their results are the same.
 
-use super::{for_each_pair, kernel};
+use super::{for_each_dtype, for_each_pair, kernel};
 use crate::abi::{DType, LaunchBounds, Span, THREADS, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::{Element, elementwise};
@@ -213,9 +213,6 @@ unsafe fn combine_few<S: Element, D: Element, const LEAST: usize, const W: usize
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
         from_to!($from $S $to $D "_p2" COMBINE: combine_few::<$S, $D, 2, 2, N, U>);
-        from_to!($from $S $to $D "_p4" COMBINE_OF_FOUR: combine_few::<$S, $D, 3, 4, N, U>);
-        // Told that there are never less than eight, the driver's compiler makes slower code of this.
-        from_to!($from $S $to $D "_p8" COMBINE_OF_EIGHT: combine_few::<$S, $D, 7, 8, N, { U / 2 }>);
         from_to!($from $S $to $D "" COMBINE: combine::<$S, $D, N, U, { group(<$S>::DTYPE) }>);
     };
     ($from:literal $S:ident $to:literal $D:ident $suffix:literal $bounds:ident: $combine:path) => {
@@ -240,3 +237,13 @@ macro_rules! from_to {
     };
 }
 for_each_pair!(from_to);
+
+/// Sums of several vectors into another dtype are too rare for entries of their own.
+macro_rules! within {
+    ($name:literal $T:ident) => {
+        from_to!($name $T $name $T "_p4" COMBINE_OF_FOUR: combine_few::<$T, $T, 3, 4, N, U>);
+        // Told that there are never less than eight, the driver's compiler makes slower code of this.
+        from_to!($name $T $name $T "_p8" COMBINE_OF_EIGHT: combine_few::<$T, $T, 7, 8, N, { U / 2 }>);
+    };
+}
+for_each_dtype!(within);

@@ -8,13 +8,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gradsync::{DType, Element, GradientBuffer, Slice};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
+
+use crate::unfinished;
 
 /// What is wrong with a file, always by its path.
 #[derive(Debug, thiserror::Error)]
@@ -222,15 +224,7 @@ impl Writer {
         header.resize(header.len().next_multiple_of(8), b' ');
 
         let io = |source| FileError::Io { path: path.to_owned(), source };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Those of the file that is replaced, otherwise what the system gives to a new one.
-        let permissions = fs::metadata(path).map_or(fs::Permissions::from_mode(0o666), |facts| facts.permissions());
-        let file = tempfile::Builder::new()
-            .prefix(".gradsync-")
-            .suffix(".part")
-            .permissions(permissions)
-            .tempfile_in(folder)
-            .map_err(io)?;
+        let file = unfinished::beside(path).map_err(io)?;
         let mut writer = Self { path: path.to_owned(), file: BufWriter::with_capacity(1 << 20, file) };
         writer.write(&(header.len() as u64).to_le_bytes())?;
         writer.write(&header)?;

@@ -9,6 +9,7 @@ mod info;
 mod perf;
 mod reduce;
 mod report;
+mod unfinished;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;

@@ -116,7 +116,7 @@ impl Algorithm {
     }
 
     /// The algorithm that runs on GPUs.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn chosen_on_gpus(self, world_size: usize, bytes: usize) -> Self {
         self.chosen_of(&cost::OF_ONE_LEVEL, world_size, bytes)
     }

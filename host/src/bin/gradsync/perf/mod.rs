@@ -27,13 +27,12 @@ mod subject;
 mod table;
 mod tensors;
 
-use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 pub(crate) use arguments::Perf;
 use arguments::{Settings, Task, TransportChoice};
+use gradsync::bootstrap::Launch;
 use launch::Launches;
 use machine::{FirstUse, Machine, Measured};
 use operation::Operation;
@@ -42,8 +41,7 @@ use places::Places;
 use plan::{Place, Section};
 use record::{Document, SCHEMA};
 
-use crate::print;
-use gradsync::bootstrap::Launch;
+use crate::{print, unfinished};
 
 /// Bytes that the host's copy is measured with: more than caches hold, where there is one for a few cores.
 const COPY_BYTES: usize = 64 << 20;
@@ -304,25 +302,15 @@ fn check_writable(path: &Path) -> Result<(), PerfError> {
     let refused = |reason: String| Err(PerfError::File { path: path.into(), reason });
     match () {
         () if path.is_dir() => refused("is a folder".into()),
-        () if !folder(path).is_dir() => refused("its folder does not exist".into()),
-        () => part(path).map(drop).or_else(|error| refused(error.to_string())),
+        () if !unfinished::folder(path).is_dir() => refused("its folder does not exist".into()),
+        () => unfinished::beside(path).map(drop).or_else(|error| refused(error.to_string())),
     }
 }
 
 /// Writes a file that is complete or not there: what stood in its place stays until then.
 fn write(path: &Path, text: &str) -> Result<(), PerfError> {
     let refused = |error: io::Error| PerfError::File { path: path.into(), reason: error.to_string() };
-    let mut file = part(path).map_err(refused)?;
+    let mut file = unfinished::beside(path).map_err(refused)?;
     file.write_all(text.as_bytes()).map_err(refused)?;
     file.persist(path).map(drop).map_err(|error| refused(error.error))
-}
-
-/// A file beside that one, which is gone unless it gets a name.
-fn part(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let permissions = fs::metadata(path).map_or(fs::Permissions::from_mode(0o666), |facts| facts.permissions());
-    tempfile::Builder::new().prefix(".gradsync-").suffix(".part").permissions(permissions).tempfile_in(folder(path))
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -354,7 +354,8 @@ impl Layers {
             self.count.into(),
             grid.chunk_len.into(),
         ];
-        let name = format!("combine_{dtype}_{}{}", dst.as_slice().dtype(), combine_suffix(self.world_size));
+        let to = dst.as_slice().dtype();
+        let name = format!("combine_{dtype}_{to}{}", combine_suffix(self.world_size, to == dtype));
         // SAFETY: vectors and destination checked; weights and spans are this object's.
         Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
     }
