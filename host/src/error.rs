@@ -78,16 +78,16 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
-    /// The algorithm asked for cannot run on this many ranks.
-    #[error("{operation}: the {algorithm} algorithm needs {needs}, and the world size is {world_size}")]
+    /// The algorithm asked for cannot run on this many ranks, or nodes.
+    #[error("{operation}: the {algorithm} algorithm needs {needs}, and there are {world_size}")]
     UnsupportedWorldSize {
         /// The operation that was refused.
         operation: &'static str,
         /// The algorithm asked for.
         algorithm: &'static str,
-        /// The condition on the world size.
+        /// The condition on their number, and of what it is one.
         needs: &'static str,
-        /// The world size found.
+        /// The number found.
         world_size: usize,
     },
     /// A collective or a transfer between ranks failed.

@@ -24,12 +24,8 @@ pub use self::work::{
     PART_NAMES, PARTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter,
 };
 
-/// Another scheme has to take less than this part of Gram's time: the model is no more exact, and Gram rounds once.
+/// A scheme has to take less than this part of the time of one that rounds less: the model is no more exact.
 pub const GAIN: f64 = 0.8;
-/// What ranks that know nothing of nodes can run beside one Gram matrix.
-pub const OF_ONE_LEVEL: [Scheme; 1] = [Scheme::Tree];
-/// What ranks in known nodes can run beside one Gram matrix of all of them.
-pub const OF_NODES: [Scheme; 1] = [Scheme::TwoLevelGram];
 
 /// A way to form the Adasum of all ranks' vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,13 +39,21 @@ pub enum Scheme {
     /// A Gram matrix inside each node, and the tree over the nodes' results.
     GramThenTree,
     /// The sum inside each node, and a Gram matrix of the nodes' sums. Another result: not the Adasum of all ranks.
-    Hierarchical,
+    SumThenGram,
+    /// The sum inside each node, and the tree over the nodes' sums: that result, up to rounding.
+    SumThenTree,
 }
 
 impl Scheme {
     /// All of them.
-    pub const ALL: [Scheme; 5] =
-        [Scheme::Gram, Scheme::Tree, Scheme::TwoLevelGram, Scheme::GramThenTree, Scheme::Hierarchical];
+    pub const ALL: [Scheme; 6] = [
+        Scheme::Gram,
+        Scheme::Tree,
+        Scheme::TwoLevelGram,
+        Scheme::GramThenTree,
+        Scheme::SumThenGram,
+        Scheme::SumThenTree,
+    ];
 
     /// Its name in tables.
     pub const fn name(self) -> &'static str {
@@ -58,13 +62,9 @@ impl Scheme {
             Scheme::Tree => "tree",
             Scheme::TwoLevelGram => "gram+gram",
             Scheme::GramThenTree => "gram+tree",
-            Scheme::Hierarchical => "sum+gram",
+            Scheme::SumThenGram => "sum+gram",
+            Scheme::SumThenTree => "sum+tree",
         }
-    }
-
-    /// Whether it gives what [`Gram`](Self::Gram) gives, up to rounding, so that an automatic choice may take it.
-    pub const fn is_adasum_of_all(self) -> bool {
-        !matches!(self, Scheme::Hierarchical)
     }
 
     /// Whether it can run in that world and combines the ranks in the order of the tree of adjacent pairs.
@@ -77,7 +77,8 @@ impl Scheme {
             // The tree of all ranks is one of whole nodes only if a node is a whole tree.
             Scheme::TwoLevelGram => in_nodes && local.is_power_of_two(),
             Scheme::GramThenTree => in_nodes && local.is_power_of_two() && world.nodes().is_power_of_two(),
-            Scheme::Hierarchical => in_nodes,
+            Scheme::SumThenGram => in_nodes,
+            Scheme::SumThenTree => in_nodes && world.nodes().is_power_of_two(),
         }
     }
 }
@@ -86,6 +87,27 @@ impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// Schemes with the same result, up to rounding, of which an automatic choice takes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alternatives {
+    /// What is taken unless others are faster.
+    pub usual: Scheme,
+    /// The others, each of which is taken if it needs less than [`GAIN`] of the time of the one that would be taken of those before it.
+    pub others: &'static [Scheme],
+}
+
+impl Alternatives {
+    /// All that give the Adasum of all ranks.
+    pub const OF_ALL: Self =
+        Self { usual: Scheme::Gram, others: &[Scheme::TwoLevelGram, Scheme::GramThenTree, Scheme::Tree] };
+    /// The same, where ranks know nothing of nodes.
+    pub const OF_ONE_LEVEL: Self = Self { usual: Scheme::Gram, others: &[Scheme::Tree] };
+    /// The same, where ranks are in known nodes.
+    pub const OF_NODES: Self = Self { usual: Scheme::Gram, others: &[Scheme::TwoLevelGram, Scheme::GramThenTree] };
+    /// All that give the Adasum of the nodes' sums.
+    pub const OF_SUMS: Self = Self { usual: Scheme::SumThenGram, others: &[Scheme::SumThenTree] };
 }
 
 /// What is reduced.
@@ -115,77 +137,69 @@ pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
 /// The scheme that an automatic choice takes, and why.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The fastest that gives the Adasum of all ranks, or Gram where that is nearly as fast.
+    /// The fastest, or the first that is nearly as fast.
     pub scheme: Scheme,
     /// What it takes, in seconds.
     pub seconds: f64,
-    /// What one Gram matrix over all ranks takes.
-    pub gram_seconds: f64,
+    /// The usual one.
+    pub usual: Scheme,
+    /// What that takes.
+    pub usual_seconds: f64,
     /// What that spends most of its time on, by number in [`PART_NAMES`], and the share of its time.
-    pub gram_spends: (usize, f64),
+    pub usual_spends: (usize, f64),
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (part, share) = self.gram_spends;
-        let (scheme, milliseconds) = (self.scheme, self.seconds * 1e3);
-        if scheme == Scheme::Gram {
+        let (part, share) = self.usual_spends;
+        let (scheme, milliseconds, usual) = (self.scheme, self.seconds * 1e3, self.usual);
+        if scheme == usual {
             return write!(f, "{scheme}, {milliseconds:.3} ms, most of it {}", PART_NAMES[part]);
         }
-        let (gram, percent) = (self.gram_seconds * 1e3, 100.0 * share);
-        write!(f, "{scheme}, {milliseconds:.3} ms: gram takes {gram:.3} ms, {percent:.0} % of it {}", PART_NAMES[part])
+        let (longer, percent) = (self.usual_seconds * 1e3, 100.0 * share);
+        let spent = PART_NAMES[part];
+        write!(f, "{scheme}, {milliseconds:.3} ms: {usual} takes {longer:.3} ms, {percent:.0} % of it {spent}")
     }
 }
 
-/// The fastest scheme that gives the Adasum of all ranks; one Gram matrix unless another takes less than [`GAIN`] of its time.
-pub fn choose_with(parameters: &Parameters, world: World, load: Workload) -> Choice {
-    choose_among(&Scheme::ALL, parameters, world, load)
-}
-
-/// As [`choose_with`], among some of the schemes and one Gram matrix.
-pub fn choose_among(schemes: &[Scheme], parameters: &Parameters, world: World, load: Workload) -> Choice {
+/// The fastest of some schemes that fit, or the first that is nearly as fast.
+pub fn choose_with(parameters: &Parameters, among: Alternatives, world: World, load: Workload) -> Choice {
+    let Alternatives { usual, others } = among;
     let time = |scheme| work(scheme, world, load).map(|work| (scheme, parameters.time(&work)));
-    let gram = work(Scheme::Gram, world, load).unwrap_or_default();
-    let gram_seconds = parameters.time(&gram);
-    let (scheme, seconds) = schemes
+    let of_usual = work(usual, world, load).unwrap_or_default();
+    let usual_seconds = parameters.time(&of_usual);
+    let (scheme, seconds) = others
         .iter()
         .copied()
-        .filter(|scheme| scheme.is_adasum_of_all())
         .filter_map(time)
-        .filter(|(_, seconds)| *seconds < GAIN * gram_seconds)
-        .fold((Scheme::Gram, gram_seconds), |best, other| if other.1 < best.1 { other } else { best });
-    let times = parameters.times(&gram);
+        .fold((usual, usual_seconds), |best, other| if other.1 < GAIN * best.1 { other } else { best });
+    let times = parameters.times(&of_usual);
     let most = (0..PARTS).fold(0, |most, part| if times[part] > times[most] { part } else { most });
-    let share = if gram_seconds > 0.0 { times[most] / gram_seconds } else { 0.0 };
-    Choice { scheme, seconds, gram_seconds, gram_spends: (most, share) }
+    let share = if usual_seconds > 0.0 { times[most] / usual_seconds } else { 0.0 };
+    Choice { scheme, seconds, usual, usual_seconds, usual_spends: (most, share) }
 }
 
 /// The scheme for vectors of `bytes` bytes on `world_size` ranks in nodes of `ranks_per_node`, as [`choose_with`] the default
 /// [`Parameters`] and [`Workload::of`] those bytes. A function of its arguments alone, so that all ranks choose alike.
-pub fn choose(world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
-    choose_with(&Parameters::default(), World::new(world_size, ranks_per_node), Workload::of(bytes))
+pub fn choose(among: Alternatives, world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
+    choose_with(&Parameters::default(), among, World::new(world_size, ranks_per_node), Workload::of(bytes))
 }
 
-/// As [`choose`], between one Gram matrix of all ranks and some of the schemes.
-pub(crate) fn choose_of(schemes: &[Scheme], world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
-    let world = World::new(world_size, ranks_per_node);
-    choose_among(schemes, &Parameters::default(), world, Workload::of(bytes))
-}
-
-/// Where the choice among some of the schemes and one Gram matrix changes as the world doubles from 2 to `most` ranks: the number of ranks from
-/// which a scheme is chosen, and the scheme.
+/// Where the choice among some schemes changes as the world doubles from 2 to `most` ranks: the number of ranks from which a scheme is
+/// chosen, and the scheme. Worlds of a single node are left out where the usual scheme needs several.
 pub fn switches(
-    schemes: &[Scheme],
+    among: Alternatives,
     parameters: &Parameters,
     ranks_per_node: usize,
     load: Workload,
     most: usize,
 ) -> Vec<(usize, Scheme)> {
     let mut found: Vec<(usize, Scheme)> = Vec::new();
-    for ranks in doublings(most) {
-        let scheme = choose_among(schemes, parameters, World::new(ranks, ranks_per_node), load).scheme;
+    for world in doublings(most).map(|ranks| World::new(ranks, ranks_per_node)).filter(|&world| among.usual.fits(world))
+    {
+        let scheme = choose_with(parameters, among, world, load).scheme;
         if found.last().is_none_or(|&(_, last)| last != scheme) {
-            found.push((ranks, scheme));
+            found.push((world.ranks, scheme));
         }
     }
     found

@@ -13,7 +13,7 @@ use crate::comm::{Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, adasum_all_reduce, in_place_accumulate};
+use crate::ops::{AdasumOptions, AdasumReport, adasum_all_reduce, in_place_accumulate};
 
 const OPERATION: &str = "adasum_step";
 
@@ -193,12 +193,8 @@ fn check(
         let reason = "there are 0 accumulation steps, and must be at least 1".into();
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
-    let world_size = comm.world_size();
     // Known beforehand, and no optimizer should have run by the time that Adasum says it.
-    if options.adasum.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
-        let needs = "a power of two";
-        return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
-    }
+    options.adasum.algorithm.check_vectors(OPERATION, comm.world_size(), "a power of two of ranks")?;
     same_tensors(OPERATION, ("gradients", gradients.table()), ("weights", weights.table()))
 }
 

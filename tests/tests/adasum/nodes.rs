@@ -3,7 +3,7 @@
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::ops::{
-    AdasumOptions, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
+    AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
     hierarchical_adasum_all_reduce,
 };
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
@@ -51,11 +51,12 @@ fn check(case: &OnNodes, label: &str) {
             let report =
                 hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, case.within_node, options).unwrap();
             let bits = |weights: Vec<f64>| weights.into_iter().map(f64::to_bits).collect::<Vec<u64>>();
-            (patterns_of(buffer.as_slice()), report.weights.map(bits), report.recomputed)
+            (patterns_of(buffer.as_slice()), report.weights.map(bits), report.recomputed, report.algorithm)
         })
     };
-    let (arena, weights, recomputed) = run();
-    assert!(run() == (arena.clone(), weights.clone(), recomputed), "{what}: the second run gives other bits");
+    let first = run();
+    assert!(run() == first, "{what}: the second run gives other bits");
+    let (arena, weights, recomputed, algorithm) = first;
     let decode = |bits: u64| case.all.format.decode(bits);
     let segments = case.all.buffer(0).segments().to_vec();
     for (place, &bits) in arena.iter().enumerate() {
@@ -64,8 +65,8 @@ fn check(case: &OnNodes, label: &str) {
     }
     let layers: Vec<f64> =
         segments.into_iter().flat_map(|segment| arena[segment].iter().copied()).map(decode).collect();
-    let weights: Vec<f64> = weights.expect("Gram reports weights").into_iter().map(f64::from_bits).collect();
-    case.check(&what, &layers, &weights, recomputed);
+    let weights = weights.map(|weights| weights.into_iter().map(f64::from_bits).collect());
+    case.check(&what, &layers, &AdasumReport { algorithm, weights, recomputed });
 }
 
 #[test]
@@ -74,9 +75,11 @@ fn sums_and_means_inside_adasum_across() {
         for (nodes, per_node) in WORLDS {
             for format in Format::ALL {
                 let case = OnNodes::random(format, nodes, per_node, &SHAPES, (nodes * 10 + per_node) as u64);
-                check(&case, "random");
-                check(&case.clone().with_mean(), "random");
-                check(&case.interleaved(), "random");
+                let gram = [case.clone(), case.clone().with_mean(), case.interleaved()];
+                gram.iter().for_each(|case| check(case, "random"));
+                if nodes.is_power_of_two() {
+                    gram.map(OnNodes::along_tree).iter().for_each(|case| check(case, "random"));
+                }
             }
         }
     });
@@ -91,6 +94,9 @@ fn every_kind_of_gradient() {
                     let mut case = OnNodes::of_kind(kind, Format::F32, nodes, per_node, &SHAPES, 7);
                     case.all.granularity = granularity;
                     check(&case, &format!("{kind:?}"));
+                    if nodes != 3 {
+                        check(&case.along_tree(), &format!("{kind:?}"));
+                    }
                 }
             }
         }
@@ -101,7 +107,9 @@ fn every_kind_of_gradient() {
 #[test]
 fn layers_of_many_chunks() {
     guarded(170, || {
-        check(&OnNodes::random(Format::F32, 2, 2, &[&[1 << 20], &[37], &[999_999]], 3), "large");
+        let large = OnNodes::random(Format::F32, 2, 2, &[&[1 << 20], &[37], &[999_999]], 3);
+        check(&large, "large");
+        check(&large.along_tree(), "large");
         let kind = Kind::NearlyOpposite(1e-6);
         check(&OnNodes::of_kind(kind, Format::F32, 3, 1, &[&[1_500_001], &[5]], 3), "large, cancelling");
     });
@@ -140,23 +148,25 @@ fn groups_of_a_topology() {
 fn one_node_is_the_sum_and_nodes_of_one_are_adasum() {
     guarded(60, || {
         let case = OnNodes::random(Format::F32, 1, 4, &SHAPES, 11);
-        let run = |place: fn(usize) -> (usize, usize)| {
+        let run = |algorithm: Algorithm, place: fn(usize) -> (usize, usize)| {
+            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
             on_ranks(4, |comm| {
                 let rank = comm.rank();
                 let mut buffers: [GradientBuffer; 3] = std::array::from_fn(|_| case.all.buffer(rank));
                 all_reduce(&comm, &mut buffers[1], ReduceOp::Sum).unwrap();
-                adasum_all_reduce(&comm, &mut buffers[2], AdasumOptions::default()).unwrap();
+                adasum_all_reduce(&comm, &mut buffers[2], options).unwrap();
                 let groups = Groups::new(comm, place(rank));
-                let options = AdasumOptions::default();
                 hierarchical_adasum_all_reduce(groups.nodes(), &mut buffers[0], ReduceOp::Sum, options).unwrap();
                 buffers.map(|buffer| patterns_of(buffer.as_slice()))
             })
         };
-        for [hierarchical, sum, _] in run(|rank| (0, rank)) {
-            assert_eq!(hierarchical, sum, "one node");
-        }
-        for [hierarchical, _, adasum] in run(|rank| (rank, 0)) {
-            assert_eq!(hierarchical, adasum, "nodes of one rank");
+        for algorithm in [Algorithm::Auto, Algorithm::Tree] {
+            for [hierarchical, sum, _] in run(algorithm, |rank| (0, rank)) {
+                assert_eq!(hierarchical, sum, "one node, {algorithm:?}");
+            }
+            for [hierarchical, _, adasum] in run(algorithm, |rank| (rank, 0)) {
+                assert_eq!(hierarchical, adasum, "nodes of one rank, {algorithm:?}");
+            }
         }
     });
 }
@@ -186,29 +196,35 @@ fn adasum_of_adasums_is_the_adasum_of_all() {
                     let rank = comm.rank();
                     let auto = AdasumOptions { granularity, ..AdasumOptions::default() };
                     let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
+                    let tree = AdasumOptions { algorithm: Algorithm::Tree, ..auto };
                     let mut of_all = buffer(world_size, rank);
                     adasum_all_reduce(&comm, &mut of_all, gram).unwrap();
                     let groups = Groups::new(comm, (rank / per_node, rank % per_node));
-                    let [two, chosen] = [gram, auto].map(|options| {
+                    let run = |options| {
                         let mut buffer = buffer(world_size, rank);
                         let report =
                             hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, WithinNode::Adasum, options);
-                        (buffer.as_slice().to_f64_vec(), report.unwrap().weights.expect("Gram reports weights").len())
-                    });
-                    (of_all.as_slice().to_f64_vec(), two, chosen)
+                        (buffer.as_slice().to_f64_vec(), report.unwrap().weights.map(|weights| weights.len()))
+                    };
+                    let along_tree = nodes.is_power_of_two().then(|| run(tree));
+                    (of_all.as_slice().to_f64_vec(), run(gram), run(auto), along_tree)
                 });
                 assert!(results.iter().all(|result| *result == results[0]), "{what}: ranks differ");
                 let layers = if granularity == Granularity::Tensor { LENS.len() } else { 1 };
-                let (of_all, two, chosen) = &results[0];
-                assert_eq!(two.1, layers * nodes, "{what}: weights");
+                let (of_all, two, chosen, along_tree) = &results[0];
+                assert_eq!(two.1, Some(layers * nodes), "{what}: weights");
                 // Coefficients are at most 1, so that the result is at most the sum of the vectors. Sums of up to n positive products
-                // are wrong by n units, twice in each coefficient, of which a vector passes log2 P, and both results are.
+                // are wrong by n units, twice in each coefficient, of which a vector passes log2 P, and all results are; the tree rounds
+                // once more at each level.
                 let terms: usize = LENS.iter().sum();
-                let bound = world_size as f64 * 1.5 * 4.0 * 3.0 * terms as f64 * f64::EPSILON;
-                for (place, (one, two)) in of_all.iter().zip(&two.0).enumerate() {
-                    assert!((one - two).abs() <= bound, "{what}: element {place}: {two}, and {one} by one matrix");
+                let bound = world_size as f64 * 1.5 * 4.0 * 3.0 * (terms + 1) as f64 * f64::EPSILON;
+                let trees = along_tree.iter().inspect(|tree| assert_eq!(tree.1, None, "{what}: weights of a tree"));
+                for by_levels in trees.chain([two]) {
+                    for (place, (one, two)) in of_all.iter().zip(&by_levels.0).enumerate() {
+                        assert!((one - two).abs() <= bound, "{what}: element {place}: {two}, and {one} by one matrix");
+                    }
                 }
-                let is_one = chosen.1 == layers * world_size && world_size > nodes;
+                let is_one = chosen.1 == Some(layers * world_size) && world_size > nodes;
                 assert_eq!(&chosen.0, if is_one { of_all } else { &two.0 }, "{what}: the automatic choice");
             }
         }
@@ -237,8 +253,15 @@ fn what_is_refused_is_refused_on_every_rank() {
         for message in with(ReduceOp::Max, AdasumOptions::default()) {
             assert!(message.contains("max"), "{message}");
         }
-        for message in with(ReduceOp::Sum, AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() }) {
-            assert!(message.contains("tree"), "{message}");
+        // Three nodes of one rank.
+        for message in refusals(3, |comm| {
+            let rank = comm.rank();
+            let mut buffer = OnNodes::random(Format::F32, 3, 1, &SHAPES, 1).all.buffer(rank);
+            let groups = Groups::new(comm, (rank, 0));
+            let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+            hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, ReduceOp::Sum, tree).map(drop)
+        }) {
+            assert!(message.contains("the tree algorithm needs a power of two of nodes, and there are 3"), "{message}");
         }
         // Nodes {0, 1}, {2, 3}, and across them {0, 3}, {1, 2}.
         for message in refusals(4, |comm| {

@@ -4,7 +4,9 @@ use gradsync::GradientBuffer;
 use gradsync::comm::groups::{Groups, World};
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, ReduceOp, Split, local};
-use gradsync::ops::{AdasumOptions, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce};
+use gradsync::ops::{
+    AdasumOptions, Algorithm, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
+};
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
@@ -39,19 +41,26 @@ pub(crate) fn run(cases: &mut Cases) {
 fn nodes(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
-        for (kind, within_node) in [
-            (Kind::Random, ReduceOp::Mean.into()),
-            (Kind::NearlyOpposite(1e-6), ReduceOp::Sum.into()),
-            (Kind::NearlyOpposite(1e-6), WithinNode::Adasum),
+        for (kind, within_node, algorithm) in [
+            (Kind::Random, ReduceOp::Mean.into(), Algorithm::Auto),
+            (Kind::NearlyOpposite(1e-6), ReduceOp::Sum.into(), Algorithm::Auto),
+            (Kind::NearlyOpposite(1e-6), WithinNode::Adasum, Algorithm::Auto),
+            (Kind::Random, ReduceOp::Sum.into(), Algorithm::Tree),
+            (Kind::Random, WithinNode::Adasum, Algorithm::Tree),
         ] {
-            let what = format!("Adasum across nodes of {per_node} of {kind:?} after {within_node:?} as over threads");
+            if algorithm == Algorithm::Tree && !(world_size / per_node).is_power_of_two() {
+                continue;
+            }
+            let what = format!(
+                "Adasum across nodes of {per_node} of {kind:?} after {within_node:?} by {algorithm:?} as over threads"
+            );
             cases.check(&what, |comm| {
-                let over_threads =
-                    |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, within_node);
+                let how = (within_node, AdasumOptions { algorithm, ..AdasumOptions::default() });
+                let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
                 let ranks = local::run(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
                 for &memory in Memory::ALL {
-                    let got = across_nodes(comm, memory, per_node, kind, within_node);
+                    let got = across_nodes(comm, memory, per_node, kind, how);
                     assert!(got == expected, "other bits than over threads, in {memory:?} memory");
                 }
             });
@@ -89,7 +98,7 @@ fn across_nodes<C: Communicator + Split>(
     memory: Memory,
     per_node: usize,
     kind: Kind,
-    within_node: WithinNode,
+    (within_node, options): (WithinNode, AdasumOptions),
 ) -> Vec<u64> {
     let (rank, world_size) = (all.rank(), all.world_size());
     let mut buffer = memory.buffer(Format::F32, world_size, &SHAPES);
@@ -100,7 +109,7 @@ fn across_nodes<C: Communicator + Split>(
     let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
     let (node, across) = (split(rank / per_node), split(rank % per_node));
     let nodes = Nodes::<dyn Communicator> { all, node: &node, across: &across };
-    hierarchical_adasum_all_reduce(nodes, &mut buffer, within_node, AdasumOptions::default()).expect("Adasum");
+    hierarchical_adasum_all_reduce(nodes, &mut buffer, within_node, options).expect("Adasum");
     patterns_of(buffer.as_slice())
 }
 

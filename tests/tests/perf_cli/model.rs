@@ -21,7 +21,7 @@ fn it_prints_every_scheme_and_says_where_the_choice_switches() {
         .collect();
     let ranks: Vec<&str> = rows.iter().map(|row| row[0]).collect();
     assert_eq!(ranks, ["2", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096"]);
-    for scheme in ["gram", "tree", "gram+gram", "gram+tree", "sum+gram"] {
+    for scheme in ["gram", "tree", "gram+gram", "gram+tree", "sum+gram", "sum+tree"] {
         assert!(finished.stdout.contains(&format!(" {scheme} ")), "{scheme}: {}", finished.stdout);
     }
     for words in [

@@ -1,7 +1,7 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
 //! Two algorithms with the same result up to rounding, in `gram` and `tree`; `in_one_space` is the former for ranks that reach each
-//! other's memory, and `nodes` reduces inside nodes first. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
+//! other's memory, and `nodes` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
 //! a transport.
 
 mod gram;
@@ -14,14 +14,15 @@ use std::ops::Range;
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
-pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
-pub(crate) use self::nodes::{Place, check_algorithm, check_grid, check_within, takes_one_matrix};
-use crate::buffer::GradientBuffer;
+pub(crate) use self::nodes::{Levels, Place, check_grid, check_within};
+pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
+pub(crate) use self::tree::Tree;
+use crate::buffer::{GradientBuffer, Parts};
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::ops::same_plan;
-use crate::plan::cost::{self, Scheme};
+use crate::plan::cost::{self, Alternatives, Scheme};
 
 const OPERATION: &str = "adasum_all_reduce";
 
@@ -30,8 +31,8 @@ const OPERATION: &str = "adasum_all_reduce";
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: on GPUs from 16, 32 or 64 ranks on; over
-    /// host memory, where ranks of a machine form products in place, from five hundred or a thousand. A switch is logged with its reason.
-    /// Given the nodes, [`hierarchical_adasum_all_reduce`] with [`WithinNode::Adasum`] switches to two levels of Gram matrices instead.
+    /// host memory, where ranks of a machine form products in place, from one or two thousand. A switch is logged with its reason.
+    /// Given the nodes, [`hierarchical_adasum_all_reduce`] chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
     #[default]
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
@@ -75,6 +76,12 @@ impl AdasumReport {
     pub(crate) const fn of_tree() -> Self {
         Self { algorithm: Algorithm::Tree, weights: None, recomputed: 0 }
     }
+
+    /// What [`Algorithm::Gram`] reports of a vector that is its own result.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_one_vector(layers: usize) -> Self {
+        Self { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 }
+    }
 }
 
 /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run.
@@ -96,38 +103,48 @@ pub fn adasum_all_reduce(
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
     same_plan(OPERATION, comm, buffer.table(), (options, buffer.is_shared()))?;
-    if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
-        let needs = "a power of two";
-        return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
-    }
+    options.algorithm.check_vectors(OPERATION, world_size, "a power of two of ranks")?;
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
     let parts = buffer.parts_mut();
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
-        Algorithm::Tree => tree::in_place(comm, parts, options.granularity),
+        Algorithm::Tree => {
+            let Parts { arena, tensors, scratch } = parts;
+            let layers = options.granularity.layers(arena.len(), tensors);
+            Tree { across: comm, node: None, layers: &layers, tensors }.run(arena, scratch)?;
+            Ok(AdasumReport::of_tree())
+        }
         _ => gram::in_place(comm, parts, options.granularity, Extent::All),
     }
 }
 
 impl Algorithm {
+    /// Refuses the tree over so many vectors if they are no power of two; `needs` says of what there should be one.
+    pub(crate) fn check_vectors(self, operation: &'static str, vectors: usize, needs: &'static str) -> Result<()> {
+        if self != Algorithm::Tree || vectors.is_power_of_two() {
+            return Ok(());
+        }
+        Err(Error::UnsupportedWorldSize { operation, algorithm: "tree", needs, world_size: vectors })
+    }
+
     /// The algorithm that runs over host memory; never [`Auto`](Self::Auto). The same on every rank.
     pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
-        self.chosen_of(&Scheme::ALL, world_size, bytes)
+        self.chosen_of(Alternatives::OF_ALL, world_size, bytes)
     }
 
     /// The algorithm that runs on GPUs.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn chosen_on_gpus(self, world_size: usize, bytes: usize) -> Self {
-        self.chosen_of(&cost::OF_ONE_LEVEL, world_size, bytes)
+        self.chosen_of(Alternatives::OF_ONE_LEVEL, world_size, bytes)
     }
 
-    fn chosen_of(self, schemes: &[Scheme], world_size: usize, bytes: usize) -> Self {
+    fn chosen_of(self, among: Alternatives, world_size: usize, bytes: usize) -> Self {
         /// What machines with NVLink have; a communicator does not know.
         const RANKS_PER_NODE: usize = 8;
         if self != Algorithm::Auto {
             return self;
         }
-        let choice = cost::choose_of(schemes, world_size, RANKS_PER_NODE, bytes);
+        let choice = cost::choose(among, world_size, RANKS_PER_NODE, bytes);
         // A Gram matrix inside each node and the tree over nodes is the tree, but for the roundings inside nodes.
         if !(matches!(choice.scheme, Scheme::Tree | Scheme::GramThenTree) && world_size.is_power_of_two()) {
             if choice.scheme == Scheme::TwoLevelGram {

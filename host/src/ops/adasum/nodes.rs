@@ -1,18 +1,20 @@
-//! Adasum across nodes: a sum, a mean or Adasum inside each node, and Adasum of the nodes' results, on shards (ONNX Runtime's hierarchical
-//! reduction, Horovod's Adasum over NCCL; with Adasum inside, two small Gram matrices instead of a large one).
+//! Adasum across nodes: a sum, a mean or Adasum inside each node, and Adasum of the nodes' results by either algorithm, on shards (ONNX
+//! Runtime's hierarchical reduction, Horovod's Adasum over NCCL; with Adasum inside, small Gram matrices instead of a large one).
 //!
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
+use super::tree::Tree;
 use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::buffer::{GradientBuffer, Parts};
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::error::{Error, Result};
 use crate::ops::same_hashes;
-use crate::plan::cost::{self, Scheme};
+use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
@@ -122,15 +124,6 @@ pub(crate) fn check_grid(operation: &'static str, places: &[Place]) -> Result<()
     Ok(())
 }
 
-/// Refuses an algorithm that does not run across nodes.
-pub(crate) fn check_algorithm(operation: &'static str, options: AdasumOptions) -> Result<()> {
-    if options.algorithm != Algorithm::Tree {
-        return Ok(());
-    }
-    let reason = "the tree algorithm does not run across nodes; Gram gives the same result".into();
-    Err(Error::InvalidArgument { operation, reason })
-}
-
 /// Refuses reductions inside a node that are not linear.
 pub(crate) fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> {
     let WithinNode::Reduce(op) = within_node else { return Ok(()) };
@@ -141,27 +134,54 @@ pub(crate) fn check_within(operation: &'static str, within_node: WithinNode) -> 
     Err(Error::InvalidArgument { operation, reason })
 }
 
-/// Whether one Gram matrix over all ranks does what was asked for, and as fast by [`plan::cost`](crate::plan::cost): the choice of
-/// [`Algorithm::Auto`], which says so where it switches. `places` are those of all ranks. The same on every rank.
-pub(crate) fn takes_one_matrix(
-    within_node: WithinNode,
-    options: AdasumOptions,
-    places: &[Place],
-    bytes: usize,
-) -> bool {
-    let per_node = places[0].on_node.world_size;
-    let is_adjacent =
-        |(rank, place): (u64, &Place)| (place.across.rank, place.on_node.rank) == (rank / per_node, rank % per_node);
-    let is_tree_of_all = per_node.is_power_of_two() && (0..).zip(places).all(is_adjacent);
-    if within_node != WithinNode::Adasum || options.algorithm != Algorithm::Auto || !is_tree_of_all {
-        return false;
+/// How the ranks' vectors become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Levels {
+    /// By one Gram matrix of all ranks.
+    One,
+    /// Inside nodes, and then by a Gram matrix of nodes.
+    GramOfNodes,
+    /// Inside nodes, and then along the tree over nodes.
+    TreeOfNodes,
+}
+
+impl Levels {
+    /// What was asked for, or for [`Algorithm::Auto`] what [`plan::cost`](crate::plan::cost) finds fastest of all that give the same; it says
+    /// so where it switches. `places` are those of all ranks. The same on every rank.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedWorldSize`] for the tree over other than a power of two of nodes.
+    pub(crate) fn choose(
+        operation: &'static str,
+        within_node: WithinNode,
+        options: AdasumOptions,
+        places: &[Place],
+        bytes: usize,
+    ) -> Result<Self> {
+        let (per_node, nodes) = (places[0].on_node.world_size, places[0].across.world_size);
+        options.algorithm.check_vectors(operation, nodes as usize, "a power of two of nodes")?;
+        match options.algorithm {
+            Algorithm::Auto => {}
+            Algorithm::Gram => return Ok(Self::GramOfNodes),
+            Algorithm::Tree => return Ok(Self::TreeOfNodes),
+        }
+        let is_adjacent = |(rank, place): (u64, &Place)| {
+            (place.across.rank, place.on_node.rank) == (rank / per_node, rank % per_node)
+        };
+        let is_tree_of_all = per_node.is_power_of_two() && (0..).zip(places).all(is_adjacent);
+        let is_adasum_of_all = within_node == WithinNode::Adasum && is_tree_of_all;
+        // Elsewhere only the step across nodes is to be chosen, which is the same after a sum.
+        let among = if is_adasum_of_all { Alternatives::OF_NODES } else { Alternatives::OF_SUMS };
+        let choice = cost::choose(among, places.len(), per_node as usize, bytes);
+        if choice.scheme != choice.usual {
+            tracing::info!(ranks = places.len(), per_node, bytes, %choice, "Adasum across nodes");
+        }
+        Ok(match choice.scheme {
+            Scheme::Gram => Self::One,
+            Scheme::GramThenTree | Scheme::SumThenTree => Self::TreeOfNodes,
+            _ => Self::GramOfNodes,
+        })
     }
-    let choice = cost::choose_of(&cost::OF_NODES, places.len(), per_node as usize, bytes);
-    if choice.scheme == Scheme::Gram {
-        return true;
-    }
-    tracing::info!(ranks = places.len(), per_node, bytes, %choice, "Adasum by a Gram matrix of each node and one of nodes");
-    false
 }
 
 /// Replaces every rank's buffer by the Adasum of the nodes' sums, means or Adasums, in place: bitwise the same on every rank.
@@ -170,14 +190,15 @@ pub(crate) fn takes_one_matrix(
 /// ranks, in the order of `across`, with inner products of whole tensors. With one node that is what the node makes of it, and with
 /// one rank a node it is Adasum. Bytes between nodes: each rank's shard, once there and once back.
 ///
-/// With [`WithinNode::Adasum`] and [`Algorithm::Auto`], one Gram matrix over all ranks is taken instead where that gives the same but
-/// for one rounding, and [`plan::cost`](crate::plan::cost) finds it as fast; the report then has weights of ranks. Else it has weights
-/// of nodes, and counts the layers that were computed again across nodes, not inside them.
+/// The algorithm is that across nodes: inside them, Adasum is a Gram matrix. [`Algorithm::Auto`] takes the Gram matrix of nodes, the tree
+/// over a power of two of nodes where [`plan::cost`](crate::plan::cost) finds that faster, and with [`WithinNode::Adasum`] one Gram matrix over all
+/// ranks where that gives the same but for one rounding and is as fast; the report then has weights of ranks. Else it has weights of nodes,
+/// or none for the tree, and counts the layers that were computed again across nodes, not inside them.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the algorithm
-/// is the tree, the buffer was made for another number of ranks than `all` has, or ranks have other tensors or options; those of the
-/// communicators. After a communicator's error the contents of the buffer are unspecified; the other errors leave it alone.
+/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the buffer was
+/// made for another number of ranks than `all` has, or ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
+/// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After a communicator's error the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
     nodes: Nodes<'_, dyn Communicator + '_>,
     buffer: &mut GradientBuffer,
@@ -187,10 +208,11 @@ pub fn hierarchical_adasum_all_reduce(
     let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
     let places = agree(nodes, buffer, within_node, options)?;
     check_within(OPERATION, within_node)?;
-    check_algorithm(OPERATION, options)?;
+    let bytes = buffer.as_slice().as_bytes().len();
+    let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
     let parts = buffer.parts_mut();
-    if takes_one_matrix(within_node, options, &places, parts.arena.as_slice().as_bytes().len()) {
+    if levels == Levels::One {
         return gram::in_place(all, parts, options.granularity, Extent::All);
     }
     let Parts { mut arena, tensors, scratch } = parts;
@@ -208,17 +230,26 @@ pub fn hierarchical_adasum_all_reduce(
         }
     }
 
-    let part_len = node_len / across.world_size();
-    let begin = node.rank() * node_len + across.rank() * part_len;
-    let window = begin..begin + part_len;
-    let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
-    let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
-    let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
-    let mut workspace = Workspace::take(scratch, cut)?;
-    let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
-    let report = gram.run(own, &mut others, &mut workspace)?;
+    // The part of the nodes' results that this rank combines: its shard, of which the tree cuts off what it goes on with by itself.
+    let window = node.rank() * node_len..(node.rank() + 1) * node_len;
+    let clip = |window: Range<usize>| (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
+    let report = if levels == Levels::TreeOfNodes {
+        let (layers, tensors) = clip(window);
+        Tree { across, node: Some(node), layers: &layers, tensors: &tensors }.run(shard.as_mut_slice(), scratch)?;
+        AdasumReport::of_tree()
+    } else {
+        let part_len = node_len / across.world_size();
+        let begin = window.start + across.rank() * part_len;
+        let (layers, tensors) = clip(begin..begin + part_len);
+        let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
+        let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
+        let mut workspace = Workspace::take(scratch, cut)?;
+        let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
+        let report = gram.run(own, &mut others, &mut workspace)?;
+        workspace.give(scratch);
+        report
+    };
     node.all_gather(shard.as_slice(), arena.reborrow())?;
-    workspace.give(scratch);
     scratch.give([shard]);
     Ok(report)
 }
@@ -261,21 +292,44 @@ mod tests {
         (0..nodes * per_node).map(place).collect()
     }
 
+    fn chosen(within_node: impl Into<WithinNode>, options: AdasumOptions, places: &[Place]) -> Levels {
+        Levels::choose(OPERATION, within_node.into(), options, places, 32 << 20).unwrap()
+    }
+
     #[test]
-    fn two_small_matrices_where_one_takes_longer() {
-        const BYTES: usize = 32 << 20;
+    fn one_matrix_then_two_then_a_tree_of_nodes() {
         let auto = AdasumOptions::default();
-        assert!(takes_one_matrix(WithinNode::Adasum, auto, &places(1, 8), BYTES));
-        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &places(64, 8), BYTES));
-        // Nodes of one rank have nothing to gain, whatever a tree would.
-        assert!(takes_one_matrix(WithinNode::Adasum, auto, &places(64, 1), 1 << 20));
-        // Where one matrix would be another result, or was not asked for.
-        let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
-        assert!(!takes_one_matrix(WithinNode::Adasum, gram, &places(1, 8), BYTES));
-        assert!(!takes_one_matrix(WithinNode::Reduce(ReduceOp::Sum), auto, &places(1, 8), BYTES));
-        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &places(1, 3), BYTES));
+        let of = |nodes, per_node| chosen(WithinNode::Adasum, auto, &places(nodes, per_node));
+        assert_eq!([of(1, 1), of(1, 8), of(2, 1), of(4, 1)], [Levels::One; 4]);
+        assert_eq!([of(2, 8), of(64, 8)], [Levels::GramOfNodes; 2]);
+        assert_eq!([of(128, 8), of(64, 1)], [Levels::TreeOfNodes; 2]);
+        // No power of two of nodes.
+        assert_eq!(of(127, 8), Levels::GramOfNodes);
+        // Where one matrix would be another result, the step across nodes is chosen alone.
+        assert_eq!([of(1, 3), of(2, 3)], [Levels::GramOfNodes; 2]);
+        assert_eq!(of(256, 3), Levels::TreeOfNodes);
         let mut exchanged = places(1, 8);
         exchanged.swap(2, 5);
-        assert!(!takes_one_matrix(WithinNode::Adasum, auto, &exchanged, BYTES));
+        assert_eq!(chosen(WithinNode::Adasum, auto, &exchanged), Levels::GramOfNodes);
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let of = |nodes| chosen(op, auto, &places(nodes, 8));
+            assert_eq!([of(1), of(64), of(127)], [Levels::GramOfNodes; 3]);
+            assert_eq!(of(128), Levels::TreeOfNodes);
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_is_taken() {
+        let of = |algorithm, nodes| {
+            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            Levels::choose(OPERATION, WithinNode::Adasum, options, &places(nodes, 8), 32 << 20)
+        };
+        for nodes in [1, 2, 3, 128] {
+            assert_eq!(of(Algorithm::Gram, nodes).unwrap(), Levels::GramOfNodes);
+            match of(Algorithm::Tree, nodes) {
+                Ok(levels) => assert_eq!((levels, nodes.is_power_of_two()), (Levels::TreeOfNodes, true)),
+                Err(error) => assert!(nodes == 3 && error.to_string().contains("there are 3"), "{error}"),
+            }
+        }
     }
 }

@@ -1,63 +1,82 @@
 //! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve what they hold, combine, and go on; then
-//! they give each other back what they have.
+//! they give each other back what they have. Vectors may be cut among the ranks of nodes, of which each does that with its part.
 //!
 //! Intermediate results are rounded to the dtype. Powers of two only, which the caller has checked.
 
+use std::ops::Range;
+
 use gradsync_device::math::adasum;
 
-use super::{AdasumReport, Granularity, OPERATION, for_tensors};
-use crate::buffer::Parts;
-use crate::comm::Communicator;
+use super::{OPERATION, for_tensors};
+use crate::buffer::Scratch;
+use crate::comm::{Communicator, ReduceOp};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::plan::{segments, tree};
+use crate::slice::SliceMut;
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
-pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
-    let Parts { mut arena, tensors, scratch } = parts;
-    let (rank, layers) = (comm.rank(), granularity.layers(arena.len(), tensors));
-    let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
-    let (mut mine, mut theirs) = (half()?, half()?);
-    let steps = tree::steps(rank, comm.world_size(), arena.len());
-
-    for step in &steps {
-        let kept = 0..step.keep.len();
-        let theirs = &mut theirs.as_mut_slice().range_mut(kept.clone());
-        let given = arena.as_slice().range(step.give.clone());
-        comm.send_recv(given, step.peer, theirs.reborrow(), step.peer)?;
-        let mut mine = mine.as_mut_slice().range_mut(kept);
-        cpu::cast(mine.reborrow(), arena.as_slice().range(step.keep.clone()))?;
-
-        let (left, right) =
-            if step.is_left { (mine.as_slice(), theirs.as_slice()) } else { (theirs.as_slice(), mine.as_slice()) };
-        let mut sums = cpu::dots(left, right, &segments::clip(&layers, step.keep.clone()))?;
-        group_sum(comm, step.group.len(), sums.as_flattened_mut())?;
-        let pairs = sums.iter().map(|&[dot, left, right]| adasum::coefficients(dot, left, right));
-        let weights: Vec<f64> = pairs.flat_map(<[f64; 2]>::from).collect();
-        let weights = for_tensors(&weights, 2, tensors.len());
-        let parts = segments::clip(tensors, step.keep.clone());
-        cpu::combine(arena.reborrow().range_mut(step.keep.clone()), &[left, right], &weights, &parts)?;
-    }
-    for step in steps.iter().rev() {
-        let mut kept = mine.as_mut_slice().range_mut(0..step.keep.len());
-        cpu::cast(kept.reborrow(), arena.as_slice().range(step.keep.clone()))?;
-        let given = arena.reborrow().range_mut(step.give.clone());
-        comm.send_recv(kept.as_slice(), step.peer, given, step.peer)?;
-    }
-    scratch.give([mine, theirs]);
-    Ok(AdasumReport::of_tree())
+/// One reduction.
+pub(crate) struct Tree<'a> {
+    /// One rank for every vector.
+    pub(crate) across: &'a dyn Communicator,
+    /// The ranks that hold the other parts of the vectors, if those are cut: as many for every vector.
+    pub(crate) node: Option<&'a dyn Communicator>,
+    /// The layers of this rank's part.
+    pub(crate) layers: &'a [Range<usize>],
+    /// The tensors of this rank's part: each a layer of its own, or all together one.
+    pub(crate) tensors: &'a [Range<usize>],
 }
 
-/// Adds `values` over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every
-/// rank adds the same numbers in the same tree, and addition commutes, so that all get the same bits.
-fn group_sum(comm: &dyn Communicator, group_size: usize, values: &mut [f64]) -> Result<()> {
-    let mut received = vec![0.0; values.len()];
-    let mut distance = 1;
-    while distance < group_size {
-        let peer = comm.rank() ^ distance;
-        comm.send_recv((&*values).into(), peer, (&mut received).into(), peer)?;
-        values.iter_mut().zip(&received).for_each(|(value, received)| *value += received);
-        distance *= 2;
+impl Tree<'_> {
+    /// Replaces this rank's part of its vector by that of the Adasum of all vectors.
+    pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
+        let Tree { across, layers, tensors, .. } = *self;
+        let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
+        let (mut mine, mut theirs) = (half()?, half()?);
+        let steps = tree::steps(across.rank(), across.world_size(), arena.len());
+
+        for step in &steps {
+            let kept = 0..step.keep.len();
+            let theirs = &mut theirs.as_mut_slice().range_mut(kept.clone());
+            let given = arena.as_slice().range(step.give.clone());
+            across.send_recv(given, step.peer, theirs.reborrow(), step.peer)?;
+            let mut mine = mine.as_mut_slice().range_mut(kept);
+            cpu::cast(mine.reborrow(), arena.as_slice().range(step.keep.clone()))?;
+
+            let (left, right) =
+                if step.is_left { (mine.as_slice(), theirs.as_slice()) } else { (theirs.as_slice(), mine.as_slice()) };
+            let mut sums = cpu::dots(left, right, &segments::clip(layers, step.keep.clone()))?;
+            self.sum(step.group.len(), sums.as_flattened_mut())?;
+            let pairs = sums.iter().map(|&[dot, left, right]| adasum::coefficients(dot, left, right));
+            let weights: Vec<f64> = pairs.flat_map(<[f64; 2]>::from).collect();
+            let weights = for_tensors(&weights, 2, tensors.len());
+            let parts = segments::clip(tensors, step.keep.clone());
+            cpu::combine(arena.reborrow().range_mut(step.keep.clone()), &[left, right], &weights, &parts)?;
+        }
+        for step in steps.iter().rev() {
+            let mut kept = mine.as_mut_slice().range_mut(0..step.keep.len());
+            cpu::cast(kept.reborrow(), arena.as_slice().range(step.keep.clone()))?;
+            let given = arena.reborrow().range_mut(step.give.clone());
+            across.send_recv(kept.as_slice(), step.peer, given, step.peer)?;
+        }
+        scratch.give([mine, theirs]);
+        Ok(())
     }
-    Ok(())
+
+    /// Adds `values` over the ranks of this one's node, and then over the aligned group of `group_size` vectors that this rank's is in, by
+    /// recursive doubling: every rank adds the same numbers in the same tree, and addition commutes, so that all get the same bits.
+    fn sum(&self, group_size: usize, values: &mut [f64]) -> Result<()> {
+        if let Some(node) = self.node {
+            node.all_reduce((&mut *values).into(), ReduceOp::Sum)?;
+        }
+        let mut received = vec![0.0; values.len()];
+        let mut distance = 1;
+        while distance < group_size {
+            let peer = self.across.rank() ^ distance;
+            self.across.send_recv((&*values).into(), peer, (&mut received).into(), peer)?;
+            values.iter_mut().zip(&received).for_each(|(value, received)| *value += received);
+            distance *= 2;
+        }
+        Ok(())
+    }
 }

@@ -82,7 +82,12 @@ pub(super) fn phases(scheme: Scheme, world: World, load: Workload) -> Option<Vec
             tree(&mut phases, world, local, part, load);
             phases.push(Phase::AllGather(Group::Node, bytes));
         }
-        Scheme::Hierarchical => {
+        Scheme::SumThenTree => {
+            phases.push(Phase::ReduceScatter(Group::Node, bytes));
+            tree(&mut phases, world, local, part, load);
+            phases.push(Phase::AllGather(Group::Node, bytes));
+        }
+        Scheme::SumThenGram => {
             phases.push(Phase::ReduceScatter(Group::Node, bytes));
             gram(&mut phases, (Group::Places, Group::All), nodes, part, load);
             phases.extend([Phase::AllGather(Group::Places, part), Phase::AllGather(Group::Node, bytes)]);
@@ -146,10 +151,12 @@ fn tiles_and_pairs(vectors: usize) -> (usize, usize) {
     (vectors.div_ceil(WIDEST), (cells.pow(2) - within_tiles) / 2)
 }
 
-/// Halving and doubling from `distance` ranks on, over vectors of which each rank holds `bytes` bytes, and back.
-fn tree(phases: &mut Vec<Phase>, world: World, distance: usize, bytes: f64, load: Workload) {
+/// Halving and doubling from `first` ranks on, over vectors of which each rank holds `bytes` bytes, and back. Vectors are cut among the ranks
+/// that are nearer, which are a node.
+fn tree(phases: &mut Vec<Phase>, world: World, first: usize, bytes: f64, load: Workload) {
+    let sums = 3.0 * 8.0 * load.layers as f64;
     let mut back = Vec::new();
-    let (mut distance, mut held) = (distance, bytes);
+    let (mut distance, mut held) = (first, bytes);
     while distance < world.ranks {
         held /= 2.0;
         let len = held / load.element_bytes as f64;
@@ -157,10 +164,13 @@ fn tree(phases: &mut Vec<Phase>, world: World, distance: usize, bytes: f64, load
         back.push(Phase::Exchange(distance, held));
         let dots = Work::kernel(2.0 * held, 3.0 * len);
         phases.push(Phase::Kernels(dots));
-        // The sums of the pair, by doubling over all ranks that hold a slice of it.
-        let mut step = 1;
+        // The sums of the pair, over all ranks that hold a slice of it: of the node at once, and then by doubling.
+        if first > 1 {
+            phases.push(Phase::AllReduce(Group::Node, sums));
+        }
+        let mut step = first;
         while step < 2 * distance {
-            phases.push(Phase::Exchange(step, 3.0 * 8.0 * load.layers as f64));
+            phases.push(Phase::Exchange(step, sums));
             step *= 2;
         }
         phases.push(Phase::Kernels(Work::kernel(3.0 * held, 2.0 * len)));

@@ -82,7 +82,8 @@ impl Fabric {
             Phase::Exchange(distance, bytes) => {
                 self.ready.iter_mut().for_each(|ready| *ready += self.step);
                 let posted = self.ready.clone();
-                (0..self.world.ranks).for_each(|rank| self.message(&posted, rank, rank ^ distance, bytes));
+                let peer = |rank: usize| if (rank / distance) % 2 == 0 { rank + distance } else { rank - distance };
+                (0..self.world.ranks).for_each(|rank| self.message(&posted, rank, peer(rank), bytes));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Hierarchical Adasum on GPUs: a sum or mean inside nodes, which are made of the GPUs of one machine, and Adasum across; and the
-//! choice between ONNX Runtime's three algorithms.
+//! Hierarchical Adasum on GPUs: a sum or mean inside nodes, which are made of the GPUs of one machine, and Adasum across, by either
+//! algorithm; and the choice between ONNX Runtime's three.
 //!
 //! Nodes of up to two ranks bring vectors of their own: their sum is rounded once, whoever forms it. On larger ones each layer lies on
 //! one rank.
@@ -91,10 +91,16 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
     fn check_format(&self, format: Format) {
         let Runner { nodes, per_node, .. } = *self;
         let placed = |case: OnNodes| if self.is_interleaved { case.interleaved() } else { case };
+        let check = |case: OnNodes, label: &str| {
+            self.check(&case, label);
+            if nodes.is_power_of_two() {
+                self.check(&case.along_tree(), label);
+            }
+        };
         if per_node <= 2 {
-            self.check(&placed(OnNodes::random(format, nodes, per_node, &SHAPES, 5)), "random");
-            self.check(&placed(OnNodes::random(format, nodes, per_node, &SHAPES, 6).with_mean()), "random");
-            self.check(&placed(OnNodes::random(format, nodes, per_node, &[&[70_001], &[255, 257]], 7)), "larger");
+            check(placed(OnNodes::random(format, nodes, per_node, &SHAPES, 5)), "random");
+            check(placed(OnNodes::random(format, nodes, per_node, &SHAPES, 6).with_mean()), "random");
+            check(placed(OnNodes::random(format, nodes, per_node, &[&[70_001], &[255, 257]], 7)), "larger");
         }
         for kind in Kind::ADASUM {
             for granularity in [Granularity::Tensor, Granularity::Whole] {
@@ -102,7 +108,7 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
                 let mut case = OnNodes::of_kind(kind, format, nodes, per_node, &SHAPES, 8);
                 case.all.granularity = granularity;
                 if !self.is_interleaved {
-                    self.check(&case, &format!("{kind:?}"));
+                    check(case, &format!("{kind:?}"));
                 }
             }
         }
@@ -129,9 +135,7 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         checks.same_list(format!("{what}: the second run's bits"), second, first.clone());
         checks.finish();
         let layers = layers(&case.all, &first, &what).concat();
-        assert_eq!(report.algorithm, Algorithm::Gram, "{what}");
-        let weights = report.weights.unwrap_or_else(|| panic!("{what}: Gram reports weights"));
-        case.check(&what, &layers, &weights, report.recomputed);
+        case.check(&what, &layers, &report);
     }
 }
 
@@ -146,8 +150,10 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let auto = AdasumOptions::default();
         let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
         let mut of_all = Adasum::over_transport(comm, &buffer, gram).unwrap();
-        let [mut two, mut chosen] =
-            [gram, auto].map(|options| HierarchicalAdasum::new(nodes, &buffer, WithinNode::Adasum, options).unwrap());
+        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..auto };
+        let prepare = |options| HierarchicalAdasum::new(nodes, &buffer, WithinNode::Adasum, options).unwrap();
+        let (mut two, mut chosen) = (prepare(gram), prepare(auto));
+        let mut along_tree = self.nodes.is_power_of_two().then(|| prepare(tree));
         let mut run = |reduce: &mut dyn FnMut(&mut DeviceGradientBuffer)| {
             buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
             reduce(&mut buffer);
@@ -157,11 +163,12 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
             host.as_slice().to_f64_vec()
         };
         let expected = run(&mut |buffer| of_all.all_reduce(comm, buffer).unwrap());
-        for adasum in [&mut two, &mut chosen] {
+        for adasum in [&mut two, &mut chosen].into_iter().chain(&mut along_tree) {
             let got = run(&mut |buffer| adasum.all_reduce(nodes, buffer).unwrap());
             let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
-            // A node's result is rounded by half a unit of f32, and so is the sum of two of them; weights are sums in f64.
-            let is_exact = self.nodes == 1 || self.per_node == 1;
+            // A node's result is rounded by half a unit of f32, and so is the sum of two of them at each level; weights are sums in f64.
+            let is_tree = adasum.report().unwrap().algorithm == Algorithm::Tree;
+            let is_exact = self.nodes == 1 || (self.per_node == 1 && !is_tree);
             let bound = if is_exact { 0.0 } else { 4.0 * largest * f64::from(f32::EPSILON) };
             for (place, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 assert!((got - expected).abs() <= bound, "element {place}: {got}, and {expected} by one matrix");
@@ -177,9 +184,13 @@ fn refusals<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C) {
     let groups = Groups::new(comm, (0, rank));
     let tensors = [("w", [100usize])];
     let mut buffer = DeviceGradientBuffer::new(queue, gradsync::DType::F32, comm.world_size(), tensors).unwrap();
-    let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
-    let message = HierarchicalAdasum::new(groups.nodes(), &buffer, ReduceOp::Sum, tree).unwrap_err().to_string();
-    assert!(message.contains("tree"), "{message}");
+    if !comm.world_size().is_power_of_two() {
+        let nodes_of_one = Groups::new(comm, (rank, 0));
+        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+        let prepared = HierarchicalAdasum::new(nodes_of_one.nodes(), &buffer, ReduceOp::Sum, tree);
+        let message = prepared.unwrap_err().to_string();
+        assert!(message.contains("tree") && message.contains("a power of two of nodes"), "{message}");
+    }
     let within = HierarchicalAdasum::new(groups.nodes(), &buffer, ReduceOp::Min, AdasumOptions::default());
     let message = within.unwrap_err().to_string();
     assert!(message.contains("min"), "{message}");

@@ -8,8 +8,8 @@ mod points;
 use std::path::PathBuf;
 
 use gradsync::plan::cost::{
-    self, Choice, Fit, GAIN, OF_NODES, OF_ONE_LEVEL, PART_NAMES, Parameters, Scheme, Workload, World, doublings,
-    products_share, simulate, switches,
+    self, Alternatives, Choice, Fit, GAIN, PART_NAMES, Parameters, Scheme, Workload, World, doublings, products_share,
+    simulate, switches,
 };
 use serde::Serialize;
 
@@ -52,8 +52,9 @@ struct Size {
     switches: Vec<Switch>,
     /// The same among what runs on GPUs that know nothing of nodes: ranks, and the scheme from there on.
     on_gpus: Vec<(usize, &'static str)>,
-    /// The same among what runs within known nodes.
+    /// The same among what runs within known nodes: for the Adasum of all ranks, and for that of the nodes' sums.
     within_nodes: Vec<(usize, &'static str)>,
+    of_sums: Vec<(usize, &'static str)>,
     /// The number of ranks from which the products of one Gram matrix take a tenth of its time.
     products_cost_from: Option<usize>,
 }
@@ -111,7 +112,7 @@ fn size(parameters: &Parameters, bytes: usize, ranks_per_node: usize, layers: us
         .map(|ranks| {
             let world = World::new(ranks, ranks_per_node);
             let time = |scheme| cost::work(scheme, world, load).map(|work| 1e3 * parameters.time(&work));
-            let choice = cost::choose_with(parameters, world, load);
+            let choice = cost::choose_with(parameters, Alternatives::OF_ALL, world, load);
             let simulated = |scheme| simulate(parameters, scheme, world, load).map(|seconds| 1e3 * seconds);
             let simulated_gram = simulated(Scheme::Gram);
             Estimate {
@@ -129,18 +130,19 @@ fn size(parameters: &Parameters, bytes: usize, ranks_per_node: usize, layers: us
             }
         })
         .collect();
-    let switches = |schemes: &[Scheme]| switches(schemes, parameters, ranks_per_node, load, MOST_RANKS).into_iter();
-    let named = |schemes| switches(schemes).map(|(ranks, scheme)| (ranks, scheme.name())).collect();
-    let of_all = switches(&Scheme::ALL).map(|(ranks, scheme)| {
-        let choice = cost::choose_with(parameters, World::new(ranks, ranks_per_node), load);
+    let switches = |among| switches(among, parameters, ranks_per_node, load, MOST_RANKS).into_iter();
+    let named = |among| switches(among).map(|(ranks, scheme)| (ranks, scheme.name())).collect();
+    let of_all = switches(Alternatives::OF_ALL).map(|(ranks, scheme)| {
+        let choice = cost::choose_with(parameters, Alternatives::OF_ALL, World::new(ranks, ranks_per_node), load);
         Switch { ranks, scheme: scheme.name(), reason: why(&choice) }
     });
     Size {
         size_bytes: bytes,
         products_cost_from: worlds.iter().find(|world| world.products_share > DEAR).map(|world| world.ranks),
         switches: of_all.collect(),
-        on_gpus: named(&OF_ONE_LEVEL),
-        within_nodes: named(&OF_NODES),
+        on_gpus: named(Alternatives::OF_ONE_LEVEL),
+        within_nodes: named(Alternatives::OF_NODES),
+        of_sums: named(Alternatives::OF_SUMS),
         worlds,
     }
 }
@@ -171,8 +173,9 @@ impl ModelDocument {
             text += &format!("#   {of:<24} {value:>20}  {from}\n");
         }
         text += &self.fit.as_ref().map_or(String::new(), FitReport::lines);
-        text +=
-            &format!("# another scheme than one Gram matrix is chosen where it takes less than {GAIN} of its time\n");
+        text += &format!(
+            "# a scheme is chosen where it takes less than {GAIN} of the time of those that round less: one Gram matrix, two, then trees\n"
+        );
         self.sizes.iter().for_each(|size| text += &size.lines());
         text
     }
@@ -203,6 +206,7 @@ impl Size {
         text += &format!("# automatic choice: {}\n", listed(&of_all));
         text += &format!("#   without nodes, as `Algorithm::Auto` on GPUs: {}\n", listed(&self.on_gpus));
         text += &format!("#   with nodes, as `WithinNode::Adasum`: {}\n", listed(&self.within_nodes));
+        text += &format!("#   with nodes that sum, as `WithinNode::Reduce`: {}\n", listed(&self.of_sums));
         for Switch { ranks, scheme, reason } in self.switches.iter().skip(1) {
             text += &format!("#   {scheme} from {ranks} ranks: {reason}\n");
         }
@@ -217,8 +221,8 @@ impl Size {
 
 /// Why a choice is no Gram matrix over all ranks, or is one.
 fn why(choice: &Choice) -> String {
-    let (part, share) = choice.gram_spends;
-    let (gram, percent) = (1e3 * choice.gram_seconds, 100.0 * share);
+    let (part, share) = choice.usual_spends;
+    let (gram, percent) = (1e3 * choice.usual_seconds, 100.0 * share);
     let spent = format!("one Gram matrix of all ranks takes {gram:.3} ms, {percent:.0} % of it {}", PART_NAMES[part]);
     match choice.scheme {
         Scheme::Gram => format!("{spent}, and nothing else takes {GAIN} of that or less"),

@@ -4,12 +4,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::gram::Gram;
 use super::layer_count;
+use super::tree::Tree;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::error::{Error, Result};
-use crate::ops::adasum::{Place, check_algorithm, check_grid, check_within, takes_one_matrix};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Nodes, WithinNode};
+use crate::ops::adasum::{Levels, Place, check_grid, check_within};
+use crate::ops::{AdasumOptions, AdasumReport, Nodes, WithinNode};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
@@ -18,7 +19,7 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
 /// then exchanges its shard, and nothing else, with the ranks in its place on other nodes, and an all-gather inside the node completes
 /// the result. Inner products are added up over all ranks that hold a part of the vectors, so that coefficients belong to whole tensors.
-/// With one node that is what the node makes of it. The numerics across nodes, and the choice of one Gram matrix for all ranks, are those
+/// With one node that is what the node makes of it. The numerics across nodes, and the choice of an algorithm, are those
 /// of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
 /// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside nodes as
@@ -29,15 +30,14 @@ pub struct HierarchicalAdasum {
     /// Ranks in all, of a node, and nodes.
     sizes: [usize; 3],
     steps: Steps,
-    layers: usize,
 }
 
 #[derive(Debug)]
 enum Steps {
     /// All ranks at once.
     One(Box<Gram>),
-    /// Nodes, and then across them; nothing to combine with one node.
-    Two(Within, Option<Box<Gram>>),
+    /// Nodes, and then across them.
+    Two(Within, Across),
 }
 
 /// The step inside a node: into a shard of its own, or in place.
@@ -47,14 +47,23 @@ enum Within {
     Adasum(Box<Gram>),
 }
 
+/// The step across nodes, in place.
+#[derive(Debug)]
+enum Across {
+    /// With one node there is nothing to combine.
+    Nothing(AdasumReport),
+    Gram(Box<Gram>),
+    Tree(Box<Tree>),
+}
+
 impl HierarchicalAdasum {
     /// Prepares the reduction of buffers like this one, which were made for all ranks; every rank must call it. The host waits for the
     /// other ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
-    /// algorithm is the tree, the buffer was made for another number of ranks than there are in all, or ranks have other tensors or
-    /// options; [`Error::Cuda`], code 2 when memory does not suffice; those of the communicators.
+    /// buffer was made for another number of ranks than there are in all, or ranks have other tensors or options;
+    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory does not suffice; those of the communicators.
     pub fn new(
         nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
         buffer: &DeviceGradientBuffer,
@@ -65,11 +74,12 @@ impl HierarchicalAdasum {
         let table = buffer.table();
         let places = agree(nodes, table.fingerprint(), within_node, options)?;
         check_within(OPERATION, within_node)?;
-        check_algorithm(OPERATION, options)?;
         table.check_world_size(OPERATION, all.world_size())?;
         let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
         let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, options.granularity).map(Box::new);
-        let steps = if takes_one_matrix(within_node, options, &places, len * table.dtype().size_bytes()) {
+        let layers = layer_count(options.granularity, table.tensor_count());
+        let levels = Levels::choose(OPERATION, within_node, options, &places, len * table.dtype().size_bytes())?;
+        let steps = if levels == Levels::One {
             Steps::One(gram(all, 0..len)?)
         } else {
             let within = match within_node {
@@ -79,10 +89,16 @@ impl HierarchicalAdasum {
                 WithinNode::Adasum => Within::Adasum(gram(node, 0..len)?),
             };
             let own = node.rank() * node_len..(node.rank() + 1) * node_len;
-            Steps::Two(within, (across.world_size() > 1).then(|| gram(across, own)).transpose()?)
+            let is_tree = levels == Levels::TreeOfNodes;
+            let across = match across.world_size() {
+                1 if is_tree => Across::Nothing(AdasumReport::of_tree()),
+                1 => Across::Nothing(AdasumReport::of_one_vector(layers)),
+                _ if is_tree => Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?)),
+                _ => Across::Gram(gram(across, own)?),
+            };
+            Steps::Two(within, across)
         };
-        let layers = layer_count(options.granularity, table.tensor_count());
-        Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps, layers })
+        Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps })
     }
 
     /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
@@ -108,11 +124,15 @@ impl HierarchicalAdasum {
         }
         let Nodes { all, node, across } = nodes;
         let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = buffer.as_slice().len()).entered();
-        let (within, gram) = match &mut self.steps {
+        let (within, step) = match &mut self.steps {
             Steps::One(gram) => return gram.run(all, all, buffer.as_mut_slice()),
-            Steps::Two(within, gram) => (within, gram),
+            Steps::Two(within, step) => (within, step),
         };
-        let mut combine = |shard: DeviceSliceMut<'_>| gram.as_mut().map_or(Ok(()), |gram| gram.run(across, all, shard));
+        let mut combine = |shard: DeviceSliceMut<'_>| match step {
+            Across::Nothing(_) => Ok(()),
+            Across::Gram(gram) => gram.run(across, all, shard),
+            Across::Tree(tree) => tree.run(across, Some(node), shard),
+        };
         match within {
             Within::Reduce(op, shard) => {
                 node.reduce_scatter(buffer.as_slice(), shard.as_mut_slice(), *op)?;
@@ -127,18 +147,16 @@ impl HierarchicalAdasum {
         }
     }
 
-    /// What the last reduction did across nodes, with weights of nodes, or of ranks where one Gram matrix was taken; waits for the
-    /// queue.
+    /// What the last reduction did across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
+    /// for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     pub fn report(&self) -> Result<AdasumReport> {
         match &self.steps {
-            Steps::One(gram) | Steps::Two(_, Some(gram)) => gram.report(),
-            Steps::Two(_, None) => {
-                let weights = Some(vec![1.0; self.layers]);
-                Ok(AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 })
-            }
+            Steps::One(gram) | Steps::Two(_, Across::Gram(gram)) => gram.report(),
+            Steps::Two(_, Across::Nothing(report)) => Ok(report.clone()),
+            Steps::Two(_, Across::Tree(_)) => Ok(AdasumReport::of_tree()),
         }
     }
 }

@@ -73,10 +73,7 @@ impl Adasum {
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
-        if options.algorithm == Algorithm::Tree && !world_size.is_power_of_two() {
-            let needs = "a power of two";
-            return Err(Error::UnsupportedWorldSize { operation: OPERATION, algorithm: "tree", needs, world_size });
-        }
+        options.algorithm.check_vectors(OPERATION, world_size, "a power of two of ranks")?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen_on_gpus(world_size, bytes), ..options };
         let peers = if world_size == 1 { None } else { connect(comm, buffer, options)? };
@@ -89,13 +86,15 @@ impl Adasum {
                 let layers = layer_count(options.granularity, table.tensor_count());
                 Steps::Alone(match options.algorithm {
                     Algorithm::Tree => AdasumReport::of_tree(),
-                    _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 },
+                    _ => AdasumReport::of_one_vector(layers),
                 })
             }
             Algorithm::Auto | Algorithm::Gram => {
                 Steps::Gram(Box::new(Gram::new(comm, buffer, 0..table.arena_len(), options.granularity)?))
             }
-            Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, options.granularity)?)),
+            Algorithm::Tree => {
+                Steps::Tree(Box::new(Tree::new(comm, buffer, 0..table.arena_len(), options.granularity)?))
+            }
         };
         Ok(Self { fingerprint: table.fingerprint(), world_size, steps })
     }
@@ -125,7 +124,7 @@ impl Adasum {
             Steps::Alone(_) => Ok(()),
             Steps::Peers(peers) => peers.run(comm, buffer),
             Steps::Gram(gram) => gram.run(comm, comm, buffer.as_mut_slice()),
-            Steps::Tree(tree) => tree.run(comm, buffer.as_mut_slice()),
+            Steps::Tree(tree) => tree.run(comm, None, buffer.as_mut_slice()),
         }
     }
 

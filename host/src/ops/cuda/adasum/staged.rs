@@ -1,17 +1,18 @@
 //! [`StagedAdasum`]: gradients in device memory, reduced by the processors over a host transport.
 //!
 //! A chunk at a time goes through pinned memory: while the transport moves one, the device copies the next and the processors work on
-//! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory.
+//! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory. The tree, whose every level
+//! takes what the one before has left, has all of the vector there instead.
 
 use std::ops::Range;
 
 use super::{OPERATION, layer_count};
-use crate::buffer::{Arena, DeviceGradientBuffer};
+use crate::buffer::{Arena, DeviceGradientBuffer, Scratch};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Result};
-use crate::ops::adasum::{Cut, Extent, Gram, Vector, Workspace, check_algorithm};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, same_plan};
+use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity, same_plan};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
@@ -21,44 +22,51 @@ const DEPTH: usize = 2;
 /// Adasum of the gradient buffers of a group of ranks by their processors, with its workspace: made once, run at every step.
 ///
 /// The steps and the numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce). Workspace: as many bytes of the host's
-/// memory as the arena has, and a few MiB of pinned memory for every rank.
+/// memory as the arena has, and of pinned memory a few MiB for every rank, or for the tree as many again.
 #[derive(Debug)]
 pub struct StagedAdasum {
     fingerprint: u64,
-    options: AdasumOptions,
+    granularity: Granularity,
     /// The queue that the copies are ordered on.
     queue: Queue,
-    /// A block for each chunk on its way, with a chunk of every part.
     pinned: Pinned,
-    /// This rank's part of its vector, and of the result.
-    own: Arena,
-    workspace: Workspace,
+    steps: Steps,
     report: AdasumReport,
+}
+
+/// The algorithm, with what it needs beside pinned memory.
+#[derive(Debug)]
+enum Steps {
+    /// With a pinned block for each chunk on its way, which has a chunk of every part; `own` is this rank's part of its vector, and of the result.
+    Gram { own: Arena, workspace: Workspace },
+    /// With one pinned block for the vector.
+    Tree(Scratch),
 }
 
 impl StagedAdasum {
     /// Prepares the reduction of buffers like this one; every rank of `comm` must call it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the algorithm is the tree, the buffer was made for another world size, or ranks have other tensors
-    /// or options (on every rank, naming two that differ); [`Error::Cuda`], code 2 when memory does not suffice; those of the
-    /// communicator.
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
+    /// naming two that differ); [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
+    /// [`Error::Cuda`], code 2 when memory does not suffice; those of the communicator.
     pub fn new(comm: &dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
-        check_algorithm(OPERATION, options)?;
-        let cut = Cut::new(table.dtype(), comm.world_size(), table.shard_len());
-        let block_bytes = comm.world_size() * cut.longest_piece() * table.dtype().size_bytes();
-        let weights = layer_count(options.granularity, table.tensor_count()) * comm.world_size();
-        Ok(Self {
-            fingerprint: table.fingerprint(),
-            options,
-            queue: queue.clone(),
-            pinned: Pinned::new(queue, DEPTH, block_bytes)?,
-            own: Arena::zeroed(OPERATION, table.dtype(), table.shard_len())?,
-            workspace: Workspace::default(),
-            report: AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![0.0; weights]), recomputed: 0 },
-        })
+        options.algorithm.check_vectors(OPERATION, comm.world_size(), "a power of two of ranks")?;
+        let (dtype, granularity) = (table.dtype(), options.granularity);
+        let bytes = table.arena_len() * dtype.size_bytes();
+        let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
+            (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(Scratch::default()), AdasumReport::of_tree())
+        } else {
+            let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
+            let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
+            let own = Arena::zeroed(OPERATION, dtype, table.shard_len())?;
+            let weights = Some(vec![0.0; layer_count(granularity, table.tensor_count()) * comm.world_size()]);
+            let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
+            (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
+        };
+        Ok(Self { fingerprint: table.fingerprint(), granularity, queue: queue.clone(), pinned, steps, report })
     }
 
     /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank. Ordered on the buffer's
@@ -76,14 +84,22 @@ impl StagedAdasum {
         self.queue.check_same(OPERATION, buffer.queue())?;
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
         let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
+        let tensors = buffer.table().segments().to_vec();
+        let layers = self.granularity.layers(len, &tensors);
+        let Self { pinned, queue, steps, report, .. } = self;
+        let (own, workspace) = match steps {
+            Steps::Tree(scratch) => {
+                let tree = Tree { across: comm, node: None, layers: &layers, tensors: &tensors };
+                return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
+            }
+            Steps::Gram { own, workspace } => (own, workspace),
+        };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let tensors = segments::clip(buffer.table().segments(), window.clone());
-        let layers = segments::clip(&self.options.granularity.layers(len, buffer.table().segments()), window);
+        let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
         let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
-        let (arena, rank) = (buffer.as_mut_slice(), comm.rank());
-        let mut vector = Staged { arena, cut, rank, pinned: &self.pinned, queue: &self.queue };
-        self.report = gram.run(self.own.as_mut_slice(), &mut vector, &mut self.workspace)?;
+        let mut vector = Staged { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
+        *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
         Ok(())
     }
 
@@ -120,6 +136,26 @@ impl Staged<'_> {
         let len: usize = self.cut.pieces(chunk).map(|piece| piece.len()).sum();
         Ok((self.pinned.block(chunk % DEPTH), len * self.cut.dtype().size_bytes()))
     }
+}
+
+/// Replaces an arena by what `run` makes of it in the first block, which is as large.
+fn in_block(
+    pinned: &Pinned,
+    queue: &Queue,
+    arena: DeviceSliceMut<'_>,
+    run: impl FnOnce(SliceMut<'_>) -> Result<()>,
+) -> Result<()> {
+    let arena = arena.as_slice();
+    // SAFETY: nobody looks at the block before its mark has passed.
+    unsafe { pinned.fetch(queue, 0, 0, arena.address(), bytes(arena)) }?;
+    pinned.mark(queue, 0)?;
+    pinned.wait(0)?;
+    // SAFETY: so many bytes of the block, which no copy uses any more.
+    let vector = unsafe { std::slice::from_raw_parts_mut(pinned.block(0), bytes(arena)) };
+    run(SliceMut::of_bytes(arena.dtype(), vector))?;
+    // SAFETY: the arena is borrowed mutably; the next to write to the block is a copy behind this one.
+    unsafe { pinned.store(queue, 0, 0, arena.address(), bytes(arena)) }?;
+    Ok(pinned.mark(queue, 0)?)
 }
 
 fn bytes(memory: DeviceSlice<'_>) -> usize {

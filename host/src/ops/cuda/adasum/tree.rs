@@ -1,11 +1,11 @@
-//! Upstream's vector halving, distance doubling, on the device.
+//! Upstream's vector halving, distance doubling, on the device, over whole vectors or over the parts of them that a node's ranks hold.
 
 use std::ops::Range;
 
 use super::super::in_place;
 use super::layers;
 use crate::buffer::DeviceGradientBuffer;
-use crate::comm::DeviceCommunicator;
+use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -24,36 +24,52 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// For buffers like this one, on a power of two of ranks.
+    /// For vectors that hold the buffer's elements in `range`, one of each of a power of two of ranks.
     pub(super) fn new(
-        comm: &dyn DeviceCommunicator,
+        across: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
+        range: Range<usize>,
         granularity: Granularity,
     ) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
-        let steps = tree::steps(comm.rank(), comm.world_size(), table.arena_len());
-        let with_layers = |step: tree::Step| Ok((step.clone(), layers(buffer, step.keep, granularity, 2)?));
+        let steps = tree::steps(across.rank(), across.world_size(), range.len());
+        let with_layers = |step: tree::Step| {
+            let kept = range.start + step.keep.start..range.start + step.keep.end;
+            Ok((step, layers(buffer, kept, granularity, 2)?))
+        };
         Ok(Self {
             steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
-            gathers: tree::gathers(comm.rank(), comm.world_size(), table.arena_len()),
-            theirs: DeviceBuffer::zeroed(queue, table.dtype(), table.arena_len().div_ceil(2))?,
+            gathers: tree::gathers(across.rank(), across.world_size(), range.len()),
+            theirs: DeviceBuffer::zeroed(queue, table.dtype(), range.len().div_ceil(2))?,
             sums: DeviceBuffer::zeroed(queue, DType::F64, 3 * table.tensor_count())?,
         })
     }
 
-    /// Replaces the vectors of all ranks by their Adasum.
-    pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+    /// Replaces the vectors of the ranks of `across` by their Adasum. Where vectors are cut, `node` are the ranks with the other parts, as many
+    /// for every vector.
+    pub(super) fn run(
+        &mut self,
+        across: &dyn DeviceCommunicator,
+        node: Option<&dyn DeviceCommunicator>,
+        arena: DeviceSliceMut<'_>,
+    ) -> Result<()> {
         for (step, layers) in &mut self.steps {
             let theirs = &mut self.theirs.as_mut_slice().range_mut(0..step.keep.len());
             let given = arena.as_slice().range(step.give.clone());
-            comm.exchange(vec![(step.peer, given)], vec![(step.peer, theirs.reborrow())])?;
+            across.exchange(vec![(step.peer, given)], vec![(step.peer, theirs.reborrow())])?;
 
             let (queue, kept) = (given.queue(), arena.as_slice().range(step.keep.clone()));
             let vectors = if step.is_left { [kept, theirs.as_slice()] } else { [theirs.as_slice(), kept] };
             // SAFETY: the arena is borrowed mutably; the kernels read each element of `kept` before they write it, in one thread.
             let result = unsafe { in_place(queue, kept) };
             let sums = &mut self.sums;
-            layers.adasum_of_parts(result, &vectors, |totals| group_sum(comm, step.group.len(), totals, sums))?;
+            layers.adasum_of_parts(result, &vectors, |mut totals| {
+                // First, and then across: other nodes may add up in another order.
+                if let Some(node) = node {
+                    node.all_reduce(totals.reborrow(), ReduceOp::Sum, Scaling::NONE)?;
+                }
+                group_sum(across, step.group.len(), totals, sums)
+            })?;
         }
         for tree::Gather { held, peers } in &self.gathers {
             let view = arena.as_slice();
@@ -61,7 +77,7 @@ impl Tree {
             // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
             let place = |range: &Range<usize>| unsafe { in_place(view.queue(), view.range(range.clone())) };
             let receives = peers.iter().map(|(peer, range)| (*peer, place(range))).collect();
-            comm.exchange(sends, receives)?;
+            across.exchange(sends, receives)?;
         }
         Ok(())
     }
