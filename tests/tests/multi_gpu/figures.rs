@@ -96,7 +96,7 @@ fn calls_of(bytes: usize) -> usize {
     (256 * MIB / bytes).clamp(5, 200)
 }
 
-/// Lengths of 300 tensors of BERT-large (encoder layers of width 1024), in proportion, `total` elements together.
+/// Lengths of BERT-large's 398 tensors (embeddings, 24 encoder layers of width 1024, heads), in proportion, `total` elements together.
 pub(crate) fn bert_lens(total: usize) -> Vec<usize> {
     let layer: [usize; 16] = [
         1 << 20,
@@ -116,11 +116,11 @@ pub(crate) fn bert_lens(total: usize) -> Vec<usize> {
         1024,
         1024,
     ];
-    let full: Vec<usize> = [30522 * 1024, 512 * 1024, 2048, 1024, 1024]
-        .into_iter()
-        .chain(std::iter::repeat_n(layer, 24).flatten())
-        .take(300)
-        .collect();
+    let embeddings = [30522 * 1024, 512 * 1024, 2048, 1024, 1024];
+    let heads = [1 << 20, 1024, 1 << 20, 1024, 1024, 1024, 30522, 2048, 2];
+    let layers = std::iter::repeat_n(layer, 24).flatten();
+    let full: Vec<usize> = embeddings.into_iter().chain(layers).chain(heads).collect();
+    assert_eq!(full.len(), 398);
     let sum: usize = full.iter().sum();
     full.into_iter().map(|len| (len as f64 * total as f64 / sum as f64).round().max(1.0) as usize).collect()
 }

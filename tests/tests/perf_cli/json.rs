@@ -94,3 +94,27 @@ fn nothing_is_left_behind_where_files_cannot_be_written() {
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+/// More than a process can address.
+#[test]
+fn a_failure_keeps_the_rows_before_it() {
+    let bytes = 1u64 << 48;
+    for (arguments, reason) in [
+        (["zero", "--backend", "cpu", "-c", "1"], format!("gradient buffer: no memory for {bytes} bytes")),
+        // Two ranks read and write that much.
+        (["send_recv", "--transport", "local", "-g", "2"], format!("baseline: no memory for {} bytes", 2 * bytes)),
+    ] {
+        let (what, bytes) = (arguments.join(" "), bytes.to_string());
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let files = ["--json", "out.json", "--plot", "out.svg"];
+        let sizes = ["-n", "3", "-w", "1", "-b", "1K", "-e", &bytes, "-f", "274877906944"];
+        let finished = perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat());
+        let document: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(folder.path().join("out.json")).expect("the JSON")).expect("JSON");
+        finished.refused(&what, &[&reason]);
+        assert_eq!(rows(&document).len(), 1, "{what}: {document:#}");
+        assert_eq!(document["failure"], reason, "{what}");
+        assert!(folder.path().join("out.svg").is_file(), "{what}");
+    }
+    assert!(measured(&["zero", "-b", "1K"])["failure"].is_null());
+}

@@ -14,8 +14,20 @@ const CPU_RATIO: f64 = 0.9;
 const PEER_RATIO: f64 = 1.0 / 1.05;
 /// As [`PEER_RATIO`], pair by pair along the tree.
 const TREE_RATIO: f64 = 1.0 / 1.6;
+/// As [`PEER_RATIO`], over NCCL.
+const NCCL_RATIO: f64 = 1.0 / 1.2;
+/// Of NCCL's speed, for sums that it does not keep in f32.
+const MIXED_RATIO: f64 = 1.0 / 1.1;
+/// Of the copy's that moves what ranks on one machine's memory have to.
+const LOCAL_RATIO: f64 = 0.6;
+/// Of the speed of Horovod's algorithm as a loop of one thread.
+const HOROVOD_RATIO: f64 = 8.0;
 /// From this size on, memory is what takes the time.
 const LARGE_BYTES: u64 = 64 << 20;
+/// From this size on, it is not the latency of messages that takes the time.
+const MPI_BYTES: u64 = 16 << 20;
+/// Sizes of small vectors, with the µs that Adasum may take by peer access.
+const LATENCIES_US: [(u64, f64); 2] = [(64 << 10, 25.0), (1 << 20, 45.0)];
 const LAUNCH_BYTES: u64 = 1 << 20;
 const ABOVE_US: f64 = 1.0;
 const LOAD_MS: f64 = 150.0;
@@ -27,8 +39,13 @@ pub(super) enum Goal {
     Reads,
     Tensors,
     Peers,
+    Latency,
     Tree,
+    Nccl,
+    Mixed,
     Cpu,
+    Local,
+    Horovod,
     Launch,
     GraphLaunch,
     FirstUse,
@@ -36,13 +53,18 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    pub(super) const ALL: [Goal; 10] = [
+    pub(super) const ALL: [Goal; 15] = [
         Goal::Streams,
         Goal::Reads,
         Goal::Tensors,
         Goal::Peers,
+        Goal::Latency,
         Goal::Tree,
+        Goal::Nccl,
+        Goal::Mixed,
         Goal::Cpu,
+        Goal::Local,
+        Goal::Horovod,
         Goal::Launch,
         Goal::GraphLaunch,
         Goal::FirstUse,
@@ -64,10 +86,27 @@ impl Goal {
             Goal::Peers => {
                 format!("Adasum by peer access in CUDA graphs at {PEER_RATIO:.2} of NCCL's sum or more, {large}")
             }
-            Goal::Tree => format!("the same along the tree, at {TREE_RATIO:.2}"),
+            Goal::Latency => {
+                let most = LATENCIES_US.map(|(bytes, most)| format!("{most} µs at {} KiB", bytes >> 10)).join(", ");
+                format!("the same of small vectors in at most {most}")
+            }
+            Goal::Tree => format!("Adasum along the tree by peer access in CUDA graphs, at {TREE_RATIO:.2}, {large}"),
+            Goal::Nccl => format!("Adasum over NCCL in CUDA graphs at {NCCL_RATIO:.2} of NCCL's sum or more, {large}"),
+            Goal::Mixed => {
+                format!(
+                    "sums of 16-bit gradients in wider arithmetic at {MIXED_RATIO:.2} of NCCL's own or more, {large}"
+                )
+            }
             Goal::Cpu => {
                 format!("cast and accumulate on the CPU at {CPU_RATIO} of a copy by all threads or more, {large}")
             }
+            Goal::Local => {
+                format!("Adasum of 8 threads at {LOCAL_RATIO} of a copy of what memory must move or more, {large}")
+            }
+            Goal::Horovod => format!(
+                "Adasum of MPI processes at {HOROVOD_RATIO} times the speed of Horovod's as a loop or more, from {} MiB on",
+                MPI_BYTES >> 20
+            ),
             Goal::Launch => {
                 format!("a launch on 1 MiB at most {ABOVE_US} µs above an empty kernel's time and the bytes'")
             }
@@ -96,29 +135,44 @@ impl Figure {
 
 /// What a row of `measurements` says; `part` is where it comes from.
 pub(super) fn of_row(part: &str, row: &Value, graph_calls: u64) -> Option<Figure> {
+    let bytes = row["size_bytes"].as_u64()?;
+    let types = (text(row, "dtype"), text(row, "from_dtype"));
+    let is_16_bits = ["f16", "bf16"].contains(&types.0);
+    let types = if types.0 == types.1 { types.0.to_owned() } else { format!("{}:{}", types.0, types.1) };
+    let what = format!("{} {types} of {}, {:.3} MiB", text(row, "operation"), row["ranks"], mebibytes(row));
+    let over = text(row, "transport");
+
+    let is_by_peers = (text(row, "operation"), over, text(row, "redop")) == ("adasum", "peer", "gram");
+    if let (true, 1.., Some(&(_, most))) =
+        (is_by_peers, graph_calls, LATENCIES_US.iter().find(|(size, _)| *size == bytes))
+    {
+        let time = row["in_place"]["time_us"].as_f64()?;
+        return Some(Figure { goal: Goal::Latency, what, shown: format!("{time:.1} µs"), missed_by: time - most });
+    }
+
     let ratio = row["baseline"]["ratio"].as_f64()?;
-    let is_large = row["size_bytes"].as_u64()? >= LARGE_BYTES;
+    let is_large = bytes >= LARGE_BYTES;
     let is_many = part.ends_with("resnet50") || part.ends_with("bert-large");
     let (goal, wanted) = match (text(row, "backend"), text(row, "operation"), graph_calls) {
         ("cuda", "zero" | "cast" | "accumulate", 0) if is_many => (Goal::Tensors, TENSORS_RATIO),
         ("cuda", "zero" | "cast" | "accumulate" | "combine", 0) if is_large => (Goal::Streams, MEMORY_RATIO),
         ("cuda", "dots", 0) if is_large => (Goal::Reads, MEMORY_RATIO),
         ("cuda", "gram", 0) if is_large && [2, 4, 8].iter().any(|n| row["ranks"] == *n) => (Goal::Reads, MEMORY_RATIO),
-        ("cuda", "adasum", 1..) if is_large && row["transport"] == "peer" => match text(row, "redop") {
-            "tree" => (Goal::Tree, TREE_RATIO),
-            _ => (Goal::Peers, PEER_RATIO),
+        ("cuda", "adasum", 1..) if is_large => match (over, text(row, "redop")) {
+            ("peer", "tree") => (Goal::Tree, TREE_RATIO),
+            ("peer", _) => (Goal::Peers, PEER_RATIO),
+            ("nccl", "gram") => (Goal::Nccl, NCCL_RATIO),
+            _ => return None,
         },
+        ("cuda", "all_reduce", 0) if is_large && is_16_bits && over == "peer" => (Goal::Mixed, MIXED_RATIO),
+        ("cpu", "adasum", 0) if is_large && over == "local" && row["ranks"] == 8 && row["redop"] == "gram" => {
+            (Goal::Local, LOCAL_RATIO)
+        }
+        ("cpu", "adasum", 0) if bytes >= MPI_BYTES && over == "mpi" => (Goal::Horovod, HOROVOD_RATIO),
         ("cpu", "cast" | "accumulate", 0) if is_large && !is_many => (Goal::Cpu, CPU_RATIO),
         _ => return None,
     };
-    let types = (text(row, "dtype"), text(row, "from_dtype"));
-    let types = if types.0 == types.1 { types.0.to_owned() } else { format!("{}:{}", types.0, types.1) };
-    Some(Figure {
-        goal,
-        what: format!("{} {types} of {}, {:.0} MiB", text(row, "operation"), row["ranks"], mebibytes(row)),
-        shown: format!("{ratio:.3}"),
-        missed_by: wanted - ratio,
-    })
+    Some(Figure { goal, what, shown: format!("{ratio:.3}"), missed_by: wanted - ratio })
 }
 
 /// What a row of `launches` says.
@@ -199,6 +253,30 @@ mod tests {
         let mut on_cpu = row("cast", 1, 1 << 26, 0.89);
         on_cpu["backend"] = "cpu".into();
         assert_eq!(goal("cpu-pairs", on_cpu, 0), Some((Goal::Cpu, false)));
+        let over = |transport: &str, dtype: &str, row: Value| {
+            let mut row = row;
+            (row["transport"], row["dtype"], row["redop"]) = (transport.into(), dtype.into(), "gram".into());
+            row
+        };
+        let small = |bytes: u64, time: f64| {
+            let mut row = over("peer", "f32", row("adasum", 4, bytes, 0.5));
+            row["in_place"] = json!({"time_us": time});
+            row
+        };
+        assert_eq!(goal("peer-graph", small(64 << 10, 24.9), 10), Some((Goal::Latency, true)));
+        assert_eq!(goal("peer-graph", small(1 << 20, 45.1), 10), Some((Goal::Latency, false)));
+        let by_nccl = || over("nccl", "f32", row("adasum", 4, 1 << 28, 0.83));
+        assert_eq!(goal("nccl-graph", by_nccl(), 10), Some((Goal::Nccl, false)));
+        assert_eq!(goal("nccl-adasum", by_nccl(), 0), None);
+        let sum = |dtype: &str| over("peer", dtype, row("all_reduce", 4, 1 << 28, 0.92));
+        assert_eq!((goal("peer", sum("bf16"), 0), goal("peer", sum("f32"), 0)), (Some((Goal::Mixed, true)), None));
+        let on_cpu = |transport: &str, ratio: f64| {
+            let mut row = over(transport, "f32", row("adasum", 8, 1 << 26, ratio));
+            row["backend"] = "cpu".into();
+            row
+        };
+        assert_eq!(goal("local-adasum", on_cpu("local", 0.59), 0), Some((Goal::Local, false)));
+        assert_eq!(goal("mpi", on_cpu("mpi", 8.0), 0), Some((Goal::Horovod, true)));
         // Too small, too many vectors, recorded, beside another baseline.
         assert_eq!(goal("cuda-kernels", row("gram", 8, 1 << 20, 0.5), 0), None);
         assert_eq!(goal("cuda-wide", row("gram", 16, 1 << 30, 0.5), 0), None);

@@ -47,7 +47,7 @@ const PART: Part = Part {
 const LARGE: [&str; 2] = ["-b 1M -e 1G -f 32", "-b 1M -e 16M -f 16"];
 const RANKS: [&str; 2] = ["-b 64K -e 16M -f 16", "-b 64K -e 1M -f 16"];
 
-pub(super) const PARTS: [Part; 19] = [
+pub(super) const PARTS: [Part; 20] = [
     Part {
         name: "cuda-launch",
         title: "Small launches on a GPU",
@@ -127,6 +127,14 @@ pub(super) const PARTS: [Part; 19] = [
         ..PART
     },
     Part {
+        name: "nccl-graph",
+        title: "Adasum of all GPUs over NCCL in CUDA graphs of 10, beside NCCL's sum",
+        needs: Needs::Gpus(2),
+        arguments: "adasum --transport nccl --algorithm gram,tree -d f32,bf16 -G 10",
+        sizes: ["-b 64K -e 256M -f 16", "-b 1M"],
+        ..PART
+    },
+    Part {
         name: "peer",
         title: "All-reduce of all GPUs by peer access",
         needs: Needs::Gpus(2),
@@ -189,14 +197,14 @@ pub(super) const PARTS: [Part; 19] = [
         name: "local-adasum",
         title: "Adasum of 2, 4 and 8 threads",
         arguments: "adasum --transport local -d f32,bf16 --algorithm gram,tree -g 2,4,8 -n 10 -w 2",
-        sizes: RANKS,
+        sizes: ["-b 64K -e 64M -f 32", RANKS[1]],
         ..PART
     },
     Part {
         name: "mpi",
         title: "Collectives and Adasum of 8 MPI processes",
         needs: Needs::Mpi,
-        arguments: "all_reduce all_gather reduce_scatter all_to_all send_recv adasum --transport mpi -n 5 -w 1",
+        arguments: "all_reduce all_gather reduce_scatter all_to_all send_recv adasum --transport mpi -d f32,bf16 -n 5 -w 1",
         sizes: RANKS,
         ..PART
     },

@@ -112,13 +112,19 @@ impl Perf {
         if places.is_speaker {
             print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
         }
-        let launches = match task {
+        let (launches, failure) = match task {
             Task::Tensors(model) => tensors::run(model, &places, &output).map(|()| None),
             Task::Launch if places.is_speaker => launch(&settings, &groups, &output).map(Some),
             Task::Launch => Ok(None),
             _ => measure(&groups, &places, &output).map(|()| None),
-        }?;
-        if places.is_speaker { finish(&self, &settings, machine, launches, output.into_results()) } else { Ok(()) }
+        }
+        .map_or_else(|error| (None, Some(error)), |launches| (launches, None));
+        // What was measured before a failure is kept, in the files too.
+        let finished = match places.is_speaker {
+            true => finish(&self, &settings, machine, launches, failure.as_ref(), output.into_results()),
+            false => Ok(()),
+        };
+        failure.map_or(finished, Err)
     }
 }
 
@@ -146,7 +152,7 @@ fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, Pe
     Ok(Measured {
         first_use,
         processes_rate: processes_rate(places)?,
-        copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)),
+        copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)).transpose()?,
     })
 }
 
@@ -253,12 +259,13 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     machine.lines() + &rounds + times
 }
 
-/// Prints the footer, writes the files, and fails if results were wrong.
+/// Prints the footer, writes the files, and fails if results were wrong. `failure` is what ended the measurement before its end.
 fn finish(
     perf: &Perf,
     settings: &Settings,
     machine: Machine,
     launches: Option<Launches>,
+    failure: Option<&PerfError>,
     results: Results,
 ) -> Result<(), PerfError> {
     let Results { measurements, left_out } = results;
@@ -278,6 +285,7 @@ fn finish(
         measurements,
         launches,
         left_out,
+        failure: failure.map(ToString::to_string),
         wrong,
     };
     if let Some(path) = perf.json() {

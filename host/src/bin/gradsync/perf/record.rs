@@ -86,6 +86,9 @@ pub(crate) struct Document<M> {
     pub(crate) launches: Option<Launches>,
     /// What was asked for and left out, with the reasons.
     pub(crate) left_out: Vec<String>,
+    /// Why there are no more rows, if the run failed.
+    #[serde(default)]
+    pub(crate) failure: Option<String>,
     /// Wrong elements of all rows.
     pub(crate) wrong: u64,
 }

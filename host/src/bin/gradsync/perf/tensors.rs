@@ -150,7 +150,7 @@ impl Tensors {
             operation: row.operation,
             to: buffers(row.types.to, 1)?,
             from: if row.operation == Operation::Zero { Vec::new() } else { buffers(row.types.from, 0)? },
-            baseline: output.counts.baseline.then(|| Baseline::new(row, 1)),
+            baseline: output.counts.baseline.then(|| Baseline::new(row, 1)).transpose()?,
         })
     }
 

@@ -6,7 +6,8 @@ use std::hint::black_box;
 
 use rayon::prelude::*;
 
-use super::vectors::Copy;
+use super::vectors::{Copy, filled};
+use crate::perf::PerfError;
 use crate::perf::operation::{Operation, Row};
 use crate::perf::record::BaselineName;
 
@@ -22,13 +23,13 @@ impl Baseline {
     }
 
     /// With as many sets of buffers as the operation has.
-    pub(crate) fn new(row: &Row, slots: usize) -> Self {
+    pub(crate) fn new(row: &Row, slots: usize) -> Result<Self, PerfError> {
         let traffic = row.traffic();
-        if row.operation.only_reads() {
-            Baseline::Sweep(Sweep::new(traffic, slots))
+        Ok(if row.operation.only_reads() {
+            Baseline::Sweep(Sweep::new(traffic, slots)?)
         } else {
-            Baseline::Copy(Copy::new(traffic, slots))
-        }
+            Baseline::Copy(Copy::new(traffic, slots)?)
+        })
     }
 
     pub(crate) fn call(&mut self, round: usize) {
@@ -53,10 +54,9 @@ impl Sweep {
     pub(crate) const NAME: BaselineName =
         BaselineName { column: "read-only sweep", full: "a parallel read of as many bytes" };
 
-    pub(crate) fn new(traffic: f64, slots: usize) -> Self {
+    pub(crate) fn new(traffic: f64, slots: usize) -> Result<Self, PerfError> {
         let len = (traffic as usize).div_ceil(size_of::<u64>()).max(1);
-        // Written, so that the pages are there: those of zeros are one and the same.
-        Self { words: vec![1; len * slots], len }
+        Ok(Self { words: filled(len * slots, 1)?, len })
     }
 
     pub(crate) fn call(&mut self, round: usize) {

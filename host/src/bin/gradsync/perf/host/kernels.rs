@@ -60,7 +60,7 @@ impl Kernel {
             whole: [0..len],
             weights: (0..from.len()).map(weight).collect(),
             from,
-            baseline: output.counts.baseline.then(|| Baseline::new(row, slots)),
+            baseline: output.counts.baseline.then(|| Baseline::new(row, slots)).transpose()?,
         })
     }
 

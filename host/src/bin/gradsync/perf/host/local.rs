@@ -48,7 +48,7 @@ impl HostBaselines for Memory {
     fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
         // Rank 0 copies, with all threads; the others have nothing to do, and count as that fast.
         let copy = self.is_first.then(|| Copy::new(row.traffic(), slots(counts.working_set, row.bytes())));
-        Ok(Some(Box::new(copy)))
+        Ok(Some(Box::new(copy.transpose()?)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Vectors in host memory, several of each for the iterations to take turns with, and the copy that they are held against.
 
-use gradsync::{DType, GradientBuffer, Slice, SliceMut};
+use gradsync::{DType, Error, GradientBuffer, Slice, SliceMut};
 use rayon::prelude::*;
 
 use crate::perf::PerfError;
@@ -48,6 +48,15 @@ impl Vectors {
     }
 }
 
+/// So many elements of one value; written, so that the pages are there.
+pub(crate) fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>, PerfError> {
+    let mut elements = Vec::new();
+    let refused = |_| Error::OutOfMemory { operation: "baseline", bytes: len.saturating_mul(size_of::<T>()) };
+    elements.try_reserve_exact(len).map_err(refused)?;
+    elements.resize(len, value);
+    Ok(elements)
+}
+
 /// A copy by all threads that moves as many bytes as an operation must.
 pub(crate) struct Copy {
     from: Vec<u8>,
@@ -61,9 +70,9 @@ impl Copy {
         BaselineName { column: "parallel memcpy", full: "a parallel memcpy that moves as many bytes" };
 
     /// A copy that reads and writes `traffic` bytes together, with as many pairs of buffers as the operation has.
-    pub(crate) fn new(traffic: f64, slots: usize) -> Self {
+    pub(crate) fn new(traffic: f64, slots: usize) -> Result<Self, PerfError> {
         let bytes = ((traffic / 2.0) as usize).max(1);
-        Self { from: vec![1; bytes * slots], to: vec![2; bytes * slots], bytes }
+        Ok(Self { from: filled(bytes * slots, 1)?, to: filled(bytes * slots, 2)?, bytes })
     }
 
     pub(crate) fn call(&mut self, round: usize) {
@@ -88,13 +97,13 @@ fn parallel_copy(to: &mut [u8], from: &[u8]) {
 }
 
 /// Bytes a second that a copy of `bytes` bytes by all threads reads and writes, at its best.
-pub(crate) fn copy_rate(bytes: usize) -> f64 {
-    let mut copy = Copy::new(2.0 * bytes as f64, 1);
+pub(crate) fn copy_rate(bytes: usize) -> Result<f64, PerfError> {
+    let mut copy = Copy::new(2.0 * bytes as f64, 1)?;
     let mut best = f64::INFINITY;
     for _ in 0..5 {
         let start = std::time::Instant::now();
         copy.call(0);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    2.0 * bytes as f64 / best
+    Ok(2.0 * bytes as f64 / best)
 }

@@ -71,7 +71,7 @@ struct Beside {
 
 impl HostBaselines for Beside {
     fn name(&self, operation: Operation) -> BaselineName {
-        if operation == Operation::Adasum { horovod::NAME } else { plain::NAME }
+        if operation == Operation::Adasum { horovod::NAME } else { plain::name(operation) }
     }
 
     fn make(&self, row: &Row, _: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
@@ -79,7 +79,7 @@ impl HostBaselines for Beside {
             // Horovod has no other number of ranks.
             Operation::Adasum if !row.ranks.is_power_of_two() => None,
             Operation::Adasum => Some(Box::new(Horovod::new(&self.world, row)?)),
-            _ => Plain::new(&self.world, row).map(|plain| Box::new(plain) as Box<dyn HostBaseline>),
+            _ => Plain::new(&self.world, row)?.map(|plain| Box::new(plain) as Box<dyn HostBaseline>),
         })
     }
 }
