@@ -40,7 +40,6 @@ fn words_that_are_no_arguments() {
     misused(&["zero", "--launch", "--no-baseline"], &["--launch", "--no-baseline"]);
     misused(&["zero", "-G", "2000"], &["--cudagraph", "2000"]);
     misused(&["--model", "-G", "2"], &["--cudagraph", "--model"]);
-    misused(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node", "OPERATION"]);
 }
 
 /// What would have no effect, or would write over itself.
@@ -72,6 +71,11 @@ fn numbers_that_do_not_fit() {
         &["adasum", "--transport", "local", "--algorithm", "tree", "-g", "3", "-b", "1K"],
         &["power of two", "3 ranks"],
     );
+    let in_nodes = ["adasum", "--transport", "local", "-b", "1K", "--algorithm"];
+    failed(&[&in_nodes[..], &["sum+tree", "-g", "6", "--ranks-per-node", "2"]].concat(), &["sum+tree", "not 3"]);
+    failed(&[&in_nodes[..], &["gram+gram", "-g", "6"]].concat(), &["6 ranks", "nodes of 8", "--ranks-per-node"]);
+    failed(&[&in_nodes[..], &["gram", "--ranks-per-node", "2"]].concat(), &["--ranks-per-node 2", "gram+gram"]);
+    failed(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node 4", "--model"]);
     failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
     failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
     failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);

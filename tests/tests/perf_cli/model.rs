@@ -82,7 +82,8 @@ fn replace(row: &mut Value, field: &str, number: f64) {
 fn it_is_fitted_to_what_was_measured() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let sizes = ["-b", "4K", "-e", "1M", "-f", "16", "--json", "measured.json"];
-    let operations = ["zero", "gram", "all_reduce", "all_to_all", "adasum", "-g", "4"];
+    let nodes = ["--algorithm", "gram,gram+tree", "--ranks-per-node", "2"];
+    let operations = [&["zero", "gram", "all_reduce", "all_to_all", "adasum", "-g", "4"], &nodes[..]].concat();
     perf_in(folder.path(), &[&QUICK[..], &operations, &sizes].concat()).succeeded("measure");
     // Rows that nobody can have measured.
     let measured = std::fs::read_to_string(folder.path().join("measured.json")).unwrap();
@@ -95,17 +96,22 @@ fn it_is_fitted_to_what_was_measured() {
     }
     let fitted = ["--model", "--fit", "measured.json", "--json", "model.json", "-b", "1M"];
     let finished = perf_in(folder.path(), &fitted).succeeded("fit");
-    assert!(finished.stdout.contains("fitted to 15 measured rows"), "{}", finished.stdout);
+    assert!(finished.stdout.contains("fitted to 18 measured rows"), "{}", finished.stdout);
     let model: Value =
         serde_json::from_str(&std::fs::read_to_string(folder.path().join("model.json")).unwrap()).unwrap();
     let residuals = model["fit"]["residuals"].as_array().expect("a list");
-    assert_eq!(residuals.len(), 15);
+    assert_eq!(residuals.len(), 18);
     for residual in residuals {
         let number = |field: &str| residual[field].as_f64().unwrap_or_else(|| panic!("{field}: {residual:#}"));
         let off = number("model_us") / number("measured_us") - 1.0;
         assert!((number("error") - off).abs() < 1e-9 && number("left_out_error").is_finite(), "{residual:#}");
     }
-    for words in ["zero f32, cpu, 1 ranks", "adasum f32 gram, cpu over local, 4 ranks", "rows that were left out"] {
+    for words in [
+        "zero f32, cpu, 1 ranks",
+        "adasum f32 gram, cpu over local, 4 ranks",
+        "adasum f32 gram+tree, cpu",
+        "rows that were left out",
+    ] {
         assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
     }
     let parameter = |of: &str| {
@@ -116,7 +122,8 @@ fn it_is_fitted_to_what_was_measured() {
         assert_eq!(parameter(of)["is_fitted"], true, "{of}");
         assert!(parameter(of)["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{of}");
     }
-    assert_eq!(parameter("bytes between nodes")["is_fitted"], false);
+    // Only the rows in nodes have such bytes.
+    assert_eq!(parameter("bytes between nodes")["is_fitted"], true);
 }
 
 #[test]

@@ -9,12 +9,17 @@ use clap::{Args, ValueEnum};
 use gradsync::DType;
 use gradsync::comm::ReduceOp;
 use gradsync::ops::Algorithm;
+use gradsync::plan::cost::Scheme;
 
 use super::PerfError;
-use super::operation::{Operation, Types};
+use super::nodes::OnNodes;
+use super::operation::{Operation, Redop, Types};
 use super::sizes::{Bytes, Stride, series};
 use super::tensors::Model;
 use crate::backend::BackendChoice;
+
+/// What machines with NVLink have.
+const RANKS_PER_NODE: usize = 8;
 
 /// What carries collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,6 +82,18 @@ pub(crate) enum AlgorithmChoice {
     Auto,
     Gram,
     Tree,
+    /// A Gram matrix inside each node, and one of nodes.
+    #[value(name = "gram+gram")]
+    TwoLevelGram,
+    /// A Gram matrix inside each node, and the tree over nodes.
+    #[value(name = "gram+tree")]
+    GramThenTree,
+    /// The sum inside each node, and a Gram matrix of nodes.
+    #[value(name = "sum+gram")]
+    SumThenGram,
+    /// The sum inside each node, and the tree over nodes.
+    #[value(name = "sum+tree")]
+    SumThenTree,
 }
 
 /// The arguments of `gradsync perf`.
@@ -114,7 +131,7 @@ pub(crate) struct Perf {
     /// Reductions of all_reduce and reduce_scatter
     #[arg(short = 'o', long = "op", value_name = "OP", value_enum, value_delimiter = ',', default_value = "sum")]
     redops: Vec<RedopChoice>,
-    /// Algorithms of adasum
+    /// Algorithms of adasum; those of two levels take --ranks-per-node
     #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<AlgorithmChoice>,
     /// Tensors that adasum cuts a vector into
@@ -156,10 +173,9 @@ pub(crate) struct Perf {
     /// Fit the cost model to this file, which --json wrote (may be repeated)
     #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]
     fit: Vec<PathBuf>,
-    /// Ranks of a node in the cost model
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "model", conflicts_with = "operations")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
-    ranks_per_node: u32,
+    /// Ranks of a node, in the cost model and for algorithms of two levels; 8 if left out
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks_per_node: Option<u32>,
     /// Write all results as JSON too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -189,7 +205,8 @@ pub(crate) struct Settings {
     pub(crate) counts: Counts,
     pub(crate) types: Vec<TypeChoice>,
     pub(crate) redops: Vec<ReduceOp>,
-    pub(crate) algorithms: Vec<Algorithm>,
+    /// How ranks combine by Adasum.
+    pub(crate) algorithms: Vec<Redop>,
     pub(crate) layers: usize,
     /// Empty where the arguments leave it open.
     pub(crate) ranks: Vec<usize>,
@@ -222,10 +239,14 @@ impl Perf {
     pub(crate) fn task(&self) -> Task {
         match self.tensors {
             Some(model) => Task::Tensors(model),
-            None if self.model => Task::Model { fit: self.fit.clone(), ranks_per_node: self.ranks_per_node as usize },
+            None if self.model => Task::Model { fit: self.fit.clone(), ranks_per_node: self.per_node() },
             None if self.launch => Task::Launch,
             None => Task::Measure,
         }
+    }
+
+    fn per_node(&self) -> usize {
+        self.ranks_per_node.map_or(RANKS_PER_NODE, |ranks| ranks as usize)
     }
 
     pub(crate) fn json(&self) -> Option<&PathBuf> {
@@ -272,6 +293,13 @@ impl Perf {
                 ));
             }
         }
+        let algorithms = algorithms(&self.algorithms, self.per_node());
+        let have_nodes = self.model || algorithms.iter().any(|redop| matches!(redop, Redop::OnNodes(_)));
+        if let (Some(ranks), false) = (self.ranks_per_node, have_nodes) {
+            return refuse(format!(
+                "--ranks-per-node {ranks}: only --model and --algorithm gram+gram and the like have nodes"
+            ));
+        }
         Ok(Settings {
             operations,
             sizes: series(begin, end, stride),
@@ -285,7 +313,7 @@ impl Perf {
             },
             types: self.types.clone(),
             redops: redops(&self.redops),
-            algorithms: algorithms(&self.algorithms),
+            algorithms,
             layers: self.layers as usize,
             ranks: self.ranks.iter().map(|&ranks| ranks as usize).collect(),
             backend: self.backend.clone(),
@@ -309,13 +337,18 @@ fn redops(choices: &[RedopChoice]) -> Vec<ReduceOp> {
     ops
 }
 
-fn algorithms(choices: &[AlgorithmChoice]) -> Vec<Algorithm> {
-    let algorithm = |choice: &AlgorithmChoice| match choice {
-        AlgorithmChoice::Auto => Algorithm::Auto,
-        AlgorithmChoice::Gram => Algorithm::Gram,
-        AlgorithmChoice::Tree => Algorithm::Tree,
+fn algorithms(choices: &[AlgorithmChoice], per_node: usize) -> Vec<Redop> {
+    let on_nodes = |scheme| Redop::OnNodes(OnNodes { scheme, per_node });
+    let redop = |choice: &AlgorithmChoice| match choice {
+        AlgorithmChoice::Auto => Redop::Adasum(Algorithm::Auto),
+        AlgorithmChoice::Gram => Redop::Adasum(Algorithm::Gram),
+        AlgorithmChoice::Tree => Redop::Adasum(Algorithm::Tree),
+        AlgorithmChoice::TwoLevelGram => on_nodes(Scheme::TwoLevelGram),
+        AlgorithmChoice::GramThenTree => on_nodes(Scheme::GramThenTree),
+        AlgorithmChoice::SumThenGram => on_nodes(Scheme::SumThenGram),
+        AlgorithmChoice::SumThenTree => on_nodes(Scheme::SumThenTree),
     };
-    choices.iter().map(algorithm).collect()
+    choices.iter().map(redop).collect()
 }
 
 impl TypeChoice {

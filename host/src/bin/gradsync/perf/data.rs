@@ -62,9 +62,10 @@ pub(crate) fn weighted(vectors: usize) -> [f64; PERIOD] {
 }
 
 /// What a rank holds for Adasum. Tensors of even number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the
-/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves.
-pub(crate) fn adasum_operand(tensor: usize, ranks: usize, rank: usize, index: usize) -> f64 {
-    if tensor % 2 == 1 || index % ranks == rank { adasum(index) } else { 0.0 }
+/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves; where nodes add up, on one rank of each `summed`.
+pub(crate) fn adasum_operand(tensor: usize, ranks: usize, summed: usize, rank: usize, index: usize) -> f64 {
+    let has_value = if tensor % 2 == 1 { rank % summed == 0 } else { index % ranks == rank };
+    if has_value { adasum(index) } else { 0.0 }
 }
 
 /// The Adasum of all ranks' [`adasum_operand`]s.

@@ -15,6 +15,7 @@ mod machine;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nodes;
 mod operation;
 mod output;
 mod places;

@@ -8,6 +8,8 @@ use gradsync::DType;
 use gradsync::comm::ReduceOp;
 use gradsync::ops::Algorithm;
 
+use super::nodes::OnNodes;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -129,6 +131,7 @@ pub(crate) enum Redop {
     None,
     Reduce(ReduceOp),
     Adasum(Algorithm),
+    OnNodes(OnNodes),
 }
 
 impl Redop {
@@ -142,6 +145,7 @@ impl Redop {
             Redop::Adasum(Algorithm::Gram) => "gram",
             Redop::Adasum(Algorithm::Tree) => "tree",
             Redop::Adasum(_) => "auto",
+            Redop::OnNodes(nodes) => nodes.scheme.name(),
         }
     }
 }
@@ -161,6 +165,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The nodes of an Adasum of two levels.
+    pub(crate) fn nodes(&self) -> Option<OnNodes> {
+        if let Redop::OnNodes(nodes) = self.redop { Some(nodes) } else { None }
+    }
+
     /// The column `size`: bytes of the whole vector, in the wider dtype.
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.types.widest()

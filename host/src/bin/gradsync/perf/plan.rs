@@ -60,6 +60,10 @@ impl Place {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))
             }
+            (Place::Ranks(TransportChoice::Peer), Redop::OnNodes(nodes)) => {
+                Some(format!("adasum by {} takes collectives, which peer access is not", nodes.scheme))
+            }
+            (_, Redop::OnNodes(nodes)) => nodes.refuses(ranks),
             (Place::Ranks(TransportChoice::Peer), Redop::Reduce(op @ (ReduceOp::Max | ReduceOp::Min))) => {
                 Some(format!("all_reduce over peer has sums and means, not {op}"))
             }
@@ -119,7 +123,7 @@ impl Settings {
 
     fn redops(&self, operation: Operation) -> Vec<Redop> {
         match operation {
-            Operation::Adasum => self.algorithms.iter().map(|&algorithm| Redop::Adasum(algorithm)).collect(),
+            Operation::Adasum => self.algorithms.clone(),
             operation if operation.reduces() => self.redops.iter().map(|&op| Redop::Reduce(op)).collect(),
             _ => vec![Redop::None],
         }

@@ -187,6 +187,7 @@ mod tests {
             size_bytes,
             count: size_bytes / 4,
             layers: 1,
+            ranks_per_node: None,
             out_of_place: Some(timing),
             in_place: None,
             baseline: Some(Baseline { name, time_us: 1.0, p99_us: 1.0, busbw: 12.0, ratio: 1.0 }),

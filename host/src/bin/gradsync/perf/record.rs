@@ -4,7 +4,7 @@ use gradsync::ops::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use super::launch::Launches;
-use super::operation::{Redop, Row};
+use super::operation::{Operation, Redop, Row};
 use super::plan::Section;
 use super::statistics::Times;
 use super::subject::{Found, Side};
@@ -62,6 +62,9 @@ pub(crate) struct Measurement {
     pub(crate) count: usize,
     /// Tensors of an Adasum.
     pub(crate) layers: usize,
+    /// Of an Adasum in nodes; null for others.
+    #[serde(default)]
+    pub(crate) ranks_per_node: Option<usize>,
     pub(crate) out_of_place: Option<Timing>,
     pub(crate) in_place: Option<Timing>,
     pub(crate) baseline: Option<Baseline>,
@@ -128,7 +131,8 @@ impl Measurement {
             redop: row.redop.name().into(),
             size_bytes: row.bytes(),
             count: row.count(),
-            layers: if matches!(row.redop, Redop::Adasum(_)) { row.layers } else { 1 },
+            layers: if row.operation == Operation::Adasum { row.layers } else { 1 },
+            ranks_per_node: row.nodes().map(|nodes| nodes.per_node),
             out_of_place,
             in_place,
             baseline,

@@ -18,7 +18,7 @@ pub(crate) fn heading(section: &Section, baseline: Option<BaselineName>, limit: 
     let columns = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "time", "p99", "algbw", "busbw", "#wrong");
     let units = format!("{:>9} {:>9} {:>8} {:>8} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
     let left = |size: &str, count: &str, kind: &str, redop: &str, root: &str| {
-        format!("#{size:>12} {count:>13} {kind:>9} {redop:>7} {root:>5}")
+        format!("#{size:>12} {count:>13} {kind:>9} {redop:>9} {root:>5}")
     };
     let lines = [
         title,
@@ -50,7 +50,7 @@ pub(crate) fn row(measurement: &Measurement) -> String {
     };
     let (out, own) = (side(&measurement.out_of_place), side(&measurement.in_place));
     let types = measurement.types();
-    format!(" {size_bytes:>12} {count:>13} {types:>9} {redop:>7} {:>5} {out} {own} {baseline}\n", -1)
+    format!(" {size_bytes:>12} {count:>13} {types:>9} {redop:>9} {:>5} {out} {own} {baseline}\n", -1)
 }
 
 /// Microseconds in at most nine characters.

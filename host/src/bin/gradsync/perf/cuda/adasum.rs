@@ -1,11 +1,13 @@
 //! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
 //! processors.
 
+use std::rc::Rc;
+
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp};
 use gradsync::driver::Queue;
-use gradsync::ops::cuda::{Adasum, StagedAdasum};
-use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, StagedAdasum};
+use gradsync::ops::{AdasumOptions, Algorithm, Nodes};
 use gradsync::{DeviceGradientBuffer, GradientBuffer};
 
 use super::collectives::unreachable_peers;
@@ -14,6 +16,7 @@ use super::vectors::slots;
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::host::collectives::{fill_gradients, gradients, tensor_lens, wrong_gradients};
+use crate::perf::nodes::Groups;
 use crate::perf::operation::{Redop, Row};
 use crate::perf::record::BaselineName;
 use crate::perf::subject::{Side, Subject};
@@ -41,11 +44,25 @@ pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> Basel
     BaselineName { column: "plain NCCL's sum", full }
 }
 
+/// What combines the ranks of a buffer.
+enum Way {
+    AtOnce(Adasum),
+    InNodes(HierarchicalAdasum, Rc<Groups<NcclCommunicator>>),
+}
+
+fn in_nodes<'g>(
+    all: &'g NcclCommunicator,
+    groups: &'g Groups<NcclCommunicator>,
+) -> Nodes<'g, dyn DeviceCommunicator + 'g> {
+    Nodes { all, node: &groups.node, across: &groups.across }
+}
+
 /// An Adasum of gradient buffers.
 pub(super) struct Reduction<'a> {
     comm: &'a NcclCommunicator,
     queue: &'a Queue,
-    buffers: Vec<(DeviceGradientBuffer, Adasum)>,
+    row: Row,
+    buffers: Vec<(DeviceGradientBuffer, Way)>,
     host: GradientBuffer,
     baseline: Option<Baseline<'a>>,
 }
@@ -63,17 +80,24 @@ impl<'a> Reduction<'a> {
             _ => Algorithm::Auto,
         };
         let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+        let groups = row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()?.map(Rc::new);
         let lens = tensor_lens(row);
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
             let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
             let buffer = DeviceGradientBuffer::new(queue, row.types.to, row.ranks, tensors)?;
+            if let (Some(on), Some(groups)) = (row.nodes(), &groups) {
+                let nodes = in_nodes(comm, groups);
+                let adasum = HierarchicalAdasum::new(nodes, &buffer, on.within(), on.options())?;
+                buffers.push((buffer, Way::InNodes(adasum, groups.clone())));
+                continue;
+            }
             let make = if with_peers { Adasum::new } else { Adasum::over_transport };
             let adasum = make(comm, &buffer, options)?;
             if with_peers && !adasum.uses_peers() {
                 return Err(unreachable_peers());
             }
-            buffers.push((buffer, adasum));
+            buffers.push((buffer, Way::AtOnce(adasum)));
         }
         let baseline = match host_comm {
             _ if !counts.baseline => None,
@@ -83,18 +107,21 @@ impl<'a> Reduction<'a> {
             }
             _ => Some(Baseline::Sum(plain)),
         };
-        let mut reduction = Self { comm, queue, buffers, host: gradients(row)?, baseline };
+        let mut reduction = Self { comm, queue, row: *row, buffers, host: gradients(row)?, baseline };
         reduction.prepare()?;
         Ok(reduction)
     }
 
     /// The algorithm that ran. Waits for the queue.
     pub(super) fn ran(&self) -> Result<Algorithm, PerfError> {
-        Ok(self.buffers[0].1.report()?.algorithm)
+        Ok(match &self.buffers[0].1 {
+            Way::AtOnce(adasum) => adasum.report()?.algorithm,
+            Way::InNodes(adasum, _) => adasum.report()?.algorithm,
+        })
     }
 
     fn prepare(&mut self) -> Result<(), PerfError> {
-        fill_gradients(&mut self.host, self.comm.world_size(), self.comm.rank());
+        fill_gradients(&mut self.host, &self.row, self.comm.rank());
         for (buffer, _) in &mut self.buffers {
             buffer.copy_from_host(&self.host)?;
         }
@@ -113,11 +140,14 @@ impl Subject for Reduction<'_> {
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let place = round % self.buffers.len();
-        let (buffer, adasum) = &mut self.buffers[place];
+        let (buffer, way) = &mut self.buffers[place];
         match (side, &mut self.baseline) {
             (Side::Baseline, Some(Baseline::Staged(host, staged))) => Ok(staged.all_reduce(*host, buffer)?),
             (Side::Baseline, Some(Baseline::Sum(plain))) => plain.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum),
-            _ => Ok(adasum.all_reduce(self.comm, buffer)?),
+            _ => match way {
+                Way::AtOnce(adasum) => Ok(adasum.all_reduce(self.comm, buffer)?),
+                Way::InNodes(adasum, groups) => Ok(adasum.all_reduce(in_nodes(self.comm, groups), buffer)?),
+            },
         }
     }
 

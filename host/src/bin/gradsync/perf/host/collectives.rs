@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use gradsync::GradientBuffer;
-use gradsync::comm::{Communicator, ReduceOp};
-use gradsync::ops::{AdasumOptions, Algorithm, adasum_all_reduce};
+use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce};
 
 use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
 use crate::perf::arguments::{Counts, TransportChoice};
 use crate::perf::data::{PERIOD, adasum, adasum_operand, count_wrong, fill, operand, reduced, tolerance, value};
+use crate::perf::nodes::Groups;
 use crate::perf::operation::{Operation, Redop, Row};
 use crate::perf::output::Output;
 use crate::perf::plan::{Place, Section};
@@ -29,8 +30,8 @@ pub(crate) trait HostBaselines {
 }
 
 /// Measures sections on one rank; every rank has to call it. Rank 0's output gets the rows.
-pub(crate) fn run(
-    comm: &dyn Communicator,
+pub(crate) fn run<C: Communicator + Split>(
+    comm: &C,
     sections: &[Section],
     output: &Output,
     baselines: &dyn HostBaselines,
@@ -74,14 +75,15 @@ struct Collective<'a> {
     output: Vectors,
     /// For Adasum, in place of the vectors.
     buffers: Vec<GradientBuffer>,
+    groups: Option<Groups<Box<dyn Communicator + 'a>>>,
     baseline: Option<Box<dyn HostBaseline + 'a>>,
     /// The algorithm of the last Adasum.
     ran: Algorithm,
 }
 
 impl<'a> Collective<'a> {
-    fn new(
-        comm: &'a dyn Communicator,
+    fn new<C: Communicator + Split + 'a>(
+        comm: &'a C,
         place: Place,
         row: &Row,
         counts: Counts,
@@ -105,6 +107,11 @@ impl<'a> Collective<'a> {
             }
             _ => Vec::new(),
         };
+        let groups = row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()?;
+        let groups = groups.map(|Groups { node, across }| Groups::<Box<dyn Communicator>> {
+            node: Box::new(node),
+            across: Box::new(across),
+        });
         let vectors = |len| Vectors::new(dtype, len, slots);
         let mut collective = Self {
             comm,
@@ -112,6 +119,7 @@ impl<'a> Collective<'a> {
             input: vectors(input)?,
             output: vectors(output)?,
             buffers,
+            groups,
             baseline,
             ran: Algorithm::Auto,
         };
@@ -129,9 +137,9 @@ impl<'a> Collective<'a> {
 
     /// Writes this rank's operands, those of every round.
     fn prepare(&mut self) {
-        let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), self.op());
+        let (rank, ranks, op, row) = (self.comm.rank(), self.comm.world_size(), self.op(), self.row);
         match self.row.operation {
-            Operation::Adasum => self.buffers.iter_mut().for_each(|buffer| fill_gradients(buffer, ranks, rank)),
+            Operation::Adasum => self.buffers.iter_mut().for_each(|buffer| fill_gradients(buffer, &row, rank)),
             Operation::AllReduce => self.output.fill(|index| operand(op, ranks, rank, index)),
             _ => self.input.fill(|index| operand(op, ranks, rank, index)),
         }
@@ -152,12 +160,17 @@ impl<'a> Collective<'a> {
                 comm.send_recv(self.input.slice(round), next, self.output.slice_mut(round), last)?;
             }
             (_, _) => {
+                let place = round % self.buffers.len();
+                if let (Some(on), Some(Groups { node, across })) = (self.row.nodes(), &self.groups) {
+                    let nodes = Nodes { all: comm, node: node.as_ref(), across: across.as_ref() };
+                    let buffer = &mut self.buffers[place];
+                    return Ok(hierarchical_adasum_all_reduce(nodes, buffer, on.within(), on.options()).map(drop)?);
+                }
                 let algorithm = match self.row.redop {
                     Redop::Adasum(algorithm) => algorithm,
                     _ => Algorithm::Auto,
                 };
                 let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-                let place = round % self.buffers.len();
                 self.ran = adasum_all_reduce(comm, &mut self.buffers[place], options)?.algorithm;
             }
         }
@@ -251,9 +264,10 @@ fn named_tensors(row: &Row) -> impl Iterator<Item = (String, [usize; 1])> {
     tensor_lens(row).into_iter().enumerate().map(|(tensor, len)| (format!("tensor {tensor}"), [len]))
 }
 
-pub(crate) fn fill_gradients(buffer: &mut GradientBuffer, ranks: usize, rank: usize) {
+pub(crate) fn fill_gradients(buffer: &mut GradientBuffer, row: &Row, rank: usize) {
+    let summed = row.nodes().filter(|nodes| nodes.is_of_sums()).map_or(1, |nodes| nodes.per_node);
     for (tensor, segment) in buffer.segments().to_vec().into_iter().enumerate() {
-        fill(buffer.as_mut_slice().range_mut(segment), |index| adasum_operand(tensor, ranks, rank, index));
+        fill(buffer.as_mut_slice().range_mut(segment), |index| adasum_operand(tensor, row.ranks, summed, rank, index));
     }
 }
 

@@ -145,7 +145,7 @@ fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
 fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
     let timing = row.timing()?;
     let seconds = timing.time_us / 1e6;
-    let world = World::new(row.ranks, ranks_per_node);
+    let world = World::new(row.ranks, row.ranks_per_node.unwrap_or(ranks_per_node));
     let (bytes, ranks, len) = (row.size_bytes as f64, row.ranks as f64, row.count as f64);
     // For kernels, `busbw` counts what memory moves.
     let traffic = if timing.algbw > 0.0 { bytes * timing.busbw / timing.algbw } else { bytes };
@@ -167,8 +167,7 @@ fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
         ("reduce_scatter", _) => Some(cost::reduce_scatter(world, bytes)),
         ("all_to_all", _) => Some(cost::all_to_all(world, bytes)),
         ("send_recv", _) => Some(cost::exchange(world, 1, bytes)),
-        ("adasum", "tree") => adasum(Scheme::Tree),
-        ("adasum", _) => adasum(Scheme::Gram),
+        ("adasum", name) => Scheme::ALL.into_iter().find(|scheme| scheme.name() == name).and_then(adasum),
         _ => None,
     };
     Some(Point { work: work?, seconds })

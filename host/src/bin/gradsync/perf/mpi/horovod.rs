@@ -35,7 +35,7 @@ impl<'a> Horovod<'a> {
     pub(super) fn new(world: &'a SimpleCommunicator, row: &Row) -> Result<Self, PerfError> {
         let rank = world.rank() as usize;
         let mut buffer = gradients(row)?;
-        fill_gradients(&mut buffer, row.ranks, rank);
+        fill_gradients(&mut buffer, row, rank);
         let with_group = |step: Step| {
             let group = world.split_by_color(Color::with_value(step.group.start as i32));
             (step, group)

@@ -1,0 +1,63 @@
+//! Adasum of ranks in nodes: what is done inside and across them, and the groups of ranks that this takes.
+//!
+//! Neighbouring ranks are a node, as many as `--ranks-per-node` says, whichever machines they are on. Nothing is measured here.
+
+use gradsync::comm::{ReduceOp, Split};
+use gradsync::ops::{AdasumOptions, Algorithm, WithinNode};
+use gradsync::plan::cost::Scheme;
+
+use super::PerfError;
+
+/// A scheme of two levels, and the ranks of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OnNodes {
+    pub(crate) scheme: Scheme,
+    pub(crate) per_node: usize,
+}
+
+impl OnNodes {
+    /// Whether nodes add up, and combine only then.
+    pub(crate) fn is_of_sums(self) -> bool {
+        matches!(self.scheme, Scheme::SumThenGram | Scheme::SumThenTree)
+    }
+
+    fn is_tree(self) -> bool {
+        matches!(self.scheme, Scheme::GramThenTree | Scheme::SumThenTree)
+    }
+
+    pub(crate) fn within(self) -> WithinNode {
+        if self.is_of_sums() { ReduceOp::Sum.into() } else { WithinNode::Adasum }
+    }
+
+    /// Those of the step across nodes.
+    pub(crate) fn options(self) -> AdasumOptions {
+        let algorithm = if self.is_tree() { Algorithm::Tree } else { Algorithm::Gram };
+        AdasumOptions { algorithm, ..AdasumOptions::default() }
+    }
+
+    /// Why that many ranks cannot combine so.
+    pub(crate) fn refuses(self, ranks: usize) -> Option<String> {
+        let Self { scheme, per_node } = self;
+        if ranks % per_node != 0 {
+            return Some(format!("adasum by {scheme}: {ranks} ranks are no nodes of {per_node} (--ranks-per-node)"));
+        }
+        let nodes = ranks / per_node;
+        (self.is_tree() && !nodes.is_power_of_two())
+            .then(|| format!("adasum by {scheme} needs a power of two of nodes, not {nodes}"))
+    }
+}
+
+/// This rank's node, and the ranks in its place on all nodes.
+pub(crate) struct Groups<C> {
+    pub(crate) node: C,
+    pub(crate) across: C,
+}
+
+impl<C: Split> Groups<C> {
+    /// Every rank of `comm` has to call it.
+    pub(crate) fn new(comm: &C, rank: usize, per_node: usize) -> Result<Self, PerfError> {
+        let split =
+            |color: usize| comm.split(Some(color as u64), 0).map(|group| group.expect("every rank has a colour"));
+        Ok(Self { node: split(rank / per_node)?, across: split(rank % per_node)? })
+    }
+}
