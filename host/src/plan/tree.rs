@@ -49,8 +49,8 @@ pub struct Gather {
     pub peers: Vec<(usize, Range<usize>)>,
 }
 
-/// The levels that the way back takes at once, in groups of four consecutive ranks, which sit on one machine as a rule: transfers to three
-/// peers at a time are up to twice as fast there as one after the other. The levels above cross machines, where a step back sends least.
+/// The levels that the way back takes at once, in groups of four consecutive ranks: where those sit on one machine, transfers to three peers at
+/// a time are up to twice as fast as one after the other. The levels above cross machines as a rule, where a step back sends least.
 const NEAR_LEVELS: usize = 2;
 
 /// The way back from [`steps`]: afterwards every rank holds all elements. Panics as that does.

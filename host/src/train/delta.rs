@@ -194,7 +194,7 @@ fn check(
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
     // Known beforehand, and no optimizer should have run by the time that Adasum says it.
-    options.adasum.algorithm.check_vectors(OPERATION, comm.world_size(), "a power of two of ranks")?;
+    options.adasum.algorithm.check_ranks(OPERATION, comm.world_size())?;
     same_tensors(OPERATION, ("gradients", gradients.table()), ("weights", weights.table()))
 }
 

@@ -1,10 +1,10 @@
 //! Reductions that are recorded once and launched as CUDA graphs: each launch leaves the bits that the plain call leaves.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::ops::cuda::{Adasum, OrderedAllReduce, PeerAllReduce};
-use gradsync::ops::{AdasumOptions, Algorithm};
+use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{AdasumOptions, Algorithm, Nodes, WithinNode};
 use gradsync::{DType, DeviceGradientBuffer, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
@@ -41,6 +41,30 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 adasum.all_reduce(&comm, buffer)
             });
         });
+    }
+    for (name, within_node, algorithm) in [
+        ("sum then gram", WithinNode::Reduce(ReduceOp::Sum), Algorithm::Gram),
+        ("gram then tree", WithinNode::Adasum, Algorithm::Tree),
+    ] {
+        for per_node in (1..=comm.world_size()).filter(|per_node| comm.world_size() % per_node == 0) {
+            if algorithm == Algorithm::Tree && !(comm.world_size() / per_node).is_power_of_two() {
+                continue;
+            }
+            report.case(&format!("adasum in nodes of {per_node}, {name}"), || {
+                let split = |color: usize| comm.split(Some(color as u64), 0).unwrap().expect("a colour");
+                let (node, across) = (split(comm.rank() / per_node), split(comm.rank() % per_node));
+                let nodes = Nodes::<dyn DeviceCommunicator> { all: &comm, node: &node, across: &across };
+                let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+                let mut adasum = None;
+                check(queue, &comm, name, |buffer| {
+                    let adasum = match &mut adasum {
+                        Some(adasum) => adasum,
+                        none => none.insert(HierarchicalAdasum::new(nodes, buffer, within_node, options)?),
+                    };
+                    adasum.all_reduce(nodes, buffer)
+                });
+            });
+        }
     }
     report.case("all_reduce", || {
         check(queue, &comm, "all_reduce", |buffer| {

@@ -429,22 +429,50 @@ pub(super) fn in_place(
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
-    let Parts { mut arena, tensors, scratch } = parts;
-    let (rank, len) = (comm.rank(), arena.len());
-    let part_len = len / comm.world_size();
-    let window = rank * part_len..(rank + 1) * part_len;
-    let layers = segments::clip(&granularity.layers(len, tensors), window.clone());
-    let tensors = segments::clip(tensors, window);
-    let cut = Cut::new(arena.dtype(), comm.world_size(), part_len);
-    let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent };
-    if let Some(ranks) = comm.address_space() {
-        if let Some(report) = gram.run_in(ranks, arena.reborrow())? {
-            return Ok(report);
-        }
+    let mut parts = parts;
+    if let Some(report) = in_one_space(comm, &mut parts, granularity)? {
+        return Ok(report);
     }
-    let mut workspace = Workspace::take(scratch, cut)?;
-    let (own, mut others) = InPlace::new(arena, cut, rank);
+    let own = OwnPart::new(comm, &parts, granularity);
+    let (gram, Parts { arena, scratch, .. }) = (own.gram(comm, extent), parts);
+    let mut workspace = Workspace::take(scratch, own.cut)?;
+    let (own, mut others) = InPlace::new(arena, own.cut, comm.rank());
     let report = gram.run(own, &mut others, &mut workspace);
     workspace.give(scratch);
     report
+}
+
+/// The same for all of it, where ranks reach each other's memory; `None`, and on every rank, if they do not.
+pub(super) fn in_one_space(
+    comm: &dyn Communicator,
+    parts: &mut Parts<'_>,
+    granularity: Granularity,
+) -> Result<Option<AdasumReport>> {
+    let Some(ranks) = comm.address_space() else { return Ok(None) };
+    let own = OwnPart::new(comm, parts, granularity);
+    own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow())
+}
+
+/// What a rank reduces of an arena.
+struct OwnPart {
+    cut: Cut,
+    layers: Vec<Range<usize>>,
+    tensors: Vec<Range<usize>>,
+}
+
+impl OwnPart {
+    fn new(comm: &dyn Communicator, parts: &Parts<'_>, granularity: Granularity) -> Self {
+        let (len, tensors) = (parts.arena.len(), parts.tensors);
+        let part_len = len / comm.world_size();
+        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
+        Self {
+            cut: Cut::new(parts.arena.dtype(), comm.world_size(), part_len),
+            layers: segments::clip(&granularity.layers(len, tensors), window.clone()),
+            tensors: segments::clip(tensors, window),
+        }
+    }
+
+    fn gram<'a>(&'a self, comm: &'a dyn Communicator, extent: Extent) -> Gram<'a> {
+        Gram { across: comm, all: comm, cut: self.cut, layers: &self.layers, tensors: &self.tensors, extent }
+    }
 }

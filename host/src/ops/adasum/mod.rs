@@ -17,8 +17,9 @@ pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
 #[cfg(feature = "cuda")]
 pub(crate) use self::nodes::{Levels, Place, check_grid, check_within};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
+#[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
-use crate::buffer::{GradientBuffer, Parts};
+use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::ops::same_plan;
@@ -30,8 +31,8 @@ const OPERATION: &str = "adasum_all_reduce";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: on GPUs from 16, 32 or 64 ranks on; over
-    /// host memory, where ranks of a machine form products in place, from one or two thousand. A switch is logged with its reason.
+    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
+    /// Ranks that reach each other's memory on a host send nothing but products, and stay with Gram. A switch is logged with its reason.
     /// Given the nodes, [`hierarchical_adasum_all_reduce`] chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
     #[default]
     Auto,
@@ -78,7 +79,6 @@ impl AdasumReport {
     }
 
     /// What [`Algorithm::Gram`] reports of a vector that is its own result.
-    #[cfg(feature = "cuda")]
     pub(crate) fn of_one_vector(layers: usize) -> Self {
         Self { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 }
     }
@@ -103,53 +103,52 @@ pub fn adasum_all_reduce(
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
     same_plan(OPERATION, comm, buffer.table(), (options, buffer.is_shared()))?;
-    options.algorithm.check_vectors(OPERATION, world_size, "a power of two of ranks")?;
+    options.algorithm.check_ranks(OPERATION, world_size)?;
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
     let parts = buffer.parts_mut();
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
         Algorithm::Tree => {
-            let Parts { arena, tensors, scratch } = parts;
-            let layers = options.granularity.layers(arena.len(), tensors);
-            Tree { across: comm, node: None, layers: &layers, tensors }.run(arena, scratch)?;
-            Ok(AdasumReport::of_tree())
+            let mut parts = parts;
+            if options.algorithm == Algorithm::Auto {
+                // Where nothing is sent but products, as many are no reason for a tree.
+                if let Some(report) = gram::in_one_space(comm, &mut parts, options.granularity)? {
+                    return Ok(report);
+                }
+            }
+            tree::in_place(comm, parts, options.granularity)
         }
         _ => gram::in_place(comm, parts, options.granularity, Extent::All),
     }
 }
 
 impl Algorithm {
-    /// Refuses the tree over so many vectors if they are no power of two; `needs` says of what there should be one.
-    pub(crate) fn check_vectors(self, operation: &'static str, vectors: usize, needs: &'static str) -> Result<()> {
-        if self != Algorithm::Tree || vectors.is_power_of_two() {
+    /// Refuses the tree over a number of ranks that is no power of two.
+    pub(crate) fn check_ranks(self, operation: &'static str, ranks: usize) -> Result<()> {
+        self.check_vectors(operation, ranks, "a power of two of ranks")
+    }
+
+    /// The same for nodes.
+    fn check_nodes(self, operation: &'static str, nodes: usize) -> Result<()> {
+        self.check_vectors(operation, nodes, "a power of two of nodes")
+    }
+
+    fn check_vectors(self, operation: &'static str, found: usize, needs: &'static str) -> Result<()> {
+        if self != Algorithm::Tree || found.is_power_of_two() {
             return Ok(());
         }
-        Err(Error::UnsupportedWorldSize { operation, algorithm: "tree", needs, world_size: vectors })
+        Err(Error::UnsupportedWorldSize { operation, algorithm: "tree", needs, world_size: found })
     }
 
-    /// The algorithm that runs over host memory; never [`Auto`](Self::Auto). The same on every rank.
+    /// The algorithm that runs among ranks which have to send each other their vectors; never [`Auto`](Self::Auto). The same on every rank.
     pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
-        self.chosen_of(Alternatives::OF_ALL, world_size, bytes)
-    }
-
-    /// The algorithm that runs on GPUs.
-    #[cfg(any(feature = "cuda", test))]
-    pub(crate) fn chosen_on_gpus(self, world_size: usize, bytes: usize) -> Self {
-        self.chosen_of(Alternatives::OF_ONE_LEVEL, world_size, bytes)
-    }
-
-    fn chosen_of(self, among: Alternatives, world_size: usize, bytes: usize) -> Self {
         /// What machines with NVLink have; a communicator does not know.
         const RANKS_PER_NODE: usize = 8;
         if self != Algorithm::Auto {
             return self;
         }
-        let choice = cost::choose(among, world_size, RANKS_PER_NODE, bytes);
-        // A Gram matrix inside each node and the tree over nodes is the tree, but for the roundings inside nodes.
-        if !(matches!(choice.scheme, Scheme::Tree | Scheme::GramThenTree) && world_size.is_power_of_two()) {
-            if choice.scheme == Scheme::TwoLevelGram {
-                tracing::debug!(world_size, bytes, %choice, "faster with groups of nodes, and `WithinNode::Adasum`");
-            }
+        let choice = cost::choose(Alternatives::OF_ONE_LEVEL, world_size, RANKS_PER_NODE, bytes);
+        if choice.scheme != Scheme::Tree {
             return Algorithm::Gram;
         }
         tracing::info!(world_size, bytes, %choice, "Adasum by the tree");
@@ -179,20 +178,14 @@ mod tests {
     #[test]
     fn gram_until_its_products_cost_and_the_tree_where_it_can() {
         const BYTES: usize = 64 << 20;
-        for world_size in 1..=512 {
+        // Nothing is known of nodes.
+        for world_size in (1..=15).chain([24, 63, 100, 4000]) {
             assert_eq!(Algorithm::Auto.chosen(world_size, BYTES), Algorithm::Gram, "{world_size} ranks");
         }
-        assert_eq!(Algorithm::Auto.chosen(4096, BYTES), Algorithm::Tree);
-        // No power of two.
-        assert_eq!(Algorithm::Auto.chosen(4000, BYTES), Algorithm::Gram);
+        for world_size in [16, 64, 512, 4096] {
+            assert_eq!(Algorithm::Auto.chosen(world_size, BYTES), Algorithm::Tree, "{world_size} ranks");
+        }
         assert_eq!(Algorithm::Gram.chosen(4096, BYTES), Algorithm::Gram);
         assert_eq!(Algorithm::Tree.chosen(2, BYTES), Algorithm::Tree);
-        // GPUs of several machines, of whose nodes nothing is known.
-        for world_size in (1..=15).chain([24, 63, 100]) {
-            assert_eq!(Algorithm::Auto.chosen_on_gpus(world_size, BYTES), Algorithm::Gram, "{world_size} GPUs");
-        }
-        for world_size in [16, 64, 512, 4096] {
-            assert_eq!(Algorithm::Auto.chosen_on_gpus(world_size, BYTES), Algorithm::Tree, "{world_size} GPUs");
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
-use super::tree::Tree;
+use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::buffer::{GradientBuffer, Parts};
 use crate::comm::{Communicator, ReduceOp, gather_words};
@@ -159,7 +159,7 @@ impl Levels {
         bytes: usize,
     ) -> Result<Self> {
         let (per_node, nodes) = (places[0].on_node.world_size, places[0].across.world_size);
-        options.algorithm.check_vectors(operation, nodes as usize, "a power of two of nodes")?;
+        options.algorithm.check_nodes(operation, nodes as usize)?;
         match options.algorithm {
             Algorithm::Auto => {}
             Algorithm::Gram => return Ok(Self::GramOfNodes),
@@ -174,7 +174,7 @@ impl Levels {
         let among = if is_adasum_of_all { Alternatives::OF_NODES } else { Alternatives::OF_SUMS };
         let choice = cost::choose(among, places.len(), per_node as usize, bytes);
         if choice.scheme != choice.usual {
-            tracing::info!(ranks = places.len(), per_node, bytes, %choice, "Adasum across nodes");
+            tracing::info!(ranks = places.len(), per_node, bytes, ?within_node, %choice, "Adasum across nodes");
         }
         Ok(match choice.scheme {
             Scheme::Gram => Self::One,
@@ -198,7 +198,8 @@ impl Levels {
 /// # Errors
 /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the buffer was
 /// made for another number of ranks than `all` has, or ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
-/// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After a communicator's error the contents of the buffer are unspecified; the other errors leave it alone.
+/// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of those, or [`Error::OutOfMemory`], the contents of
+/// the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
     nodes: Nodes<'_, dyn Communicator + '_>,
     buffer: &mut GradientBuffer,
@@ -215,8 +216,28 @@ pub fn hierarchical_adasum_all_reduce(
     if levels == Levels::One {
         return gram::in_place(all, parts, options.granularity, Extent::All);
     }
+    let is_tree = levels == Levels::TreeOfNodes;
+    if node.world_size() == 1 {
+        // Nodes bring what their ranks do.
+        return if is_tree {
+            tree::in_place(across, parts, options.granularity)
+        } else {
+            gram::in_place(across, parts, options.granularity, Extent::All)
+        };
+    }
     let Parts { mut arena, tensors, scratch } = parts;
     let layers = options.granularity.layers(arena.len(), tensors);
+
+    if across.world_size() == 1 {
+        match within_node {
+            WithinNode::Reduce(op) => node.all_reduce(arena, op)?,
+            WithinNode::Adasum => {
+                let parts = Parts { arena, tensors, scratch };
+                gram::in_place(node, parts, options.granularity, Extent::All)?;
+            }
+        }
+        return Ok(if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(layers.len()) });
+    }
 
     let node_len = arena.len() / node.world_size();
     let mut shard = scratch.take(OPERATION, arena.dtype(), node_len)?;
@@ -233,7 +254,7 @@ pub fn hierarchical_adasum_all_reduce(
     // The part of the nodes' results that this rank combines: its shard, of which the tree cuts off what it goes on with by itself.
     let window = node.rank() * node_len..(node.rank() + 1) * node_len;
     let clip = |window: Range<usize>| (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
-    let report = if levels == Levels::TreeOfNodes {
+    let report = if is_tree {
         let (layers, tensors) = clip(window);
         Tree { across, node: Some(node), layers: &layers, tensors: &tensors }.run(shard.as_mut_slice(), scratch)?;
         AdasumReport::of_tree()

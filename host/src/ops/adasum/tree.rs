@@ -7,13 +7,22 @@ use std::ops::Range;
 
 use gradsync_device::math::adasum;
 
-use super::{OPERATION, for_tensors};
-use crate::buffer::Scratch;
+use super::{AdasumReport, Granularity, OPERATION, for_tensors};
+use crate::buffer::{Arena, Parts, Scratch};
 use crate::comm::{Communicator, ReduceOp};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
+
+/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
+pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
+    let Parts { arena, tensors, scratch } = parts;
+    let layers = granularity.layers(arena.len(), tensors);
+    Tree { across: comm, node: None, layers: &layers, tensors }.run(arena, scratch)?;
+    Ok(AdasumReport::of_tree())
+}
 
 /// One reduction.
 pub(crate) struct Tree<'a> {
@@ -28,11 +37,23 @@ pub(crate) struct Tree<'a> {
 }
 
 impl Tree<'_> {
+    /// Has memory ready for the vectors of `len` elements that will be reduced with it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn prepare(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<()> {
+        let halves = Self::halves(scratch, dtype, len)?;
+        scratch.give(halves);
+        Ok(())
+    }
+
+    fn halves(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<[Arena; 2]> {
+        let mut half = || scratch.take(OPERATION, dtype, len.div_ceil(2));
+        Ok([half()?, half()?])
+    }
+
     /// Replaces this rank's part of its vector by that of the Adasum of all vectors.
     pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
         let Tree { across, layers, tensors, .. } = *self;
-        let mut half = || scratch.take(OPERATION, arena.dtype(), arena.len().div_ceil(2));
-        let (mut mine, mut theirs) = (half()?, half()?);
+        let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
 
         for step in &steps {

@@ -199,7 +199,7 @@ pub fn all_to_all(world: World, bytes: f64) -> Work {
 /// Exchanges `bytes` bytes with the rank at that distance.
 pub fn exchange(world: World, distance: usize, bytes: f64) -> Work {
     let step = Work { steps: 1.0, ..Work::default() };
-    // A distance divides a node, or a node divides it, wherever this matters.
+    // Exact where a distance divides a node, or a node divides it.
     if distance < world.ranks_per_node {
         Work { intra_bytes: bytes, ..step }
     } else {

@@ -165,6 +165,10 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let expected = run(&mut |buffer| of_all.all_reduce(comm, buffer).unwrap());
         for adasum in [&mut two, &mut chosen].into_iter().chain(&mut along_tree) {
             let got = run(&mut |buffer| adasum.all_reduce(nodes, buffer).unwrap());
+            let bits: Vec<u64> = got.iter().map(|value| value.to_bits()).collect();
+            let mut checks = Checks::new(comm);
+            checks.same_list("Adasum within nodes", bits.clone(), bits);
+            checks.finish();
             let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
             // A node's result is rounded by half a unit of f32, and so is the sum of two of them at each level; weights are sums in f64.
             let is_tree = adasum.report().unwrap().algorithm == Algorithm::Tree;

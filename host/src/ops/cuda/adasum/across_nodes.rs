@@ -6,8 +6,8 @@ use super::gram::Gram;
 use super::layer_count;
 use super::tree::Tree;
 use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, ReduceOp};
-use crate::driver::{DeviceBuffer, DeviceSliceMut};
+use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::driver::DeviceSliceMut;
 use crate::error::{Error, Result};
 use crate::ops::adasum::{Levels, Place, check_grid, check_within};
 use crate::ops::{AdasumOptions, AdasumReport, Nodes, WithinNode};
@@ -17,13 +17,13 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// Adasum across nodes of the gradient buffers of all ranks, with its workspace: made once, run at every step.
 ///
 /// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
-/// then exchanges its shard, and nothing else, with the ranks in its place on other nodes, and an all-gather inside the node completes
+/// then exchanges its shard, and no other, with the ranks in its place on other nodes, and an all-gather inside the node completes
 /// the result. Inner products are added up over all ranks that hold a part of the vectors, so that coefficients belong to whole tensors.
-/// With one node that is what the node makes of it. The numerics across nodes, and the choice of an algorithm, are those
+/// One node reduces at once, and nodes of one rank have nothing to do inside. The numerics across nodes, and the choice of an algorithm, are those
 /// of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
-/// Workspace: two shards of the arena of one rank of a node, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside nodes as
-/// much as the arena.
+/// Workspace: a shard of the arena of one rank of a node at most, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside
+/// nodes as much as the arena.
 #[derive(Debug)]
 pub struct HierarchicalAdasum {
     fingerprint: u64,
@@ -34,26 +34,54 @@ pub struct HierarchicalAdasum {
 
 #[derive(Debug)]
 enum Steps {
-    /// All ranks at once.
-    One(Box<Gram>),
-    /// Nodes, and then across them.
-    Two(Within, Across),
+    /// All ranks at once, by one Gram matrix.
+    AtOnce(Box<Gram>),
+    /// The only node's, with what there is to report across nodes.
+    Inside(Inside, AdasumReport),
+    /// Inside nodes, unless they have one rank, and then across them.
+    Across(Option<Inside>, Across),
 }
 
-/// The step inside a node: into a shard of its own, or in place.
+/// The step inside a node, in place.
 #[derive(Debug)]
-enum Within {
-    Reduce(ReduceOp, DeviceBuffer),
+enum Inside {
+    Reduce(ReduceOp),
     Adasum(Box<Gram>),
 }
 
-/// The step across nodes, in place.
+/// The step across nodes, on a shard of a node's results, in place.
 #[derive(Debug)]
 enum Across {
-    /// With one node there is nothing to combine.
-    Nothing(AdasumReport),
     Gram(Box<Gram>),
     Tree(Box<Tree>),
+}
+
+impl Inside {
+    /// Reduces the arena of every rank of the node.
+    fn all_reduce(&mut self, node: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+        match self {
+            Inside::Reduce(op) => node.all_reduce(arena, *op, Scaling::NONE),
+            Inside::Adasum(gram) => gram.run(node, node, arena),
+        }
+    }
+
+    /// As that, leaving this rank's shard of the result in its place.
+    fn reduce_scatter(&mut self, node: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+        match self {
+            Inside::Reduce(op) => node.reduce_scatter_in_place(arena, *op),
+            Inside::Adasum(gram) => gram.reduce(node, node, arena),
+        }
+    }
+}
+
+impl Across {
+    fn run(&mut self, nodes: Nodes<'_, dyn DeviceCommunicator + '_>, shard: DeviceSliceMut<'_>) -> Result<()> {
+        let Nodes { all, node, across } = nodes;
+        match self {
+            Across::Gram(gram) => gram.run(across, all, shard),
+            Across::Tree(tree) => tree.run(across, (node.world_size() > 1).then_some(node), shard),
+        }
+    }
 }
 
 impl HierarchicalAdasum {
@@ -79,24 +107,32 @@ impl HierarchicalAdasum {
         let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, options.granularity).map(Box::new);
         let layers = layer_count(options.granularity, table.tensor_count());
         let levels = Levels::choose(OPERATION, within_node, options, &places, len * table.dtype().size_bytes())?;
-        let steps = if levels == Levels::One {
-            Steps::One(gram(all, 0..len)?)
-        } else {
-            let within = match within_node {
-                WithinNode::Reduce(op) => {
-                    Within::Reduce(op, DeviceBuffer::zeroed(buffer.queue(), table.dtype(), node_len)?)
-                }
-                WithinNode::Adasum => Within::Adasum(gram(node, 0..len)?),
-            };
-            let own = node.rank() * node_len..(node.rank() + 1) * node_len;
-            let is_tree = levels == Levels::TreeOfNodes;
-            let across = match across.world_size() {
-                1 if is_tree => Across::Nothing(AdasumReport::of_tree()),
-                1 => Across::Nothing(AdasumReport::of_one_vector(layers)),
-                _ if is_tree => Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?)),
-                _ => Across::Gram(gram(across, own)?),
-            };
-            Steps::Two(within, across)
+        let inside = || {
+            Ok::<_, Error>(match within_node {
+                WithinNode::Reduce(op) => Inside::Reduce(op),
+                WithinNode::Adasum => Inside::Adasum(gram(node, 0..len)?),
+            })
+        };
+        let own = node.rank() * node_len..(node.rank() + 1) * node_len;
+        let steps = match levels {
+            Levels::One => Steps::AtOnce(gram(all, 0..len)?),
+            _ if across.world_size() == 1 => {
+                let is_tree = levels == Levels::TreeOfNodes;
+                let report = if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(layers) };
+                Steps::Inside(inside()?, report)
+            }
+            _ => {
+                let inside = (node.world_size() > 1).then(inside).transpose()?;
+                Steps::Across(
+                    inside,
+                    match levels {
+                        Levels::TreeOfNodes => {
+                            Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?))
+                        }
+                        _ => Across::Gram(gram(across, own)?),
+                    },
+                )
+            }
         };
         Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps })
     }
@@ -122,27 +158,19 @@ impl HierarchicalAdasum {
                 sizes(nodes)
             ));
         }
-        let Nodes { all, node, across } = nodes;
-        let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = buffer.as_slice().len()).entered();
-        let (within, step) = match &mut self.steps {
-            Steps::One(gram) => return gram.run(all, all, buffer.as_mut_slice()),
-            Steps::Two(within, step) => (within, step),
-        };
-        let mut combine = |shard: DeviceSliceMut<'_>| match step {
-            Across::Nothing(_) => Ok(()),
-            Across::Gram(gram) => gram.run(across, all, shard),
-            Across::Tree(tree) => tree.run(across, Some(node), shard),
-        };
-        match within {
-            Within::Reduce(op, shard) => {
-                node.reduce_scatter(buffer.as_slice(), shard.as_mut_slice(), *op)?;
-                combine(shard.as_mut_slice())?;
-                node.all_gather(shard.as_slice(), buffer.as_mut_slice())
-            }
-            Within::Adasum(within) => {
-                within.reduce(node, node, buffer.as_mut_slice())?;
-                combine(buffer.as_mut_slice().range_mut(within.shard(node)))?;
-                node.all_gather_in_place(buffer.as_mut_slice())
+        let Nodes { all, node, .. } = nodes;
+        let mut arena = buffer.as_mut_slice();
+        let len = arena.as_slice().len() / node.world_size();
+        let own = node.rank() * len..(node.rank() + 1) * len;
+        let _span = tracing::debug_span!(OPERATION, rank = all.rank(), len = arena.as_slice().len()).entered();
+        match &mut self.steps {
+            Steps::AtOnce(gram) => gram.run(all, all, arena),
+            Steps::Inside(inside, _) => inside.all_reduce(node, arena),
+            Steps::Across(None, across) => across.run(nodes, arena),
+            Steps::Across(Some(inside), across) => {
+                inside.reduce_scatter(node, arena.reborrow())?;
+                across.run(nodes, arena.reborrow().range_mut(own))?;
+                node.all_gather_in_place(arena)
             }
         }
     }
@@ -154,9 +182,9 @@ impl HierarchicalAdasum {
     /// [`Error::Cuda`].
     pub fn report(&self) -> Result<AdasumReport> {
         match &self.steps {
-            Steps::One(gram) | Steps::Two(_, Across::Gram(gram)) => gram.report(),
-            Steps::Two(_, Across::Nothing(report)) => Ok(report.clone()),
-            Steps::Two(_, Across::Tree(_)) => Ok(AdasumReport::of_tree()),
+            Steps::AtOnce(gram) | Steps::Across(_, Across::Gram(gram)) => gram.report(),
+            Steps::Inside(_, report) => Ok(report.clone()),
+            Steps::Across(_, Across::Tree(_)) => Ok(AdasumReport::of_tree()),
         }
     }
 }

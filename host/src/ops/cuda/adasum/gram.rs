@@ -92,11 +92,6 @@ impl Gram {
         self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
     }
 
-    /// This rank's shard among the elements that this was made for.
-    pub(super) fn shard(&self, across: &dyn DeviceCommunicator) -> Range<usize> {
-        across.rank() * self.shard_len..(across.rank() + 1) * self.shard_len
-    }
-
     /// What the last run did; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         report(&self.layers)

@@ -73,9 +73,9 @@ impl Adasum {
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
-        options.algorithm.check_vectors(OPERATION, world_size, "a power of two of ranks")?;
+        options.algorithm.check_ranks(OPERATION, world_size)?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
-        let options = AdasumOptions { algorithm: options.algorithm.chosen_on_gpus(world_size, bytes), ..options };
+        let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
         let peers = if world_size == 1 { None } else { connect(comm, buffer, options)? };
         if let Some(peers) = peers {
             let steps = Steps::Peers(Box::new(peers));

@@ -49,15 +49,17 @@ impl StagedAdasum {
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
     /// naming two that differ); [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
-    /// [`Error::Cuda`], code 2 when memory does not suffice; those of the communicator.
+    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host; those of the communicator.
     pub fn new(comm: &dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
         same_plan(OPERATION, comm, table, options)?;
-        options.algorithm.check_vectors(OPERATION, comm.world_size(), "a power of two of ranks")?;
+        options.algorithm.check_ranks(OPERATION, comm.world_size())?;
         let (dtype, granularity) = (table.dtype(), options.granularity);
         let bytes = table.arena_len() * dtype.size_bytes();
         let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
-            (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(Scratch::default()), AdasumReport::of_tree())
+            let mut scratch = Scratch::default();
+            Tree::prepare(&mut scratch, dtype, table.arena_len())?;
+            (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(scratch), AdasumReport::of_tree())
         } else {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
             let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();

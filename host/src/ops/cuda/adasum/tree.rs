@@ -64,7 +64,7 @@ impl Tree {
             let result = unsafe { in_place(queue, kept) };
             let sums = &mut self.sums;
             layers.adasum_of_parts(result, &vectors, |mut totals| {
-                // First, and then across: other nodes may add up in another order.
+                // Nodes may add up in different orders; all ranks of the doubling then add the same numbers of nodes.
                 if let Some(node) = node {
                     node.all_reduce(totals.reborrow(), ReduceOp::Sum, Scaling::NONE)?;
                 }
