@@ -186,7 +186,10 @@ impl Bench {
         let read = |path: &Path| fs::read_to_string(path).ok();
         let document = read(&json).and_then(|text| serde_json::from_str(&text).ok());
         let ended = match &document {
-            _ if !status.success() => Ended::Failed(format!("`gradsync perf` ended with {status}")),
+            _ if !status.success() => {
+                let why = document.as_ref().and_then(|json: &Value| json["failure"].as_str());
+                Ended::Failed(why.map_or(format!("`gradsync perf` ended with {status}"), str::to_owned))
+            }
             None => Ended::Failed(format!("no JSON at {}", json.display())),
             Some(_) => Ended::Measured,
         };

@@ -76,6 +76,7 @@ fn numbers_that_do_not_fit() {
     failed(&[&in_nodes[..], &["gram+gram", "-g", "6"]].concat(), &["6 ranks", "nodes of 8", "--ranks-per-node"]);
     failed(&[&in_nodes[..], &["gram", "--ranks-per-node", "2"]].concat(), &["--ranks-per-node 2", "gram+gram"]);
     failed(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node 4", "--model"]);
+    failed(&["zero", "--algorithm", "gram+gram", "--ranks-per-node", "4"], &["--ranks-per-node 4"]);
     failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
     failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
     failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);

@@ -81,19 +81,20 @@ fn adasum() {
 fn adasum_in_nodes() {
     let schemes = ["gram+gram", "gram+tree", "sum+gram", "sum+tree"];
     let algorithms = schemes.join(",");
-    let of = |ranks: &str, per_node: &str| {
-        let options = ["--algorithm", &algorithms, "--ranks-per-node", per_node, "-g", ranks, "-d", "all"];
+    let of = |ranks: &str, per_node: u64| {
+        let nodes = per_node.to_string();
+        let options = ["--algorithm", &algorithms, "--ranks-per-node", &nodes, "-g", ranks, "-d", "all"];
         let document = measured(&[&["adasum"][..], &options, &["-b", "20000", "--layers", "7"]].concat());
         assert_right(&document);
-        assert!(rows(&document).iter().all(|row| row["ranks_per_node"].to_string() == per_node), "{document:#}");
+        assert!(rows(&document).iter().all(|row| row["ranks_per_node"] == per_node), "{document:#}");
         schemes.map(|scheme| count(&document, |row| row["redop"] == scheme) / DTYPES.len())
     };
-    assert_eq!(of("2,4,8", "2"), [3; 4]);
-    assert_eq!(of("4", "1"), [1; 4]);
-    assert_eq!(of("4", "4"), [1; 4]);
+    assert_eq!(of("2,4,8", 2), [3; 4]);
+    assert_eq!(of("4", 1), [1; 4]);
+    assert_eq!(of("4", 4), [1; 4]);
     // Three nodes have no tree.
-    assert_eq!(of("6", "2"), [1, 0, 1, 0]);
-    assert_eq!(of("6", "3"), [1; 4]);
+    assert_eq!(of("6", 2), [1, 0, 1, 0]);
+    assert_eq!(of("6", 3), [1; 4]);
     let flat = measured(&["adasum", "-b", "1K", "-g", "2"]);
     assert!(rows(&flat)[0]["ranks_per_node"].is_null());
 }

@@ -111,10 +111,17 @@ fn a_failure_keeps_the_rows_before_it() {
         let finished = perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat());
         let document: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(folder.path().join("out.json")).expect("the JSON")).expect("JSON");
-        finished.refused(&what, &[&reason]);
+        assert!(finished.code == Some(1) && finished.stderr.contains(&reason), "{what}: {}", finished.stderr);
         assert_eq!(rows(&document).len(), 1, "{what}: {document:#}");
         assert_eq!(document["failure"], reason, "{what}");
         assert!(folder.path().join("out.svg").is_file(), "{what}");
+        assert!(finished.stdout.contains(&format!("# FAILED before the end: {reason}")), "{what}: {}", finished.stdout);
+        // A failure before the first row leaves what stands there.
+        let text = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file");
+        let before = (text("out.json"), text("out.svg"));
+        let sizes = ["-n", "3", "-w", "1", "-b", &bytes];
+        perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat()).refused(&what, &[&reason]);
+        assert_eq!((text("out.json"), text("out.svg")), before, "{what}");
     }
     assert!(measured(&["zero", "-b", "1K"])["failure"].is_null());
 }

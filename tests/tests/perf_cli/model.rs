@@ -94,7 +94,12 @@ fn it_is_fitted_to_what_was_measured() {
         std::fs::write(folder.path().join("spoilt.json"), spoilt.to_string()).unwrap();
         perf_in(folder.path(), &["--model", "--fit", "spoilt.json"]).refused(field, &["spoilt.json", "zero", words]);
     }
-    let fitted = ["--model", "--fit", "measured.json", "--json", "model.json", "-b", "1M"];
+    // Rows in nodes count where the fit has the same.
+    let finished = perf_in(folder.path(), &["--model", "--fit", "measured.json", "-b", "1M"]).succeeded("other nodes");
+    for words in ["fitted to 15 measured rows", "rows that the model has no formula for: 3"] {
+        assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
+    }
+    let fitted = ["--model", "--ranks-per-node", "2", "--fit", "measured.json", "--json", "model.json", "-b", "1M"];
     let finished = perf_in(folder.path(), &fitted).succeeded("fit");
     assert!(finished.stdout.contains("fitted to 18 measured rows"), "{}", finished.stdout);
     let model: Value =
@@ -109,7 +114,7 @@ fn it_is_fitted_to_what_was_measured() {
     for words in [
         "zero f32, cpu, 1 ranks",
         "adasum f32 gram, cpu over local, 4 ranks",
-        "adasum f32 gram+tree, cpu",
+        "gram+tree, cpu over local, 4 ranks, 2 a node",
         "rows that were left out",
     ] {
         assert!(finished.stdout.contains(words), "{words}: {}", finished.stdout);
@@ -122,7 +127,7 @@ fn it_is_fitted_to_what_was_measured() {
         assert_eq!(parameter(of)["is_fitted"], true, "{of}");
         assert!(parameter(of)["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{of}");
     }
-    // Only the rows in nodes have such bytes.
+    // Four ranks are two nodes.
     assert_eq!(parameter("bytes between nodes")["is_fitted"], true);
 }
 

@@ -90,7 +90,11 @@ impl Goal {
                 let most = LATENCIES_US.map(|(bytes, most)| format!("{most} µs at {} KiB", bytes >> 10)).join(", ");
                 format!("the same of small vectors in at most {most}")
             }
-            Goal::Tree => format!("Adasum along the tree by peer access in CUDA graphs, at {TREE_RATIO:.2}, {large}"),
+            Goal::Tree => {
+                format!(
+                    "Adasum along the tree by peer access in CUDA graphs at {TREE_RATIO:.2} of NCCL's sum or more, {large}"
+                )
+            }
             Goal::Nccl => format!("Adasum over NCCL in CUDA graphs at {NCCL_RATIO:.2} of NCCL's sum or more, {large}"),
             Goal::Mixed => {
                 format!(

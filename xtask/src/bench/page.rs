@@ -67,7 +67,9 @@ fn machine(shown: &[Shown]) -> String {
 
 fn figures(shown: &[Shown]) -> Vec<Figure> {
     let documents = shown.iter().filter_map(|part| Some((part.part.name, part.json.as_ref()?)));
-    documents.flat_map(|(name, json)| goals::of_document(name, json)).collect()
+    // What was measured before a failure tells of no goal: the rest is missing.
+    let whole = documents.filter(|(_, json)| json["failure"].is_null());
+    whole.flat_map(|(name, json)| goals::of_document(name, json)).collect()
 }
 
 /// Of a goal: how many figures there are, how many meet it, and the worst.

@@ -294,7 +294,8 @@ impl Perf {
             }
         }
         let algorithms = algorithms(&self.algorithms, self.per_node());
-        let have_nodes = self.model || algorithms.iter().any(|redop| matches!(redop, Redop::OnNodes(_)));
+        let is_in_nodes = |redop: &Redop| matches!(redop, Redop::OnNodes(_));
+        let have_nodes = self.model || (operations.contains(&Operation::Adasum) && algorithms.iter().any(is_in_nodes));
         if let (Some(ranks), false) = (self.ranks_per_node, have_nodes) {
             return refuse(format!(
                 "--ranks-per-node {ranks}: only --model and --algorithm gram+gram and the like have nodes"

@@ -62,10 +62,17 @@ pub(crate) fn weighted(vectors: usize) -> [f64; PERIOD] {
 }
 
 /// What a rank holds for Adasum. Tensors of even number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the
-/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves; where nodes add up, on one rank of each `summed`.
+/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves. Where `summed` ranks add up before, two of them hold
+/// twice that and its negative, whose Adasum is another.
 pub(crate) fn adasum_operand(tensor: usize, ranks: usize, summed: usize, rank: usize, index: usize) -> f64 {
-    let has_value = if tensor % 2 == 1 { rank % summed == 0 } else { index % ranks == rank };
-    if has_value { adasum(index) } else { 0.0 }
+    let factor = match (tensor % 2, rank % summed) {
+        (0, _) => f64::from(u8::from(index % ranks == rank)),
+        _ if summed == 1 => 1.0,
+        (_, 0) => 2.0,
+        (_, 1) => -1.0,
+        _ => 0.0,
+    };
+    factor * adasum(index)
 }
 
 /// The Adasum of all ranks' [`adasum_operand`]s.

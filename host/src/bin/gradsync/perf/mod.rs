@@ -113,19 +113,32 @@ impl Perf {
         if places.is_speaker {
             print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
         }
-        let (launches, failure) = match task {
-            Task::Tensors(model) => tensors::run(model, &places, &output).map(|()| None),
-            Task::Launch if places.is_speaker => launch(&settings, &groups, &output).map(Some),
-            Task::Launch => Ok(None),
-            _ => measure(&groups, &places, &output).map(|()| None),
-        }
-        .map_or_else(|error| (None, Some(error)), |launches| (launches, None));
-        // What was measured before a failure is kept, in the files too.
+        let mut launches = None;
+        let outcome = match task {
+            Task::Tensors(model) => tensors::run(model, &places, &output),
+            Task::Launch if places.is_speaker => launch(&settings, &groups, &output, &mut launches),
+            Task::Launch => Ok(()),
+            _ => measure(&groups, &places, &output),
+        };
+        let failure = outcome.as_ref().err();
         let finished = match places.is_speaker {
-            true => finish(&self, &settings, machine, launches, failure.as_ref(), output.into_results()),
+            true => finish(&self, &settings, machine, launches, failure, output.into_results()),
             false => Ok(()),
         };
-        failure.map_or(finished, Err)
+        if let (Err(_), Err(error)) = (&outcome, &finished) {
+            eprintln!("gradsync: error: {error}");
+        }
+        #[cfg(feature = "mpi")]
+        match &outcome {
+            // Arguments are refused on all ranks.
+            Err(error)
+                if places.transports.contains(&TransportChoice::Mpi) && !matches!(error, PerfError::Arguments(_)) =>
+            {
+                mpi::abort(places.is_speaker, error)?;
+            }
+            _ => {}
+        }
+        outcome.and(finished)
     }
 }
 
@@ -233,13 +246,18 @@ fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), Per
 }
 
 #[cfg(feature = "cuda")]
-fn launch(settings: &Settings, groups: &[Group], output: &Output) -> Result<Launches, PerfError> {
+fn launch(
+    settings: &Settings,
+    groups: &[Group],
+    output: &Output,
+    launches: &mut Option<Launches>,
+) -> Result<(), PerfError> {
     let sections: Vec<Section> = groups.iter().flat_map(|group| &group.sections).cloned().collect();
-    cuda::launch::run(&sections, settings.counts, settings.limit.map(|rate| rate * 1e9), output)
+    cuda::launch::run(&sections, settings.counts, settings.limit.map(|rate| rate * 1e9), output, launches)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn launch(_: &Settings, _: &[Group], _: &Output) -> Result<Launches, PerfError> {
+fn launch(_: &Settings, _: &[Group], _: &Output, _: &mut Option<Launches>) -> Result<(), PerfError> {
     Err(PerfError::NotBuilt { what: "--launch".into(), feature: "cuda" })
 }
 
@@ -260,7 +278,8 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     machine.lines() + &rounds + times
 }
 
-/// Prints the footer, writes the files, and fails if results were wrong. `failure` is what ended the measurement before its end.
+/// Writes the files, prints the footer, and fails if results were wrong. `failure` is what ended the measurement before its end: what
+/// was measured until then is kept.
 fn finish(
     perf: &Perf,
     settings: &Settings,
@@ -272,10 +291,12 @@ fn finish(
     let Results { measurements, left_out } = results;
     let wrong = measurements.iter().map(record::Measurement::wrong).sum::<u64>();
     let wrong = wrong + launches.as_ref().map_or(0, Launches::wrong);
-    if let Some(launches) = &launches {
-        print(&launches.lines())?;
-    }
-    print(&table::footer(&measurements, &left_out, wrong, settings.counts.check))?;
+    let failure = failure.map(ToString::to_string);
+    let lines = launches.as_ref().map_or(String::new(), Launches::lines);
+    let footer = table::footer(&measurements, &left_out, wrong, settings.counts.check, failure.as_deref());
+    // A run that has nothing to say leaves the files of an earlier one.
+    let is_empty = measurements.is_empty() && launches.as_ref().is_none_or(|launches| launches.rows.is_empty());
+    let has_files = failure.is_none() || !is_empty;
     let document = Document {
         schema: SCHEMA,
         program: "gradsync perf".into(),
@@ -286,16 +307,17 @@ fn finish(
         measurements,
         launches,
         left_out,
-        failure: failure.map(ToString::to_string),
+        failure,
         wrong,
     };
-    if let Some(path) = perf.json() {
+    if let Some(path) = perf.json().filter(|_| has_files) {
         write(path, &(serde_json::to_string_pretty(&document).map_err(io::Error::from)? + "\n"))?;
     }
-    if let Some(path) = perf.plot() {
+    if let Some(path) = perf.plot().filter(|_| has_files) {
         let refused = |reason| PerfError::File { path: path.clone(), reason };
         write(path, &plot::svg(&document.measurements).map_err(refused)?)?;
     }
+    print(&(lines + &footer))?;
     if wrong > 0 { Err(PerfError::Wrong(wrong)) } else { Ok(()) }
 }
 

@@ -200,7 +200,10 @@ impl Size {
         }
         let listed = |parts: &[(usize, &str)]| {
             let part = |(ranks, scheme): &(usize, &str)| format!("{scheme} from {ranks} ranks");
-            parts.iter().map(part).collect::<Vec<_>>().join(", ")
+            match parts {
+                [] => "there are no whole nodes".to_owned(),
+                _ => parts.iter().map(part).collect::<Vec<_>>().join(", "),
+            }
         };
         let of_all: Vec<_> = self.switches.iter().map(|switch| (switch.ranks, switch.scheme)).collect();
         text += &format!("# automatic choice: {}\n", listed(&of_all));

@@ -1,6 +1,7 @@
 //! Adasum of ranks in nodes: what is done inside and across them, and the groups of ranks that this takes.
 //!
-//! Neighbouring ranks are a node, as many as `--ranks-per-node` says, whichever machines they are on. Nothing is measured here.
+//! Neighbouring ranks are a node, as many as `--ranks-per-node` says, whichever machines they are on; a fit takes rows whose nodes are its own.
+//! Nothing is measured here.
 
 use gradsync::comm::{ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, Algorithm, WithinNode};

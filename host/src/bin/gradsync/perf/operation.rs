@@ -197,7 +197,7 @@ impl Row {
     }
 
     /// Bytes that the memory of one machine has to move if it holds all ranks: each input read once, each output written once, and the
-    /// inputs of Adasum, whose weights must be known before they are used, read twice.
+    /// inputs of Adasum, whose weights must be known before they are used, read twice: the nodes' sums, where nodes add up before.
     pub(crate) fn traffic(&self) -> f64 {
         let (len, ranks) = (self.len as f64, self.ranks as f64);
         let (to, from) = (len * self.types.to.size_bytes() as f64, len * self.types.from.size_bytes() as f64);
@@ -211,7 +211,10 @@ impl Row {
             Operation::Combine => to + ranks * from,
             Operation::AllReduce | Operation::AllGather | Operation::AllToAll | Operation::SendRecv => 2.0 * ranks * to,
             Operation::ReduceScatter => (ranks + 1.0) * to,
-            Operation::Adasum => 3.0 * ranks * to,
+            Operation::Adasum => match self.nodes().filter(|nodes| nodes.is_of_sums()) {
+                Some(nodes) => (2.0 * ranks + ranks / nodes.per_node as f64) * to,
+                None => 3.0 * ranks * to,
+            },
         }
     }
 }

@@ -69,10 +69,10 @@ impl Output {
     ) -> Result<(), PerfError> {
         let limit = self.limits.of(section.place, row);
         let measurement = Measurement::new(section, row, found, baseline, limit);
-        self.say(&table::row(&measurement))?;
-        self.advance();
+        let line = table::row(&measurement);
         self.results.lock().unwrap_or_else(PoisonError::into_inner).measurements.push(measurement);
-        Ok(())
+        self.advance();
+        self.say(&line)
     }
 
     /// A row is done.

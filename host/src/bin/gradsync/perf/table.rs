@@ -1,6 +1,6 @@
 //! The table: nccl-tests' columns, with p99 beside each time and the baseline at the end.
 
-use super::operation::Operation;
+use super::operation::{Operation, Row};
 use super::plan::Section;
 use super::record::{BaselineName, Measurement, Timing};
 
@@ -68,10 +68,19 @@ fn rate(rate: f64) -> String {
 }
 
 /// What stands below all tables.
-pub(crate) fn footer(measurements: &[Measurement], left_out: &[String], wrong: u64, is_checked: bool) -> String {
+pub(crate) fn footer(
+    measurements: &[Measurement],
+    left_out: &[String],
+    wrong: u64,
+    is_checked: bool,
+    failure: Option<&str>,
+) -> String {
     let mut text = "\n".to_owned();
     for reason in left_out {
         text += &format!("# not measured: {reason}\n");
+    }
+    if let Some(reason) = failure {
+        text += &format!("# FAILED before the end: {reason}\n");
     }
     let verdict = if wrong == 0 { "OK" } else { "FAILED" };
     text += &match is_checked {
@@ -91,7 +100,10 @@ fn note(section: &Section) -> Option<String> {
         Operation::Gram | Operation::Combine => Some(format!("{} vectors", section.ranks)),
         Operation::Adasum => {
             let most = section.rows.iter().map(|row| row.layers).max().unwrap_or(0);
-            Some(format!("{most} tensors, fewer where there are fewer elements"))
+            let nodes = section.rows.iter().find_map(Row::nodes);
+            let nodes = nodes
+                .map_or(String::new(), |nodes| format!(", {} ranks a node in schemes of two levels", nodes.per_node));
+            Some(format!("{most} tensors, fewer where there are fewer elements{nodes}"))
         }
         _ => None,
     }

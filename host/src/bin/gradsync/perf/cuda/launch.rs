@@ -21,13 +21,15 @@ const COPY_TRAFFIC: f64 = (2u64 << 30) as f64;
 /// Calls in a graph where -G does not say how many.
 const GRAPH_CALLS: usize = 20;
 
-/// Measures all rows, on the first device. `rate` is what memory does, in bytes a second, where the user says it.
+/// Measures all rows, on the first device, and leaves them in `launches`, those before a failure too. `rate` is what memory does, in bytes a
+/// second, where the user says it.
 pub(crate) fn run(
     sections: &[Section],
     counts: Counts,
     rate: Option<f64>,
     output: &Output,
-) -> Result<Launches, PerfError> {
+    launches: &mut Option<Launches>,
+) -> Result<(), PerfError> {
     // A queue of its own has loaded no kernel yet.
     let queue = Queue::new(0)?;
     // One set of buffers, which stays in the cache, unless the user says otherwise.
@@ -38,12 +40,13 @@ pub(crate) fn run(
         Some(rate) => rate,
         None => copy_rate(&queue, counts)?,
     };
-    let mut rows = Vec::new();
+    let begun = Launches { memory_gbs: memory_rate / 1e9, graph_calls, working_set, rows: Vec::new() };
+    let rows = &mut launches.insert(begun).rows;
     for (section, row) in sections.iter().flat_map(|section| section.rows.iter().map(move |row| (section, row))) {
         rows.push(measure(&queue, section, row, counts, (graph_calls, memory_rate))?);
         output.advance();
     }
-    Ok(Launches { memory_gbs: memory_rate / 1e9, graph_calls, working_set, rows })
+    Ok(())
 }
 
 fn measure(

@@ -116,7 +116,8 @@ impl FitReport {
 fn label(row: &Measurement) -> String {
     let place = row.transport.as_ref().map_or(row.backend.clone(), |name| format!("{} over {name}", row.backend));
     let redop = if row.redop == "none" { String::new() } else { format!(" {}", row.redop) };
-    format!("{} {}{redop}, {place}, {} ranks", row.operation, row.types(), row.ranks)
+    let nodes = row.ranks_per_node.map_or(String::new(), |per_node| format!(", {per_node} a node"));
+    format!("{} {}{redop}, {place}, {} ranks{nodes}", row.operation, row.types(), row.ranks)
 }
 
 fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
@@ -145,7 +146,11 @@ fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {
 fn point(row: &Measurement, ranks_per_node: usize) -> Option<Point> {
     let timing = row.timing()?;
     let seconds = timing.time_us / 1e6;
-    let world = World::new(row.ranks, row.ranks_per_node.unwrap_or(ranks_per_node));
+    // Nodes that the user made up on one machine say nothing of what lies between machines.
+    if row.ranks_per_node.is_some_and(|per_node| per_node != ranks_per_node) {
+        return None;
+    }
+    let world = World::new(row.ranks, ranks_per_node);
     let (bytes, ranks, len) = (row.size_bytes as f64, row.ranks as f64, row.count as f64);
     // For kernels, `busbw` counts what memory moves.
     let traffic = if timing.algbw > 0.0 { bytes * timing.busbw / timing.algbw } else { bytes };

@@ -5,7 +5,7 @@
 mod horovod;
 mod plain;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::{MpiCommunicator, rsmpi};
 use gradsync::comm::{Communicator as _, ReduceOp};
@@ -32,13 +32,20 @@ pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError
             "--transport mpi: the launcher's variables say {ranks} ranks, and MPI {world_size}: start it with mpirun"
         )));
     }
-    let outcome = collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() });
-    if let Err(error) = outcome {
-        // The others would wait for this rank, here or at MPI's end.
-        eprintln!("gradsync: error: {error}");
-        comm.abort(1);
+    collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() })
+}
+
+/// How long ranks that have nothing to write leave the one that has, if it has failed too.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Ends the job after a failure: the others would wait for this rank, here or at MPI's end.
+pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError> {
+    let comm = MpiCommunicator::world()?;
+    eprintln!("gradsync: error: {error}");
+    if !is_speaker {
+        std::thread::sleep(GRACE);
     }
-    Ok(())
+    comm.abort(1)
 }
 
 /// Bytes of each rank's copy.

@@ -1,5 +1,5 @@
-//! MPI's own collectives. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which goes through them one
-//! after the other, as Horovod does it.
+//! MPI's own collectives. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which takes one after the
+//! other, in f32.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,7 +11,7 @@ use gradsync::comm::mpi::rsmpi::ffi::MPI_Datatype;
 use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
 use gradsync::comm::mpi::rsmpi::traits::*;
 
-use gradsync::{DType, Element};
+use gradsync::DType;
 use half::{bf16, f16};
 
 use crate::perf::PerfError;
@@ -115,21 +115,47 @@ impl HostBaseline for Plain<'_> {
     }
 }
 
+/// Numbers of 16 bits, which go through f32.
+trait Half: Copy {
+    fn bits(value: f32) -> u16;
+    fn widened(self) -> f32;
+    fn narrowed(value: f32) -> Self;
+}
+
+macro_rules! half {
+    ($type:ident) => {
+        impl Half for $type {
+            fn bits(value: f32) -> u16 {
+                Self::from_f32(value).to_bits()
+            }
+            fn widened(self) -> f32 {
+                self.to_f32()
+            }
+            fn narrowed(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+        }
+    };
+}
+half!(f16);
+half!(bf16);
+
 /// Operands of 16 bits; `T` says of which kind.
-fn halves<T: Element>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data, PerfError> {
+fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data, PerfError> {
     let join: UnsafeUserFunction = match op {
         ReduceOp::Sum | ReduceOp::Mean => join::<T, Add>,
         ReduceOp::Max => join::<T, Max>,
         ReduceOp::Min => join::<T, Min>,
     };
-    let one: u16 = bytemuck::cast(T::from_f64(1.0));
     // SAFETY: `reduce` uses it on these operands alone, which have two bytes an element.
-    Ok(Data::Halves(filled(input, one)?, filled(output, 0)?, unsafe { UnsafeUserOperation::commutative(join) }))
+    Ok(Data::Halves(filled(input, T::bits(1.0))?, filled(output, 0)?, unsafe {
+        UnsafeUserOperation::commutative(join)
+    }))
 }
 
 /// How two numbers become one.
 trait Join {
-    fn join(left: f64, right: f64) -> f64;
+    fn join(left: f32, right: f32) -> f32;
 }
 
 struct Add;
@@ -137,19 +163,19 @@ struct Max;
 struct Min;
 
 impl Join for Add {
-    fn join(left: f64, right: f64) -> f64 {
+    fn join(left: f32, right: f32) -> f32 {
         left + right
     }
 }
 
 impl Join for Max {
-    fn join(left: f64, right: f64) -> f64 {
+    fn join(left: f32, right: f32) -> f32 {
         left.max(right)
     }
 }
 
 impl Join for Min {
-    fn join(left: f64, right: f64) -> f64 {
+    fn join(left: f32, right: f32) -> f32 {
         left.min(right)
     }
 }
@@ -158,7 +184,7 @@ impl Join for Min {
 ///
 /// # Safety
 /// `input` and `output` hold `*len` elements of type `T`, as MPI promises for operands that it was told are of that size.
-unsafe extern "C" fn join<T: Element, J: Join>(
+unsafe extern "C" fn join<T: Half, J: Join>(
     input: *mut c_void,
     output: *mut c_void,
     len: *mut c_int,
@@ -170,6 +196,34 @@ unsafe extern "C" fn join<T: Element, J: Join>(
         (std::slice::from_raw_parts(input.cast::<T>(), len), std::slice::from_raw_parts_mut(output.cast::<T>(), len))
     };
     for (output, input) in output.iter_mut().zip(input) {
-        *output = T::from_f64(J::join(input.to_f64(), output.to_f64()));
+        *output = T::narrowed(J::join(input.widened(), output.widened()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined<T: Half, J: Join>(left: &mut [T], right: &mut [T]) {
+        let mut len = right.len() as c_int;
+        assert_eq!(left.len(), right.len());
+        // SAFETY: as many elements on both sides.
+        unsafe { join::<T, J>(left.as_mut_ptr().cast(), right.as_mut_ptr().cast(), &mut len, std::ptr::null_mut()) };
+    }
+
+    #[test]
+    fn an_operation_joins_every_element() {
+        fn check<T: Half + PartialEq + std::fmt::Debug, J: Join>(expected: [f32; 3]) {
+            let of = |values: [f32; 3]| values.map(T::narrowed);
+            let (mut left, mut right) = (of([1.0, -2.0, 0.5]), of([0.25, 3.0, 0.5]));
+            joined::<T, J>(&mut left, &mut right);
+            assert_eq!((left, right), (of([1.0, -2.0, 0.5]), of(expected)));
+        }
+        check::<f16, Add>([1.25, 1.0, 1.0]);
+        check::<bf16, Add>([1.25, 1.0, 1.0]);
+        check::<f16, Max>([1.0, 3.0, 0.5]);
+        check::<bf16, Max>([1.0, 3.0, 0.5]);
+        check::<f16, Min>([0.25, -2.0, 0.5]);
+        check::<bf16, Min>([0.25, -2.0, 0.5]);
     }
 }
