@@ -73,11 +73,35 @@ pub struct NcclOptions {
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
     pub blocking: bool,
+    /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
+    /// choice where `None`, the default. NCCL takes other values as its limits allow. Must be equal on all ranks.
+    pub min_ctas: Option<u32>,
+    /// The most of them (`maxCTAs`), likewise.
+    pub max_ctas: Option<u32>,
 }
 
 impl Default for NcclOptions {
     fn default() -> Self {
-        Self { deadline: local::DEFAULT_DEADLINE, checks: cfg!(debug_assertions), blocking: true }
+        Self {
+            deadline: local::DEFAULT_DEADLINE,
+            checks: cfg!(debug_assertions),
+            blocking: true,
+            min_ctas: None,
+            max_ctas: None,
+        }
+    }
+}
+
+impl NcclOptions {
+    /// What is wrong with them.
+    fn trouble(&self) -> Option<String> {
+        for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
+            if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
+                return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));
+            }
+        }
+        let (min, max) = (self.min_ctas?, self.max_ctas?);
+        (min > max).then(|| format!("min_ctas is {min}, which is more than max_ctas, {max}"))
     }
 }
 
@@ -102,8 +126,9 @@ impl NcclCommunicator {
     /// Makes a communicator on `queue`'s device, with all ranks of a group that has come together; returns when every rank has one.
     ///
     /// # Errors
-    /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for two ranks on one GPU, or ranks with
-    /// other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the deadline.
+    /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for options that contradict themselves, two ranks
+    /// on one GPU, or ranks with other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the
+    /// deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
         let (nccl, handle) = setup::connect(&member, queue, options)?;
@@ -362,7 +387,7 @@ impl Split for NcclCommunicator {
     /// With the queue and the options that this communicator was made with. Operations of two communicators with a rank in common must
     /// be put into queues in an order that is the same on all ranks, as NCCL demands.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
-        self.split_onto(&self.session.device, &self.session.options(), color, key)
+        self.split_onto(&self.session.device, &self.session.options, color, key)
     }
 }
 
@@ -388,7 +413,7 @@ impl DeviceCommunicator for NcclCommunicator {
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         self.session.check(Operation::Exchange)?;
         let fail = |error: &CommError| self.session.fail(Failure::Comm(error.clone()));
-        let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.deadline);
+        let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.options.deadline);
         let all = all.inspect_err(fail)?;
         if let Some(rank) = all.iter().position(|bytes| bytes.len() != size_of_val(words)) {
             let reason = format!(
@@ -405,7 +430,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn agreements(&self) -> Option<&Agreements> {
-        (!self.session.has_checks).then_some(&self.agreements)
+        (!self.session.options.checks).then_some(&self.agreements)
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
@@ -545,7 +570,7 @@ impl Drop for NcclCommunicator {
         state.is_closing = true;
         self.session.changed.notify_all();
         // An abort may hang, for all that NCCL promises; then its thread is left behind.
-        let until = Instant::now() + self.session.deadline.saturating_add(Duration::from_secs(10));
+        let until = Instant::now() + self.session.options.deadline.saturating_add(Duration::from_secs(10));
         while !state.has_ended && Instant::now() < until {
             let pause = Duration::from_millis(100);
             state = self.session.changed.wait_timeout(state, pause).unwrap_or_else(|error| error.into_inner()).0;

@@ -75,9 +75,8 @@ pub(super) struct Session {
     pub(super) member: Member,
     /// A queue of the communicator's device; its context is what NCCL works in.
     pub(super) device: Queue,
-    pub(super) deadline: Duration,
-    pub(super) has_checks: bool,
-    blocking: bool,
+    /// What it was made with.
+    pub(super) options: super::NcclOptions,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Tells kernels that meet those of other ranks to give up.
@@ -105,9 +104,7 @@ impl Session {
             nccl,
             member,
             device,
-            deadline: options.deadline,
-            has_checks: options.checks,
-            blocking: options.blocking,
+            options: options.clone(),
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
             last_kernels: Mutex::default(),
@@ -115,11 +112,6 @@ impl Session {
             state: Mutex::default(),
             changed: Condvar::new(),
         }
-    }
-
-    /// What it was made with.
-    pub(super) fn options(&self) -> super::NcclOptions {
-        super::NcclOptions { deadline: self.deadline, checks: self.has_checks, blocking: self.blocking }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -224,8 +216,8 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
         }
-        if self.has_checks {
-            if let Err(error) = self.member.agree(calls, self.deadline) {
+        if self.options.checks {
+            if let Err(error) = self.member.agree(calls, self.options.deadline) {
                 self.fail(Failure::Comm(error.clone()));
                 return Err(error.into());
             }

@@ -15,7 +15,7 @@ use super::primitive::Refused;
 use crate::bootstrap::Member;
 use crate::driver::Queue;
 use crate::error::{CommError, Error, Operation, Result};
-use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UniqueId};
+use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId};
 
 const OPERATION: &str = "nccl communicator";
 
@@ -27,6 +27,8 @@ struct Hello {
     version: i32,
     device: [u8; 16],
     has_checks: bool,
+    /// The fewest and the most thread blocks.
+    ctas: [Option<u32>; 2],
     /// NCCL's meeting point, from rank 0.
     meeting_point: Vec<u8>,
 }
@@ -37,24 +39,28 @@ struct Handle(Comm);
 // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
 unsafe impl Send for Handle {}
 
+/// What a communicator is asked for, without pointers.
+struct Choices(Config);
+
+// SAFETY: nothing in it points anywhere.
+unsafe impl Send for Choices {}
+
 /// Makes this rank's communicator.
 pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, Comm)> {
-    let prepared = prepare(member, queue);
+    let prepared = prepare(member, queue, options);
+    let nothing = Hello {
+        trouble: None,
+        version: 0,
+        device: [0; 16],
+        has_checks: options.checks,
+        ctas: [options.min_ctas, options.max_ctas],
+        meeting_point: Vec::new(),
+    };
     let hello = match &prepared {
-        Ok((nccl, device, meeting_point)) => Hello {
-            trouble: None,
-            version: nccl.version().0,
-            device: *device,
-            has_checks: options.checks,
-            meeting_point: meeting_point.clone(),
-        },
-        Err(error) => Hello {
-            trouble: Some(error.to_string()),
-            version: 0,
-            device: [0; 16],
-            has_checks: options.checks,
-            meeting_point: Vec::new(),
-        },
+        Ok((nccl, device, meeting_point)) => {
+            Hello { version: nccl.version().0, device: *device, meeting_point: meeting_point.clone(), ..nothing }
+        }
+        Err(error) => Hello { trouble: Some(error.to_string()), ..nothing },
     };
     let hellos = exchange(member, &hello, options.deadline)?;
     let (nccl, ..) = prepared?;
@@ -75,7 +81,10 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> 
     Ok((nccl, handle.0))
 }
 
-fn prepare(member: &Member, queue: &Queue) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
+fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
+    if let Some(reason) = options.trouble() {
+        return Err(Error::InvalidArgument { operation: OPERATION, reason });
+    }
     let nccl = Nccl::get()?;
     let device = queue.device_uuid()?;
     let mut id = UniqueId([0; 128]);
@@ -121,6 +130,10 @@ fn check(hellos: &[Hello], member: &Member) -> Result<()> {
         if hello.has_checks != hellos[0].has_checks {
             return refuse(format!("ranks 0 and {rank} differ in whether calls are checked"));
         }
+        if hello.ctas != hellos[0].ctas {
+            let [first, other] = [hellos[0].ctas, hello.ctas].map(|[min, max]| format!("({min:?}, {max:?})"));
+            return refuse(format!("rank 0 has {first} as min_ctas and max_ctas, rank {rank} has {other}"));
+        }
         if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
             return refuse(format!("ranks {other} and {rank} are on the same GPU; each needs one of its own"));
         }
@@ -154,11 +167,20 @@ fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptio
     let (sender, receiver) = channel();
     let is_given_up = Arc::new(AtomicBool::new(false));
     let (rank, world_size) = (member.rank() as c_int, member.world_size() as c_int);
-    let blocking = options.blocking;
+    let count = |ctas: Option<u32>| ctas.and_then(|ctas| c_int::try_from(ctas).ok()).unwrap_or(UNDEFINED);
+    // NCCL takes a most that is not given for less than any fewest, and refuses (NVIDIA/nccl#2256); what is more than it can do, it lowers.
+    let max_ctas = options.max_ctas.or(options.min_ctas.map(|_| i32::MAX.unsigned_abs()));
+    let config = Config {
+        blocking: c_int::from(options.blocking),
+        min_ctas: count(options.min_ctas),
+        max_ctas: count(max_ctas),
+        ..Config::default()
+    };
+    let config = Choices(config);
     let worker = {
         let (queue, is_given_up) = (queue.clone(), is_given_up.clone());
         move || {
-            let outcome = call_init(nccl, &queue, (rank, world_size), id, blocking, &is_given_up);
+            let outcome = call_init(nccl, &queue, (rank, world_size), id, config, &is_given_up);
             if let Err(unsent) = sender.send(outcome) {
                 // Nobody waits any more.
                 if let Ok(handle) = unsent.0 {
@@ -197,13 +219,12 @@ fn call_init(
     queue: &Queue,
     (rank, world_size): (c_int, c_int),
     id: UniqueId,
-    blocking: bool,
+    Choices(mut config): Choices,
     is_given_up: &AtomicBool,
 ) -> Result<Handle, Refused> {
     if queue.make_current().is_err() {
         return Err(Refused { call: "cuCtxSetCurrent", code: ResultCode::INVALID_USAGE });
     }
-    let mut config = Config { blocking: c_int::from(blocking), ..Config::default() };
     let mut comm = ptr::null_mut();
     // SAFETY: every pointer is to a local of the right type; the device's context is current.
     let mut code = unsafe { (nccl.functions.ncclCommInitRankConfig)(&mut comm, world_size, id, rank, &mut config) };

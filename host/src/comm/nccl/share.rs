@@ -37,6 +37,6 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
 }
 
 fn exchange(session: &Session, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let all = session.member.all_gather(bytes, session.deadline);
+    let all = session.member.all_gather(bytes, session.options.deadline);
     Ok(all.inspect_err(|error| session.fail(Failure::Comm(error.clone())))?)
 }

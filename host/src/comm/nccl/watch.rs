@@ -88,8 +88,8 @@ fn late(session: &Session) -> Option<CommError> {
         session.member.fail(error.clone());
         return Some(error);
     }
-    let is_late = started.elapsed() > session.deadline;
-    is_late.then(|| session.member.late(sequence, operation, session.deadline))
+    let is_late = started.elapsed() > session.options.deadline;
+    is_late.then(|| session.member.late(sequence, operation, session.options.deadline))
 }
 
 /// A rank that left before it started the collective of that number. Transfers between two ranks have no number of their own.

@@ -20,6 +20,13 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("calls that are neither checked nor block", || {
         compare(cases, 202, &NcclOptions { checks: false, blocking: false, ..cases.context.options() });
     });
+    // With other blocks NCCL may add in another order.
+    report.case("a number of blocks", || {
+        let options = NcclOptions { min_ctas: Some(4), max_ctas: Some(8), ..cases.context.options() };
+        sums(cases, &cases.context.communicator(203, &options));
+        let options = NcclOptions { min_ctas: Some(32), ..cases.context.options() };
+        sums(cases, &cases.context.communicator(204, &options));
+    });
 }
 
 fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
@@ -28,13 +35,16 @@ fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
     for ((what, got), (_, expected)) in results {
         assert_same(&what, &got.patterns(), &expected.patterns());
     }
-    // The ranks' results are those of the communicator of all other cases, here over the control channel of the new
-    // one.
+    sums(cases, &comm);
+}
+
+/// The ranks' results are those of the communicator of all other cases, here over the control channel of the new one.
+fn sums(cases: &Cases<'_>, comm: &NcclCommunicator) {
     let inputs = cases.inputs(Format::F32, 33);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
     comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
-    let mut checks = Checks::new(&comm);
-    checks.same("a sum", data.read(&comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
+    let mut checks = Checks::new(comm);
+    checks.same("a sum", data.read(comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
     checks.finish();
 }
 

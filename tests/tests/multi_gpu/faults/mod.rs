@@ -47,7 +47,7 @@ impl Fault {
     }
 
     fn options(self) -> NcclOptions {
-        NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking }
+        NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..NcclOptions::default() }
     }
 
     /// Whether a failure is what becomes of this.

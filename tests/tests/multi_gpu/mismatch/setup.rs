@@ -11,25 +11,41 @@ use crate::report::Report;
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("one GPU for all", || {
         let queue = Queue::new(0).unwrap();
-        let reason = refused(groups, &queue, true);
+        let options = groups.context.options();
+        let reason = refused(groups, &queue, &options);
         assert!(reason.contains("ranks 0 and 1") && reason.contains("same GPU"), "{reason}");
         groups.renew();
     });
     report.case("checks on one rank alone", || {
         let last = groups.world_size() - 1;
         let queue = groups.queue().clone();
-        let reason = refused(groups, &queue, groups.context.rank == last);
+        let options = NcclOptions { checks: groups.context.rank == last, ..groups.context.options() };
+        let reason = refused(groups, &queue, &options);
         assert!(reason.contains(&format!("ranks 0 and {last}")) && reason.contains("checked"), "{reason}");
+        groups.renew();
+    });
+    report.case("another number of blocks on one rank", || {
+        let last = groups.world_size() - 1;
+        let queue = groups.queue().clone();
+        let min_ctas = (groups.context.rank == last).then_some(8);
+        let reason = refused(groups, &queue, &NcclOptions { min_ctas, ..groups.context.options() });
+        assert!(reason.contains(&format!("rank {last} has (Some(8), None)")), "{reason}");
+        groups.renew();
+    });
+    report.case("numbers of blocks that contradict each other", || {
+        let queue = groups.queue().clone();
+        let options = NcclOptions { min_ctas: Some(9), max_ctas: Some(8), ..groups.context.options() };
+        let reason = refused(groups, &queue, &options);
+        assert!(reason.contains("min_ctas is 9") && reason.contains("max_ctas, 8"), "{reason}");
         groups.renew();
     });
 }
 
 /// Why a new communicator is refused.
-fn refused(groups: &mut Groups<'_>, queue: &Queue, checks: bool) -> String {
+fn refused(groups: &mut Groups<'_>, queue: &Queue, options: &NcclOptions) -> String {
     let generation = groups.next();
     let member = groups.context.join(groups.rank(), groups.world_size(), generation, DEADLINE).unwrap();
-    let options = NcclOptions { checks, ..groups.context.options() };
-    match NcclCommunicator::new(member, queue, &options) {
+    match NcclCommunicator::new(member, queue, options) {
         Err(Error::InvalidArgument { reason, .. }) => reason,
         other => panic!("in place of a refusal: {other:?}"),
     }
