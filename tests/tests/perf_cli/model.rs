@@ -159,6 +159,37 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     }
 }
 
+/// What two H200 took, in `tests/measured/two-h200`: the model says it as exactly as README has it, and chooses by it as by its own
+/// parameters.
+#[test]
+fn it_is_as_exact_on_measured_gpus_as_the_readme_says() {
+    let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("measured/two-h200");
+    let files =
+        ["cuda-kernels", "cuda-wide", "nccl", "nccl-adasum"].map(|name| measured.join(name).with_extension("json"));
+    let fit: Vec<&str> = files.iter().flat_map(|file| ["--fit", file.to_str().expect("UTF-8")]).collect();
+    let sizes = ["-b", "1M", "-e", "1G", "-f", "32"];
+    let fitted = document(&[&fit[..], &sizes].concat());
+    assert_eq!(fitted["fit"]["residuals"].as_array().map(Vec::len), Some(131));
+    // The rows are fixed, and so is the fit: these are its errors, rounded up to whole percents.
+    for (field, percents) in [("error", 18.0), ("left_out_error", 19.0), ("median_error", 8.0)] {
+        let off = 100.0 * fitted["fit"][field].as_f64().unwrap_or_else(|| panic!("{field}"));
+        assert_eq!(off.ceil(), percents, "{field}: {off} %");
+    }
+    let own = document(&sizes);
+    for (fitted, own) in fitted["sizes"].as_array().unwrap().iter().zip(own["sizes"].as_array().unwrap()) {
+        let switches = |of: &Value| -> Vec<(String, f64)> {
+            let all = of["switches"].as_array().expect("a list").iter();
+            all.map(|at| (at["scheme"].to_string(), at["ranks"].as_f64().expect("a number"))).collect()
+        };
+        let (fitted, own) = (switches(fitted), switches(own));
+        assert_eq!(fitted.len(), own.len(), "{fitted:?}, {own:?}");
+        for ((fitted_scheme, fitted_ranks), (scheme, ranks)) in fitted.iter().zip(&own) {
+            assert_eq!(fitted_scheme, scheme, "{fitted:?}, {own:?}");
+            assert!((0.5..=2.0).contains(&(fitted_ranks / ranks)), "{fitted:?}, {own:?}");
+        }
+    }
+}
+
 #[test]
 fn files_that_are_no_measurements_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
