@@ -28,6 +28,9 @@ fn build() -> PathBuf {
     let target = profile.parent().expect("the profile's folder lies in the target folder");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--package", "gradsync", "--bin", "gradsync", "--target-dir"]).arg(target);
+    if cfg!(feature = "mpi") {
+        cargo.args(["--features", "mpi"]);
+    }
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     match profile.file_name().and_then(OsStr::to_str) {
         Some("debug") => {}

@@ -1,4 +1,5 @@
-//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks.
+//! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. After them, the tests of
+//! `gradsync perf` as an MPI job, which start `mpirun` themselves.
 //!
 //! Each launch has a deadline, and is killed whole when it passes.
 
@@ -42,12 +43,14 @@ pub(super) fn run() -> Result<String> {
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
+    // Its launches have deadlines of their own.
+    Cmd::cargo("test").args(["--package", "gradsync-tests", "--features", "mpi", "--test", "perf_mpi"]).run()?;
     let large = if has_room {
         "2.2 GB messages included"
     } else {
         "without the 2.2 GB messages: they need 8 GiB of free memory"
     };
-    Ok(format!("on {RANKS:?} ranks, {large}"))
+    Ok(format!("on {RANKS:?} ranks, {large}; `gradsync perf`"))
 }
 
 fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, is_large: bool) -> Result<End> {
