@@ -4,10 +4,9 @@
 //! rank's memory goes back to it before the work of all ranks has ended, however it did: that last wait knows neither failures nor
 //! deadlines. It ends because failures and deadlines end the collectives that the others' work may be waiting in.
 
-use std::sync::PoisonError;
-
 use super::posts::{Memory, Post};
 use super::rendezvous::Rendezvous;
+use super::signal::Wait;
 use crate::error::{Call, CommError, Departure, Operation, Result};
 
 /// Loans of a group.
@@ -59,10 +58,11 @@ impl Drop for Loan<'_> {
         state.loans.ended += 1;
         if state.loans.ended == state.world_size() {
             state.loans = Loans { ended: 0, over: over + 1 };
-            self.rendezvous.changed.notify_all();
+            self.rendezvous.notify();
         }
+        let mut wait = Wait::default();
         while state.loans.over == over {
-            state = self.rendezvous.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.rendezvous.wait_for_change(state, &mut wait);
         }
     }
 }

@@ -8,6 +8,7 @@
 mod loan;
 mod posts;
 mod rendezvous;
+mod signal;
 mod split;
 mod transfer;
 

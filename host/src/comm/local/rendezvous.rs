@@ -7,11 +7,12 @@
 //! sender waits, and whatever fails meanwhile, the sender stays until the copy is done.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::loan::Loans;
 use super::posts::{Post, Posts, Transfer};
+use super::signal::{Signal, Wait};
 use crate::error::{CommError, Departure, Error, Operation, Result};
 
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub(super) struct State {
 pub(super) struct Rendezvous {
     deadline: Duration,
     state: Mutex<State>,
-    pub(super) changed: Condvar,
+    changed: Signal,
 }
 
 /// How far a wait has come.
@@ -62,7 +63,7 @@ impl Rendezvous {
             loans: Loans::default(),
             nursery: BTreeMap::new(),
         };
-        Rendezvous { deadline, state: Mutex::new(state), changed: Condvar::new() }
+        Rendezvous { deadline, state: Mutex::new(state), changed: Signal::default() }
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -74,17 +75,31 @@ impl Rendezvous {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells everybody that the state has changed.
+    pub(super) fn notify(&self) {
+        self.changed.notify();
+    }
+
+    /// Waits until the state has changed, or for no reason.
+    pub(super) fn wait_for_change<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        wait: &mut Wait,
+    ) -> MutexGuard<'a, State> {
+        self.changed.wait(|| self.lock(), state, wait, None)
+    }
+
     /// Records a failure, unless there is one already, and wakes everybody.
     pub(super) fn fail(&self, failure: CommError) {
         self.lock().failure.get_or_insert(failure);
-        self.changed.notify_all();
+        self.notify();
     }
 
     /// Takes note that a rank is gone. That is a failure only once somebody needs it.
     pub(super) fn depart(&self, rank: usize) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.lock().departed[rank] = Some(departure);
-        self.changed.notify_all();
+        self.notify();
     }
 
     /// Where the ranks of one colour meet, `world_size` of them, after a collective in which all have said theirs. Each
@@ -114,7 +129,7 @@ impl Rendezvous {
         if state.failure.is_none() {
             state.work = state.posts.all_collective();
         }
-        self.changed.notify_all();
+        self.notify();
 
         let (state, posts) = self.wait(state, rank, operation, end, |state| match &state.work {
             Some(posts) => Progress::Done(posts.clone()),
@@ -143,7 +158,7 @@ impl Rendezvous {
         state.check(operation)?;
         let posted = state.posts.exchange(rank, outgoing, incoming);
         state.note(posted);
-        self.changed.notify_all();
+        self.notify();
         loop {
             let (guard, offer) = self.wait(state, rank, operation, end, |state| match state.posts.offer_for(rank) {
                 Some(peer) => Progress::Done(Some(peer)),
@@ -157,7 +172,7 @@ impl Rendezvous {
                 Ok(memory) => memory,
                 Err(error) => {
                     state.failure.get_or_insert(error);
-                    self.changed.notify_all();
+                    self.notify();
                     return Err(self.leave(state, rank, operation));
                 }
             };
@@ -167,7 +182,7 @@ impl Rendezvous {
             unsafe { std::ptr::copy_nonoverlapping(source.start, destination.start, destination.bytes) };
             state = self.lock();
             state.posts.finish(rank, peer);
-            self.changed.notify_all();
+            self.notify();
         }
         state.posts.withdraw(rank);
         Ok(())
@@ -187,11 +202,12 @@ impl Rendezvous {
         end: Option<Instant>,
         progress: impl Fn(&State) -> Progress<T>,
     ) -> Result<(MutexGuard<'a, State>, T)> {
+        let mut wait = Wait::default();
         loop {
             match progress(&state) {
                 Progress::Done(outcome) => return Ok((state, outcome)),
                 Progress::InUse => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.wait_for_change(state, &mut wait);
                     continue;
                 }
                 Progress::Waiting => {}
@@ -206,26 +222,23 @@ impl Rendezvous {
                 } else if is_late && !missing.is_empty() {
                     state.failure = Some(CommError::Timeout { operation, missing, deadline: self.deadline });
                 } else {
-                    state = match left {
-                        Some(left) if !is_late => {
-                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                        }
-                        // Late with nobody missing: what is left has met, and ends without a deadline.
-                        _ => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                    };
+                    // Late with nobody missing: what is left has met, and ends without a deadline.
+                    let limit = left.filter(|_| !is_late);
+                    state = self.changed.wait(|| self.lock(), state, &mut wait, limit);
                     continue;
                 }
-                self.changed.notify_all();
+                self.notify();
             }
             return Err(self.leave(state, rank, operation));
         }
     }
 
     /// Ends this rank's part in a call that has failed, and returns why.
-    fn leave(&self, mut state: MutexGuard<'_, State>, rank: usize, operation: Operation) -> Error {
+    fn leave<'a>(&'a self, mut state: MutexGuard<'a, State>, rank: usize, operation: Operation) -> Error {
         // A receiver that is copying out of our memory got it before the failure; let it finish.
+        let mut wait = Wait::default();
         while state.posts.is_taken(rank) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait_for_change(state, &mut wait);
         }
         state.posts.withdraw(rank);
         match state.check(operation) {
@@ -282,11 +295,12 @@ impl Drop for Finish<'_> {
             state.posts.withdraw_all();
             (state.work, state.finished) = (None, 0);
             state.completed += 1;
-            self.rendezvous.changed.notify_all();
+            self.rendezvous.notify();
         }
         // Everybody works on buffers that are all there, so this ends without a deadline.
+        let mut wait = Wait::default();
         while state.completed == self.generation {
-            state = self.rendezvous.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.rendezvous.wait_for_change(state, &mut wait);
         }
     }
 }

@@ -1,0 +1,113 @@
+//! How the threads of a group learn that what they share has changed: they look again for a while, and then sleep until they are woken.
+//!
+//! To wake a sleeping thread takes longer than a small collective does. Knows nothing of what is shared but the lock around it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a wait looks again before it sleeps. To wake a thread takes some 50 µs; ranks whose parts of a large collective are equal end
+/// within this of each other.
+const AWAKE: Duration = Duration::from_millis(1);
+
+/// Told after every change.
+#[derive(Debug, Default)]
+pub(super) struct Signal {
+    changes: AtomicU64,
+    condvar: Condvar,
+}
+
+/// One wait, however often what it waits for has to be looked at.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    /// Since when it looks again, from the second time on.
+    awake_since: Option<Instant>,
+}
+
+impl Signal {
+    /// Wakes everybody. The change was made under the lock.
+    pub(super) fn notify(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        self.condvar.notify_all();
+    }
+
+    /// Waits for a change, or until `limit` is over if there is one, or for no reason: what is waited for must be looked at again.
+    pub(super) fn wait<'a, T>(
+        &self,
+        lock: impl FnOnce() -> MutexGuard<'a, T>,
+        guard: MutexGuard<'a, T>,
+        wait: &mut Wait,
+        limit: Option<Duration>,
+    ) -> MutexGuard<'a, T> {
+        let seen = self.changes.load(Ordering::Acquire);
+        let awake_since = *wait.awake_since.get_or_insert_with(Instant::now);
+        let awake = limit.map_or(AWAKE, |limit| limit.min(AWAKE));
+        if awake_since.elapsed() < awake {
+            drop(guard);
+            while self.changes.load(Ordering::Acquire) == seen && awake_since.elapsed() < awake {
+                // Threads that share a core let the late one run.
+                std::thread::yield_now();
+            }
+            return lock();
+        }
+        // A change since the caller looked would have needed the lock.
+        match limit {
+            Some(limit) => self.condvar.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Two threads hand a number to and fro, sometimes at once, sometimes after the other has fallen asleep, and around that moment.
+    #[test]
+    fn no_change_is_missed_by_threads_that_are_awake_or_asleep() {
+        const ROUNDS: u32 = 400;
+        let shared = Arc::new((Mutex::new(0), Signal::default()));
+        let (sender, receiver) = channel();
+        for own in 0..2 {
+            let (shared, sender) = (shared.clone(), sender.clone());
+            std::thread::spawn(move || {
+                let (number, signal) = &*shared;
+                for round in (own..ROUNDS).step_by(2) {
+                    let mut wait = Wait::default();
+                    let mut guard = number.lock().unwrap();
+                    while *guard != round {
+                        guard = signal.wait(|| number.lock().unwrap(), guard, &mut wait, None);
+                    }
+                    drop(guard);
+                    // Delays from none to twice the time for which the other looks again.
+                    std::thread::sleep(AWAKE * (round % 9) / 4);
+                    *number.lock().unwrap() += 1;
+                    signal.notify();
+                }
+                sender.send(own).unwrap();
+            });
+        }
+        let mut ended: Vec<u32> = (0..2)
+            .map(|_| receiver.recv_timeout(Duration::from_secs(60)).expect("both threads come to their end"))
+            .collect();
+        ended.sort_unstable();
+        assert_eq!((ended, *shared.0.lock().unwrap()), (vec![0, 1], ROUNDS));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_limit() {
+        let (lock, signal) = (Mutex::new(()), Signal::default());
+        for limit in [AWAKE / 4, AWAKE * 4] {
+            let (start, mut wait, mut guard) = (Instant::now(), Wait::default(), lock.lock().unwrap());
+            while start.elapsed() < limit {
+                guard =
+                    signal.wait(|| lock.lock().unwrap(), guard, &mut wait, Some(limit.saturating_sub(start.elapsed())));
+            }
+            drop(guard);
+            assert!(start.elapsed() < limit + Duration::from_secs(5), "{:?}", start.elapsed());
+        }
+    }
+}
