@@ -16,8 +16,10 @@ use crate::error::{Call, CommError};
 
 const RECORD_TAG: c_int = 1;
 const DATA_TAG: c_int = 2;
-/// The longest encoded record; every MPI sends as much without waiting for the receiver.
-const RECORD_BYTES: usize = 1024;
+/// The longest encoded record; every MPI sends as much without waiting for the receiver, its own header included.
+const RECORD_BYTES: usize = 4000;
+/// The most that a call brings along.
+pub(super) const LONGEST_ENCLOSED: usize = 3 << 10;
 /// The longest message: MPI counts in `int`.
 const PIECE_BYTES: usize = 1 << 30;
 /// The lists and texts of a failure are cut to what fits into a record.
@@ -27,8 +29,12 @@ const MOST_MISSING: usize = 40;
 /// What ranks tell each other; those of one rank come in the order in which it sent them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Record {
-    /// "I am in this collective."
-    Call(Call),
+    /// "I am in this collective, and this is what I bring you."
+    Call {
+        call: Call,
+        #[serde(with = "serde_bytes")]
+        enclosed: Vec<u8>,
+    },
     /// "All ranks are in the same collective as I, and I shall do my part."
     Go,
     /// "I have data for you." `is_alone`: in the same call I receive nothing from you.

@@ -49,10 +49,9 @@ impl AddressSpace for MpiCommunicator {
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
         let ticket = Ticket::of(vector.as_slice().as_bytes()).filter(|_| !self.neighbours.are_apart.get());
         let Some(ticket) = ticket else { return Ok(false) };
-        let transfer = self.agree(Call::new(operation, len, dtype))?;
+        let words = self.gather(Call::new(operation, len, dtype), &ticket.words())?;
         // From here on another rank may use this one's memory, even if this one fails.
         let loan = Loan { meeting: &self.meeting };
-        let words = self.gather_in(transfer, &ticket.words())?;
         let ticket = |words: &[u64]| Ticket::of_words(words.try_into().expect("as many as it has"));
         let tickets: Vec<Ticket> = words.chunks_exact(Ticket::WORDS).map(ticket).collect();
         let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else { return Ok(false) };

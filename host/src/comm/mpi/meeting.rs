@@ -1,7 +1,7 @@
 //! How ranks come together before data move: they tell each other what they call, compare it, and every rank learns of a failure.
 //!
-//! A collective has two rounds of records. In the first every rank tells all others its call, and waits for theirs until the deadline.
-//! Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none does, and the
+//! A collective has two rounds of records. In the first every rank tells all others its call, with what it encloses for each of them, and
+//! waits for theirs until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none does, and the
 //! second round needs no deadline. Records of one rank come in order, so one out of place is a mismatch. Never touches operands.
 
 use std::cell::{Cell, RefCell};
@@ -110,15 +110,24 @@ impl Meeting {
 
     /// Waits until all ranks have made this call: all go on, or none does.
     pub(super) fn meet(&self, call: Call) -> Result<()> {
-        self.check(call.operation)?;
-        let outcome = self.first_round(call).and_then(|()| self.second_round(call));
-        outcome.map_err(|failure| self.fail(call.operation, failure))?;
-        self.completed.set(self.completed.get() + 1);
-        Ok(())
+        self.meet_with(call, |_| &[]).map(drop)
     }
 
-    fn first_round(&self, call: Call) -> Result<(), Failure> {
-        self.tell_others(call.operation, &Record::Call(call))?;
+    /// The same, where this rank brings what `enclosed` says for every other. Gives back what the others have brought, by rank: as many
+    /// bytes as they get.
+    pub(super) fn meet_with<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>> {
+        self.check(call.operation)?;
+        let outcome = self.first_round(call, enclosed).and_then(|brought| self.second_round(call).map(|()| brought));
+        let brought = outcome.map_err(|failure| self.fail(call.operation, failure))?;
+        self.completed.set(self.completed.get() + 1);
+        Ok(brought)
+    }
+
+    fn first_round<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        for peer in self.channel.others() {
+            let told = self.channel.post(peer, Record::Call { call, enclosed: enclosed(peer).to_vec() });
+            told.map_err(|error| self.broken(call.operation, &error))?;
+        }
         let mut wait = Wait::new(Some(self.deadline));
         let calls = loop {
             self.pump(call.operation)?;
@@ -135,11 +144,23 @@ impl Meeting {
             }
             wait.pause();
         };
+        let mut brought = vec![Vec::new(); self.channel.world_size()];
         for peer in self.channel.others() {
-            self.channel.inbox()[peer].pop_front();
+            if let Some(Record::Call { enclosed, .. }) = self.channel.inbox()[peer].pop_front() {
+                brought[peer] = enclosed;
+            }
         }
         // Every rank has the same calls to compare.
-        self.compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })
+        self.compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })?;
+        let other = self.channel.others().find(|&peer| brought[peer].len() != enclosed(peer).len());
+        other.map_or(Ok(brought), |peer| Err(self.other_kind(call, peer)))
+    }
+
+    /// Calls for memory of the host bring their data along where they are few, those for memory of devices never do.
+    fn other_kind(&self, call: Call, peer: usize) -> Failure {
+        let reason =
+            format!("rank {peer} makes this call for another kind of memory than this rank, or by another version");
+        self.own_failure(call.operation, reason)
     }
 
     /// The calls that have come, in rank order, with our own, and the ranks whose call has not.
@@ -150,7 +171,7 @@ impl Meeting {
             match records.front() {
                 _ if peer == rank => calls.push((rank, own)),
                 None => missing.push(peer),
-                Some(Record::Call(call)) => calls.push((peer, *call)),
+                Some(Record::Call { call, .. }) => calls.push((peer, *call)),
                 // This rank alone knows.
                 Some(Record::Offer { call, .. }) => return Err(mismatch((rank, own), (peer, *call))),
                 Some(Record::Failed { error, .. }) => return Err(known(error)),
@@ -209,7 +230,7 @@ impl Meeting {
                 match record {
                     Some(Record::Ended) => break,
                     Some(Record::Failed { error, .. }) => self.note(known(&error)),
-                    Some(Record::Call(call) | Record::Offer { call, .. }) => {
+                    Some(Record::Call { call, .. } | Record::Offer { call, .. }) => {
                         self.note(mismatch((rank, END_OF_LOAN), (peer, call)));
                     }
                     Some(record) => self.note(out_of_step(operation, peer, &record)),

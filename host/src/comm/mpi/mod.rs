@@ -13,7 +13,8 @@
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and never meet the caller's own.
+//! 7.4.2) and never meet the caller's own. Up to 3 KiB for each rank travel with the records by which ranks compare their calls: two rounds of
+//! short messages then, and three or four for more.
 //!
 //! # What fails how
 //!
@@ -47,6 +48,7 @@
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
+mod enclosed;
 mod library;
 mod loan;
 mod meeting;
@@ -131,18 +133,19 @@ impl MpiCommunicator {
 
     /// Every rank's words, in rank order; all bring equally many.
     fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
-        self.gather_in(self.agree(call)?, own)
+        let mut all = vec![0u64; own.len() * self.world_size()];
+        self.gather_bytes(call, bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all))?;
+        Ok(all)
     }
 
-    /// The same in a collective that all ranks have agreed to.
-    fn gather_in(&self, transfer: Transfer<'_>, own: &[u64]) -> Result<Vec<u64>> {
-        let (rank, len) = (self.rank(), own.len());
-        let mut all = vec![0u64; len * self.world_size()];
-        all[rank * len..][..len].copy_from_slice(own);
-        let (start, bytes) = (all.as_mut_ptr().cast::<u8>(), size_of_val(own));
-        // SAFETY: our own place, and room for everybody's.
-        unsafe { transfer.all_gather(start.add(rank * bytes), start, bytes)? };
-        Ok(all)
+    /// The same of bytes, into a place that has room for all ranks'.
+    fn gather_bytes(&self, call: Call, own: &[u8], all: &mut [u8]) -> Result<()> {
+        if self.meeting.encloses(own.len()) {
+            return self.meeting.all_gather_enclosed(call, own, all);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: there is room for as many bytes of every rank.
+        unsafe { transfer.all_gather(own.as_ptr(), all.as_mut_ptr(), own.len()) }
     }
 
     fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
@@ -215,40 +218,49 @@ impl Communicator for MpiCommunicator {
     }
 
     fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (len, dtype) = (data.len(), data.dtype());
-        let transfer = self.agree(Call::new(Operation::AllReduce(op), len, dtype))?;
+        let (len, dtype, bytes) = (data.len(), data.dtype(), data.as_bytes_mut());
+        let call = Call::new(Operation::AllReduce(op), len, dtype);
         if self.world_size() == 1 {
-            return Ok(());
+            return self.meeting.meet(call);
         }
+        if self.meeting.encloses(bytes.len()) {
+            return self.meeting.all_reduce_enclosed(call, dtype, op, bytes);
+        }
+        let transfer = self.agree(call)?;
         // SAFETY: the data have `len` elements.
-        unsafe { transfer.all_reduce(dtype, data.as_bytes_mut().as_mut_ptr(), len, op) }
+        unsafe { transfer.all_reduce(dtype, bytes.as_mut_ptr(), len, op) }
     }
 
     fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
         let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
         self.check_shards(operation, ("input", input.len(), input.dtype()), ("output", len, dtype))?;
-        let transfer = self.agree(Call::new(operation, len, dtype))?;
-        let (from, to) = (input.as_bytes().as_ptr(), output.as_bytes_mut().as_mut_ptr());
+        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
+        if self.meeting.encloses(to.len()) {
+            return self.meeting.reduce_scatter_enclosed(call, dtype, op, from, to);
+        }
+        let transfer = self.agree(call)?;
         // SAFETY: the input has a shard of the output's length for every rank, as was checked.
-        unsafe { transfer.reduce_scatter(dtype, from, to, len, op) }
+        unsafe { transfer.reduce_scatter(dtype, from.as_ptr(), to.as_mut_ptr(), len, op) }
     }
 
     fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
         let (operation, shard) = (Operation::AllGather, ("input", input.len(), input.dtype()));
         self.check_shards(operation, ("output", output.len(), output.dtype()), shard)?;
-        let transfer = self.agree(Call::new(operation, input.len(), input.dtype()))?;
-        let (from, to) = (input.as_bytes(), output.as_bytes_mut().as_mut_ptr());
-        // SAFETY: the output has room for every rank's input, as was checked.
-        unsafe { transfer.all_gather(from.as_ptr(), to, from.len()) }
+        self.gather_bytes(Call::new(operation, input.len(), input.dtype()), input.as_bytes(), output.as_bytes_mut())
     }
 
     fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
         let (operation, shard, dtype) = (Operation::AllGather, data.len() / self.world_size(), data.dtype());
         self.check_shards(operation, ("data", data.len(), dtype), ("shards", shard, dtype))?;
-        let transfer = self.agree(Call::new(operation, shard, dtype))?;
-        let (to, bytes) = (data.as_bytes_mut().as_mut_ptr(), shard * dtype.size_bytes());
+        let (call, all, bytes) = (Call::new(operation, shard, dtype), data.as_bytes_mut(), shard * dtype.size_bytes());
+        let begin = self.rank() * bytes;
+        if self.meeting.encloses(bytes) {
+            let own = all[begin..begin + bytes].to_vec();
+            return self.meeting.all_gather_enclosed(call, &own, all);
+        }
+        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
         // SAFETY: the data are one shard for every rank, as was checked.
-        unsafe { transfer.all_gather(to.add(self.rank() * bytes), to, bytes) }
+        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
     }
 
     fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
@@ -256,10 +268,14 @@ impl Communicator for MpiCommunicator {
         let (len, dtype, shards) = (output.len(), output.dtype(), ("shards", shard, output.dtype()));
         self.check_shards(operation, ("output", len, dtype), shards)?;
         self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
-        let transfer = self.agree(Call::new(operation, len, dtype))?;
-        let (from, to) = (input.as_bytes().as_ptr(), output.as_bytes_mut().as_mut_ptr());
+        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
+        let bytes = shard * dtype.size_bytes();
+        if self.meeting.encloses(bytes) {
+            return self.meeting.all_to_all_enclosed(call, from, to);
+        }
+        let transfer = self.agree(call)?;
         // SAFETY: both have one shard for every rank, as was checked.
-        unsafe { transfer.all_to_all(from, to, shard * dtype.size_bytes()) }
+        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
     }
 
     fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {

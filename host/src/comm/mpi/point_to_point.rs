@@ -299,7 +299,7 @@ fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Res
             Record::Offer { call, is_alone: true } if !receives_from_peer => {
                 return Err(mismatch((rank, half.call), (half.peer, *call)));
             }
-            Record::Call(call) => return Err(mismatch((rank, half.call), (half.peer, *call))),
+            Record::Call { call, .. } => return Err(mismatch((rank, half.call), (half.peer, *call))),
             Record::Ended => return Err(mismatch((rank, half.call), (half.peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
@@ -318,7 +318,7 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
                 found = Some((index, *call));
                 break;
             }
-            Record::Call(other) => return Err(mismatch((channel.rank(), call), (peer, *other))),
+            Record::Call { call: other, .. } => return Err(mismatch((channel.rank(), call), (peer, *other))),
             Record::Ended => return Err(mismatch((channel.rank(), call), (peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Accept | Record::Go | Record::Sent | Record::Closed => {}

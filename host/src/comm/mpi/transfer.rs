@@ -235,4 +235,9 @@ impl Scratch {
     pub(super) fn start(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
+
+    /// The first of them, at most as many as it was made for.
+    pub(super) fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..bytes]
+    }
 }
