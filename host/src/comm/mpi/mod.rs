@@ -43,7 +43,8 @@
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several.
+//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several; records
+//! that go by a tree: each rank sends two to every other in a collective, which hundreds of ranks feel.
 
 mod channel;
 #[cfg(feature = "cuda")]
