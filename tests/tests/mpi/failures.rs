@@ -30,6 +30,21 @@ pub(crate) fn run(cases: &mut Cases) {
             assert_eq!(data, [1.0; 1000]);
         });
     }
+    // What the others' calls bring along may have come only in part: where an MPI waits for the receiver, their senders are needed for more.
+    cases.check_fresh("ranks that have given up and are silent", |mut comm| {
+        comm.set_deadline(Duration::from_millis(200));
+        let call = || comm.all_reduce((&mut vec![1.0f32; 700]).into(), ReduceOp::Sum);
+        if rank > 0 {
+            assert_timeout(call(), &[0]);
+            std::thread::sleep(Duration::from_millis(2500));
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(600));
+        let start = Instant::now();
+        let error = call().expect_err("the others have given up");
+        assert!(matches!(error, Error::Comm(CommError::Timeout { .. })), "{error:?}");
+        assert!(start.elapsed() < Duration::from_millis(1500), "took {:?}", start.elapsed());
+    });
     cases.check_fresh("nobody sends", |mut comm| {
         comm.set_deadline(Duration::from_millis(200));
         let mut data = [1.0f32];

@@ -11,6 +11,7 @@ mod reduce;
 mod report;
 mod unfinished;
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -43,6 +44,11 @@ fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// Says why it failed, in one piece: the ranks of a job share a terminal. There is nobody to tell that it cannot be said.
+fn complain(reason: impl Display) {
+    let _ = io::stderr().write_all(format!("gradsync: error: {reason}\n").as_bytes());
+}
+
 fn main() -> ExitCode {
     let level = std::env::var("GRADSYNC_LOG").ok().and_then(|level| level.parse().ok());
     let level = level.unwrap_or(tracing::level_filters::LevelFilter::WARN);
@@ -55,7 +61,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("gradsync: error: {reason}");
+            complain(reason);
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use mpi::ffi;
@@ -16,7 +17,7 @@ use crate::error::{Call, CommError};
 
 const RECORD_TAG: c_int = 1;
 const DATA_TAG: c_int = 2;
-/// The longest encoded record; every MPI sends as much without waiting for the receiver, its own header included.
+/// The longest encoded record, for which MPIs do not wait until the receiver has room, as they are set at first.
 const RECORD_BYTES: usize = 4000;
 /// The most that a call brings along.
 pub(super) const LONGEST_ENCLOSED: usize = 3 << 10;
@@ -30,11 +31,7 @@ const MOST_MISSING: usize = 40;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Record {
     /// "I am in this collective, and this is what I bring you."
-    Call {
-        call: Call,
-        #[serde(with = "serde_bytes")]
-        enclosed: Vec<u8>,
-    },
+    Call { call: Call, enclosed: Enclosed },
     /// "All ranks are in the same collective as I, and I shall do my part."
     Go,
     /// "I have data for you." `is_alone`: in the same call I receive nothing from you.
@@ -49,6 +46,16 @@ pub(super) enum Record {
     Ended,
     /// "I have failed, after so many collectives."
     Failed { completed: u64, error: CommError },
+}
+
+/// Operands of a call. Errors quote records, and say only how many bytes these are.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Enclosed(#[serde(with = "serde_bytes")] pub(super) Vec<u8>);
+
+impl fmt::Debug for Enclosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 /// Bytes for a rank.
@@ -74,6 +81,14 @@ pub(super) struct Requests {
     error: Option<MpiError>,
 }
 
+/// A record that MPI is writing. It may need its sender for that, who may not call MPI again for long, and nobody waits for it here.
+#[derive(Debug)]
+struct Arriving {
+    peer: usize,
+    request: ffi::MPI_Request,
+    bytes: Box<[u8]>,
+}
+
 #[derive(Debug)]
 pub(super) struct Channel {
     library: Library,
@@ -82,6 +97,8 @@ pub(super) struct Channel {
     world_size: usize,
     /// What was received and not yet used, by the rank that sent it.
     inbox: RefCell<Vec<VecDeque<Record>>>,
+    /// Records on their way to the inbox, in the order in which they came.
+    arriving: RefCell<VecDeque<Arriving>>,
     /// Records that MPI may still be reading.
     outbox: RefCell<Vec<(ffi::MPI_Request, Box<[u8]>)>>,
 }
@@ -131,7 +148,8 @@ impl Channel {
         library.call("MPI_Comm_size", || unsafe { ffi::MPI_Comm_size(comm, &mut size) })?;
         let world_size = size as usize;
         let inbox = RefCell::new(vec![VecDeque::new(); world_size]);
-        Ok(Channel { library, comm, rank: rank as usize, world_size, inbox, outbox: RefCell::default() })
+        let (arriving, outbox) = (RefCell::default(), RefCell::default());
+        Ok(Channel { library, comm, rank: rank as usize, world_size, inbox, arriving, outbox })
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -169,17 +187,19 @@ impl Channel {
                 index += 1;
             }
         }
-        // SAFETY: MPI's own constant.
-        while let Some(peer) = self.probe(unsafe { ffi::RSMPI_ANY_SOURCE }, RECORD_TAG)? {
-            let mut bytes = [0u8; RECORD_BYTES];
-            self.library.call("MPI_Recv", || {
-                // SAFETY: a message of at most so many bytes is there to be received; its status is not asked for.
-                unsafe {
-                    let (start, status) = (bytes.as_mut_ptr().cast(), ffi::RSMPI_STATUS_IGNORE);
-                    let len = RECORD_BYTES as c_int;
-                    ffi::MPI_Recv(start, len, ffi::RSMPI_UINT8_T, peer as c_int, RECORD_TAG, self.comm, status)
-                }
-            })?;
+        let mut arriving = self.arriving.borrow_mut();
+        while let Some(next) = self.receive_record()? {
+            arriving.push_back(next);
+        }
+        let mut index = 0;
+        while index < arriving.len() {
+            // Those of one rank stay in order.
+            let is_behind = arriving.range(..index).any(|earlier| earlier.peer == arriving[index].peer);
+            if is_behind || !self.test(&mut arriving[index].request)? {
+                index += 1;
+                continue;
+            }
+            let Some(Arriving { peer, bytes, .. }) = arriving.remove(index) else { break };
             let record = postcard::from_bytes(&bytes).unwrap_or_else(|error| {
                 let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
                 let operation = crate::error::Operation::Exchange;
@@ -188,6 +208,33 @@ impl Channel {
             self.inbox.borrow_mut()[peer].push_back(record);
         }
         Ok(())
+    }
+
+    /// Begins to receive the next record, if one has come.
+    fn receive_record(&self) -> Result<Option<Arriving>, MpiError> {
+        let mut is_there = 0;
+        // SAFETY: a structure of integers, for which 0 is a value, and MPI's own constants.
+        let (mut status, mut message, mut request): (ffi::MPI_Status, _, _) =
+            unsafe { (std::mem::zeroed(), ffi::RSMPI_MESSAGE_NULL, ffi::RSMPI_REQUEST_NULL) };
+        self.library.call("MPI_Improbe", || {
+            // SAFETY: our own live handle; writes one integer, one handle and one status.
+            unsafe {
+                let source = ffi::RSMPI_ANY_SOURCE;
+                ffi::MPI_Improbe(source, RECORD_TAG, self.comm, &mut is_there, &mut message, &mut status)
+            }
+        })?;
+        if is_there == 0 {
+            return Ok(None);
+        }
+        let mut bytes = vec![0u8; RECORD_BYTES].into_boxed_slice();
+        self.library.call("MPI_Imrecv", || {
+            // SAFETY: a message of at most so many bytes, for which the room stays until it is in, for ever if need be; writes one handle.
+            unsafe {
+                let (start, len) = (bytes.as_mut_ptr().cast(), RECORD_BYTES as c_int);
+                ffi::MPI_Imrecv(start, len, ffi::RSMPI_UINT8_T, &mut message, &mut request)
+            }
+        })?;
+        Ok(Some(Arriving { peer: status.MPI_SOURCE as usize, request, bytes }))
     }
 
     /// What has come, by rank.
@@ -275,7 +322,8 @@ impl Channel {
     /// Frees the communicator; all ranks do so, in their own time. What is not freed stays until the process ends, so that no late
     /// message finds another communicator in its place.
     pub(super) fn free(&mut self) {
-        if self.pump().is_err() || !self.outbox.get_mut().is_empty() || Library::get().is_err() {
+        let is_quiet = self.pump().is_ok() && self.outbox.get_mut().is_empty() && self.arriving.get_mut().is_empty();
+        if !is_quiet || Library::get().is_err() {
             return;
         }
         let library = self.library;
@@ -335,8 +383,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // MPI may read them for as long as the process lives.
-        std::mem::forget(self.outbox.take());
+        // MPI may read and write them for as long as the process lives.
+        std::mem::forget((self.outbox.take(), self.arriving.take()));
     }
 }
 
@@ -368,4 +416,25 @@ fn shortened(mut record: Record) -> Record {
         }
     }
     record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::ReduceOp;
+    use crate::dtype::DataType;
+    use crate::error::Operation;
+
+    #[test]
+    fn a_record_is_long_enough_for_what_a_call_encloses() {
+        let call =
+            Call { operation: Operation::AllReduce(ReduceOp::Mean), len: usize::MAX, dtype: Some(DataType::BF16) };
+        let record = Record::Call { call, enclosed: Enclosed(vec![255; LONGEST_ENCLOSED]) };
+        let bytes = postcard::to_stdvec(&record).unwrap();
+        assert!(bytes.len() + 100 < RECORD_BYTES, "{} bytes", bytes.len());
+        assert!(!format!("{record:?}").contains("255"), "{record:?}");
+        let mut received = vec![0; RECORD_BYTES];
+        received[..bytes.len()].copy_from_slice(&bytes);
+        assert_eq!(postcard::from_bytes::<Record>(&received), Ok(record));
+    }
 }

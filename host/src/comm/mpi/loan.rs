@@ -49,6 +49,10 @@ impl AddressSpace for MpiCommunicator {
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
         let ticket = Ticket::of(vector.as_slice().as_bytes()).filter(|_| !self.neighbours.are_apart.get());
         let Some(ticket) = ticket else { return Ok(false) };
+        // Behind the call nothing may fail before the loan has begun: tickets that do not travel with it, of thousands of ranks, do not travel.
+        if !self.meeting.encloses(size_of_val(&ticket.words())) {
+            return Ok(false);
+        }
         let words = self.gather(Call::new(operation, len, dtype), &ticket.words())?;
         // From here on another rank may use this one's memory, even if this one fails.
         let loan = Loan { meeting: &self.meeting };

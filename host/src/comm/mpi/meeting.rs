@@ -1,13 +1,14 @@
 //! How ranks come together before data move: they tell each other what they call, compare it, and every rank learns of a failure.
 //!
 //! A collective has two rounds of records. In the first every rank tells all others its call, with what it encloses for each of them, and
-//! waits for theirs until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none does, and the
-//! second round needs no deadline. Records of one rank come in order, so one out of place is a mismatch. Never touches operands.
+//! waits for theirs until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks
+//! move data or none does, and the second round needs no deadline. Records of one rank come in order, so one out of place is a mismatch.
+//! Never knows what is enclosed, nor where it goes.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Record, Requests};
+use super::channel::{Channel, Enclosed, Record, Requests};
 use super::library::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
@@ -125,7 +126,7 @@ impl Meeting {
 
     fn first_round<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>, Failure> {
         for peer in self.channel.others() {
-            let told = self.channel.post(peer, Record::Call { call, enclosed: enclosed(peer).to_vec() });
+            let told = self.channel.post(peer, Record::Call { call, enclosed: Enclosed(enclosed(peer).to_vec()) });
             told.map_err(|error| self.broken(call.operation, &error))?;
         }
         let mut wait = Wait::new(Some(self.deadline));
@@ -147,7 +148,7 @@ impl Meeting {
         let mut brought = vec![Vec::new(); self.channel.world_size()];
         for peer in self.channel.others() {
             if let Some(Record::Call { enclosed, .. }) = self.channel.inbox()[peer].pop_front() {
-                brought[peer] = enclosed;
+                brought[peer] = enclosed.0;
             }
         }
         // Every rank has the same calls to compare.

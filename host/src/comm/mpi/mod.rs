@@ -13,8 +13,9 @@
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and never meet the caller's own. Up to 3 KiB for each rank travel with the records by which ranks compare their calls: two rounds of
-//! short messages then, and three or four for more.
+//! 7.4.2) and never meet the caller's own. Where all-reduce, reduce-scatter, all-gather and all-to-all have at most 3 KiB for
+//! each rank, and 64 KiB for all together, these travel with the records by which ranks compare their calls: two rounds of short messages, and
+//! three or four for more.
 //!
 //! # What fails how
 //!

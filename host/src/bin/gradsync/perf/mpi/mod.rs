@@ -41,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Ends the job after a failure: the others would wait for this rank, here or at MPI's end.
 pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError> {
     let comm = MpiCommunicator::world()?;
-    eprintln!("gradsync: error: {error}");
+    crate::complain(error);
     if !is_speaker {
         std::thread::sleep(GRACE);
     }
