@@ -65,3 +65,14 @@ fn what_an_operation_does_not_have_is_not_available() {
     // No progress is shown where stderr is no terminal.
     assert_eq!(finished.stderr, "");
 }
+
+#[test]
+fn what_one_number_of_ranks_cannot_do_is_measured_on_the_others() {
+    let arguments = ["adasum", "--transport", "local", "--algorithm", "tree", "-g", "3,4", "-b", "4K"];
+    let finished = perf(&[&QUICK[..], &arguments].concat()).succeeded("3 and 4 ranks");
+    let rows = rows(&finished.stdout);
+    assert_eq!((rows.len(), rows[0][3]), (1, "tree"), "{}", finished.stdout);
+    assert!(finished.stdout.contains("# adasum on cpu over local, 4 ranks"), "{}", finished.stdout);
+    let reason = "# not measured: adasum on local: adasum by the tree needs a power of two, not 3 ranks";
+    assert!(finished.stdout.contains(reason), "{}", finished.stdout);
+}

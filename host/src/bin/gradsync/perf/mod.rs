@@ -201,13 +201,13 @@ struct Group {
     sections: Vec<Section>,
 }
 
-/// The grid: kernels on the rank that speaks, and collectives on all of them.
+/// The grid: kernels on the rank that speaks, and collectives on all of them. Refuses one without any row, with the reasons.
 fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError> {
     let mut groups = Vec::new();
     for &operation in settings.operations.iter().filter(|operation| operation.is_kernel() && places.is_speaker) {
         for &place in &places.kernels {
             for ranks in places.vectors(operation, settings) {
-                let sections = settings.sections(|wanted| wanted == operation, place, ranks)?;
+                let sections = settings.sections(|wanted| wanted == operation, place, ranks);
                 groups.push(Group { place, ranks, sections });
             }
         }
@@ -217,9 +217,21 @@ fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError>
         for &transport in &places.transports {
             let place = Place::Ranks(transport);
             for ranks in places.ranks(transport, settings)? {
-                groups.push(Group { place, ranks, sections: settings.sections(collective, place, ranks)? });
+                groups.push(Group { place, ranks, sections: settings.sections(collective, place, ranks) });
             }
         }
+    }
+    let sections = || groups.iter().flat_map(|group| &group.sections);
+    // Whoever does not speak knows nothing of the kernels' rows.
+    let knows_all = places.is_speaker || !settings.operations.iter().any(|operation| operation.is_kernel());
+    if knows_all && sections().next().is_some() && sections().all(|section| section.rows.is_empty()) {
+        let mut reasons: Vec<&str> = Vec::new();
+        for reason in sections().flat_map(|section| &section.left_out) {
+            if !reasons.contains(&reason.as_str()) {
+                reasons.push(reason);
+            }
+        }
+        return Err(PerfError::Arguments(format!("nothing to measure: {}", reasons.join("; "))));
     }
     Ok(groups)
 }
