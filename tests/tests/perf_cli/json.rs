@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::run::{QUICK, measured, perf_in, rows};
+use crate::run::{QUICK, document, measured, perf_in, rows};
 
 #[test]
 fn a_document_says_what_was_measured_and_where() {
@@ -109,8 +109,7 @@ fn a_failure_keeps_the_rows_before_it() {
         let files = ["--json", "out.json", "--plot", "out.svg"];
         let sizes = ["-n", "3", "-w", "1", "-b", "1K", "-e", &bytes, "-f", "274877906944"];
         let finished = perf_in(folder.path(), &[&arguments[..], &sizes, &files].concat());
-        let document: serde_json::Value =
-            serde_json::from_str(&fs::read_to_string(folder.path().join("out.json")).expect("the JSON")).expect("JSON");
+        let document = document(folder.path());
         assert!(finished.code == Some(1) && finished.stderr.contains(&reason), "{what}: {}", finished.stderr);
         assert_eq!(rows(&document).len(), 1, "{what}: {document:#}");
         assert_eq!(document["failure"], reason, "{what}");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::run::{QUICK, perf, perf_in};
+use crate::run::{self, QUICK, perf, perf_in};
 
 fn document(arguments: &[&str]) -> Value {
     document_in(tempfile::tempdir().expect("a temporary folder").path(), arguments)
@@ -12,7 +12,7 @@ fn document(arguments: &[&str]) -> Value {
 
 fn document_in(folder: &Path, arguments: &[&str]) -> Value {
     perf_in(folder, &[&["--model", "--json", "out.json"][..], arguments].concat()).succeeded("model");
-    serde_json::from_str(&std::fs::read_to_string(folder.join("out.json")).unwrap()).expect("JSON")
+    run::document(folder)
 }
 
 #[test]

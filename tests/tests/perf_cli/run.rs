@@ -1,21 +1,24 @@
 //! One run of `gradsync perf`.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::program::{Finished, binary};
 
-/// Runs the command in `folder`, without the variables of a launcher that may have started this test.
+/// Runs the command in `folder`.
 pub(crate) fn perf_in(folder: &Path, arguments: &[&str]) -> Finished {
-    let mut command = Command::new(binary());
+    Finished::of(alone(&mut Command::new(binary())).current_dir(folder).arg("perf").args(arguments))
+}
+
+/// Without the variables of a launcher that may have started this test.
+pub(crate) fn alone(command: &mut Command) -> &mut Command {
     let launchers = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"];
-    launchers.into_iter().chain(["SLURM_PROCID", "SLURM_NTASKS"]).for_each(|name| _ = command.env_remove(name));
-    let Output { status, stdout, stderr } =
-        command.current_dir(folder).arg("perf").args(arguments).output().expect("the program starts");
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    launchers
+        .into_iter()
+        .chain(["SLURM_PROCID", "SLURM_NTASKS"])
+        .fold(command, |command, name| command.env_remove(name))
 }
 
 pub(crate) fn perf(arguments: &[&str]) -> Finished {
@@ -31,8 +34,13 @@ pub(crate) fn measured(arguments: &[&str]) -> Value {
     let arguments = [&QUICK[..], arguments, &["--json", "out.json"]].concat();
     let what = arguments.join(" ");
     perf_in(folder.path(), &arguments).succeeded(&what);
-    let text = std::fs::read_to_string(folder.path().join("out.json")).expect("the JSON was written");
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{what}: {error}: {text}"))
+    document(folder.path())
+}
+
+/// What a run left in `out.json`.
+pub(crate) fn document(folder: &Path) -> Value {
+    let text = std::fs::read_to_string(folder.join("out.json")).expect("the JSON was written");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 /// The rows of a run.

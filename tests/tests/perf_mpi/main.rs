@@ -4,16 +4,20 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::program::{Finished, binary};
+use crate::run::{alone, document, rows};
 
 // Where the program is, and what a run of it left, is the same for all its commands.
 #[allow(dead_code)]
 #[path = "../reduce_cli/program.rs"]
 mod program;
+#[allow(dead_code)]
+#[path = "../perf_cli/run.rs"]
+mod run;
 
 /// Few iterations.
 const QUICK: [&str; 4] = ["-n", "2", "-w", "1"];
@@ -21,26 +25,13 @@ const QUICK: [&str; 4] = ["-n", "2", "-w", "1"];
 /// Runs `gradsync perf` as so many ranks in `folder`.
 fn perf(ranks: usize, folder: &Path, arguments: &[&str]) -> Finished {
     let mut command = Command::new(std::env::var_os("MPIRUN").unwrap_or("mpirun".into()));
-    // Those of a launcher that may have started this test.
-    ["RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"].into_iter().for_each(|name| _ = command.env_remove(name));
     // Open MPI wants to be asked for more ranks than cores, and by root; other MPIs do not read these.
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
         command.env(name, "1");
     }
     command.env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe").env("MPIEXEC_TIMEOUT", "120");
     command.current_dir(folder).args(["-n", &ranks.to_string()]).arg(binary()).arg("perf").args(QUICK).args(arguments);
-    let Output { status, stdout, stderr } = command.output().expect("mpirun starts");
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
-}
-
-fn document(folder: &Path) -> Value {
-    let text = fs::read_to_string(folder.join("out.json")).expect("the JSON was written");
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
-
-fn rows(document: &Value) -> &[Value] {
-    document["measurements"].as_array().expect("a list of rows")
+    Finished::of(alone(&mut command))
 }
 
 /// The sides of a row that were timed, none of which may have wrong elements.

@@ -62,15 +62,17 @@ pub(crate) struct Finished {
 pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished {
     let mut command = Command::new(binary());
     command.current_dir(folder).arg("reduce").args(arguments.iter().map(|argument| argument.as_ref()));
-    let Output { status, stdout, stderr } = command.output().expect("the program starts");
-    Finished {
-        code: status.code(),
-        stdout: String::from_utf8_lossy(&stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&stderr).into_owned(),
-    }
+    Finished::of(&mut command)
 }
 
 impl Finished {
+    /// Runs a command to its end.
+    pub(crate) fn of(command: &mut Command) -> Finished {
+        let Output { status, stdout, stderr } = command.output().expect("the program starts");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
     /// Fails, showing what the program said, unless it succeeded.
     #[track_caller]
     pub(crate) fn succeeded(self, what: &str) -> Finished {

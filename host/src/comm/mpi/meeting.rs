@@ -125,10 +125,8 @@ impl Meeting {
     }
 
     fn first_round<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>, Failure> {
-        for peer in self.channel.others() {
-            let told = self.channel.post(peer, Record::Call { call, enclosed: Enclosed(enclosed(peer).to_vec()) });
-            told.map_err(|error| self.broken(call.operation, &error))?;
-        }
+        let record = |peer| Record::Call { call, enclosed: Enclosed(enclosed(peer).to_vec()) };
+        self.tell_others(call.operation, record)?;
         let mut wait = Wait::new(Some(self.deadline));
         let calls = loop {
             self.pump(call.operation)?;
@@ -191,7 +189,7 @@ impl Meeting {
     }
 
     fn second_round(&self, call: Call) -> Result<(), Failure> {
-        self.tell_others(call.operation, &Record::Go)?;
+        self.tell_others(call.operation, |_| Record::Go)?;
         self.hear_from_all(call.operation, &Record::Go)
     }
 
@@ -201,7 +199,7 @@ impl Meeting {
     pub(super) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         let outcome = match own {
             Ok(()) => {
-                let told = self.tell_others(operation, &Record::Closed);
+                let told = self.tell_others(operation, |_| Record::Closed);
                 told.and_then(|()| self.hear_from_all(operation, &Record::Closed))
             }
             Err(reason) => Err(self.own_failure(operation, reason)),
@@ -220,7 +218,7 @@ impl Meeting {
     /// does after a failure and the deadline ends the job.
     pub(super) fn end_loan(&self) {
         let (rank, operation) = (self.channel.rank(), END_OF_LOAN.operation);
-        let outcome = self.tell_others(operation, &Record::Ended);
+        let outcome = self.tell_others(operation, |_| Record::Ended);
         outcome.unwrap_or_else(|failure| self.note(failure));
         let mut grace = None;
         for peer in self.channel.others() {
@@ -270,9 +268,10 @@ impl Meeting {
         Ok(())
     }
 
-    fn tell_others(&self, operation: Operation, record: &Record) -> Result<(), Failure> {
+    /// Tells every other rank what `record` says for it.
+    fn tell_others(&self, operation: Operation, record: impl Fn(usize) -> Record) -> Result<(), Failure> {
         let mut others = self.channel.others();
-        let told = others.try_for_each(|peer| self.channel.post(peer, record.clone()));
+        let told = others.try_for_each(|peer| self.channel.post(peer, record(peer)));
         told.map_err(|error| self.broken(operation, &error))
     }
 

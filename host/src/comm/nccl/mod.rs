@@ -74,8 +74,8 @@ pub struct NcclOptions {
     /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
     pub blocking: bool,
     /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
-    /// choice where `None`, the default. NCCL lowers what is more than it can do, and
-    /// `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment override both. Must be equal on all ranks.
+    /// choice where `None`, the default. NCCL lowers what is more than it can do, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment
+    /// override both. Must be equal on all ranks.
     pub min_ctas: Option<u32>,
     /// The most of them (`maxCTAs`), likewise.
     pub max_ctas: Option<u32>,

@@ -39,12 +39,6 @@ struct Handle(Comm);
 // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
 unsafe impl Send for Handle {}
 
-/// What a communicator is asked for, without pointers.
-struct Choices(Config);
-
-// SAFETY: nothing in it points anywhere.
-unsafe impl Send for Choices {}
-
 /// Makes this rank's communicator.
 pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, Comm)> {
     let prepared = prepare(member, queue, options);
@@ -167,20 +161,10 @@ fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptio
     let (sender, receiver) = channel();
     let is_given_up = Arc::new(AtomicBool::new(false));
     let (rank, world_size) = (member.rank() as c_int, member.world_size() as c_int);
-    let count = |ctas: Option<u32>| ctas.and_then(|ctas| c_int::try_from(ctas).ok()).unwrap_or(UNDEFINED);
-    // NCCL takes a most that is not given for less than any fewest, and refuses (NVIDIA/nccl#2256); what is more than it can do, it lowers.
-    let max_ctas = options.max_ctas.or(options.min_ctas.map(|_| i32::MAX.unsigned_abs()));
-    let config = Config {
-        blocking: c_int::from(options.blocking),
-        min_ctas: count(options.min_ctas),
-        max_ctas: count(max_ctas),
-        ..Config::default()
-    };
-    let config = Choices(config);
     let worker = {
-        let (queue, is_given_up) = (queue.clone(), is_given_up.clone());
+        let (queue, options, is_given_up) = (queue.clone(), options.clone(), is_given_up.clone());
         move || {
-            let outcome = call_init(nccl, &queue, (rank, world_size), id, config, &is_given_up);
+            let outcome = call_init(nccl, &queue, (rank, world_size), id, &options, &is_given_up);
             if let Err(unsent) = sender.send(outcome) {
                 // Nobody waits any more.
                 if let Ok(handle) = unsent.0 {
@@ -214,18 +198,31 @@ fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptio
     }
 }
 
+/// What NCCL is asked for.
+fn config(options: &NcclOptions) -> Config {
+    let count = |ctas: Option<u32>| ctas.and_then(|ctas| c_int::try_from(ctas).ok()).unwrap_or(UNDEFINED);
+    // NCCL takes a most that is not given for less than any fewest, and refuses (NVIDIA/nccl#2256); what is more than it can do, it lowers.
+    let max_ctas = options.max_ctas.or(options.min_ctas.map(|_| i32::MAX.unsigned_abs()));
+    Config {
+        blocking: c_int::from(options.blocking),
+        min_ctas: count(options.min_ctas),
+        max_ctas: count(max_ctas),
+        ..Config::default()
+    }
+}
+
 fn call_init(
     nccl: &Nccl,
     queue: &Queue,
     (rank, world_size): (c_int, c_int),
     id: UniqueId,
-    Choices(mut config): Choices,
+    options: &NcclOptions,
     is_given_up: &AtomicBool,
 ) -> Result<Handle, Refused> {
     if queue.make_current().is_err() {
         return Err(Refused { call: "cuCtxSetCurrent", code: ResultCode::INVALID_USAGE });
     }
-    let mut comm = ptr::null_mut();
+    let (mut config, mut comm) = (config(options), ptr::null_mut());
     // SAFETY: every pointer is to a local of the right type; the device's context is current.
     let mut code = unsafe { (nccl.functions.ncclCommInitRankConfig)(&mut comm, world_size, id, rank, &mut config) };
     let mut call = "ncclCommInitRankConfig";

@@ -425,11 +425,10 @@ impl Vector for InPlace<'_> {
 /// Replaces the arena, which holds `tensors`, by the Adasum of all ranks', or at least this rank's part of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
-    parts: Parts<'_>,
+    mut parts: Parts<'_>,
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
-    let mut parts = parts;
     if let Some(report) = in_one_space(comm, &mut parts, granularity)? {
         return Ok(report);
     }

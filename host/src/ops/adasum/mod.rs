@@ -105,11 +105,10 @@ pub fn adasum_all_reduce(
     same_plan(OPERATION, comm, buffer.table(), (options, buffer.is_shared()))?;
     options.algorithm.check_ranks(OPERATION, world_size)?;
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-    let parts = buffer.parts_mut();
+    let mut parts = buffer.parts_mut();
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
     match options.algorithm.chosen(world_size, bytes) {
         Algorithm::Tree => {
-            let mut parts = parts;
             if options.algorithm == Algorithm::Auto {
                 // Where nothing is sent but products, as many are no reason for a tree.
                 if let Some(report) = gram::in_one_space(comm, &mut parts, options.granularity)? {

@@ -198,8 +198,8 @@ impl Levels {
 /// # Errors
 /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the buffer was
 /// made for another number of ranks than `all` has, or ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
-/// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of those, or [`Error::OutOfMemory`], the contents of
-/// the buffer are unspecified; the other errors leave it alone.
+/// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of
+/// those, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
     nodes: Nodes<'_, dyn Communicator + '_>,
     buffer: &mut GradientBuffer,

@@ -126,7 +126,7 @@ impl Perf {
             false => Ok(()),
         };
         if let (Err(_), Err(error)) = (&outcome, &finished) {
-            eprintln!("gradsync: error: {error}");
+            crate::complain(error);
         }
         #[cfg(feature = "mpi")]
         match &outcome {

@@ -19,8 +19,8 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
 /// then exchanges its shard, and no other, with the ranks in its place on other nodes, and an all-gather inside the node completes
 /// the result. Inner products are added up over all ranks that hold a part of the vectors, so that coefficients belong to whole tensors.
-/// One node reduces at once, and nodes of one rank have nothing to do inside. The numerics across nodes, and the choice of an algorithm, are those
-/// of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
+/// One node reduces at once, and nodes of one rank have nothing to do inside. The numerics across nodes, and the choice of an algorithm, are
+/// those of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
 /// Workspace: a shard of the arena of one rank of a node at most, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside
 /// nodes as much as the arena.
@@ -123,15 +123,11 @@ impl HierarchicalAdasum {
             }
             _ => {
                 let inside = (node.world_size() > 1).then(inside).transpose()?;
-                Steps::Across(
-                    inside,
-                    match levels {
-                        Levels::TreeOfNodes => {
-                            Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?))
-                        }
-                        _ => Across::Gram(gram(across, own)?),
-                    },
-                )
+                let across = match levels {
+                    Levels::TreeOfNodes => Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?)),
+                    _ => Across::Gram(gram(across, own)?),
+                };
+                Steps::Across(inside, across)
             }
         };
         Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps })
