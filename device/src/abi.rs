@@ -94,32 +94,39 @@ pub struct LaunchBounds {
     pub threads: u32,
     /// Blocks that a multiprocessor must be able to hold.
     pub blocks: u32,
+    /// Whether the assembler may unroll loops, which it does besides the compiler.
+    pub unroll: bool,
 }
 
 impl LaunchBounds {
     /// Streaming kernels.
-    pub const STREAM: Self = Self { threads: THREADS, blocks: 8 };
+    pub const STREAM: Self = Self::of(THREADS, 8);
     /// Inner products of one or two vectors, and the search for infinities.
-    pub const REDUCE: Self = Self { threads: THREADS, blocks: 7 };
+    pub const REDUCE: Self = Self::of(THREADS, 7);
     /// Inner products of four vectors.
-    pub const GRAM_OF_FOUR: Self = Self { threads: THREADS, blocks: 5 };
+    pub const GRAM_OF_FOUR: Self = Self::of(THREADS, 5);
     /// Inner products of four vectors with four others.
-    pub const GRAM_CROSS: Self = Self { threads: THREADS, blocks: 4 };
+    pub const GRAM_CROSS: Self = Self::of(THREADS, 4);
     /// Inner products of eight vectors, whose 36 sums a thread are 72 registers.
-    pub const GRAM_OF_EIGHT: Self = Self { threads: THREADS, blocks: 3 };
+    pub const GRAM_OF_EIGHT: Self = Self::of(THREADS, 3);
     /// Weighted sums.
-    pub const COMBINE: Self = Self { threads: THREADS, blocks: 6 };
+    pub const COMBINE: Self = Self::of(THREADS, 6);
     /// Weighted sums of four vectors, all of which a thread reads before it adds.
-    pub const COMBINE_OF_FOUR: Self = Self { threads: THREADS, blocks: 5 };
+    pub const COMBINE_OF_FOUR: Self = Self::of(THREADS, 5);
     /// The same of eight.
-    pub const COMBINE_OF_EIGHT: Self = Self { threads: THREADS, blocks: 4 };
+    pub const COMBINE_OF_EIGHT: Self = Self::of(THREADS, 4);
     /// The exact path of Adasum.
-    pub const TREE: Self = Self { threads: THREADS, blocks: 4 };
+    pub const TREE: Self = Self::of(THREADS, 4);
     /// One thread a layer.
-    pub const LAYER: Self = Self { threads: LAYER_THREADS, blocks: 8 };
-    /// Kernels that reach into the memory of up to two, four or eight peers.
+    pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
+    /// Kernels that reach into the memory of up to two, four or eight peers. The links are slower than their loops, and what is unrolled would be
+    /// a third of what the driver compiles at their first use.
     pub const fn of_peers(width: usize) -> Self {
-        Self { threads: PEER_THREADS, blocks: if width <= 4 { 2 } else { 1 } }
+        Self { threads: PEER_THREADS, blocks: if width <= 4 { 2 } else { 1 }, unroll: false }
+    }
+
+    const fn of(threads: u32, blocks: u32) -> Self {
+        Self { threads, blocks, unroll: true }
     }
 }
 
@@ -276,7 +283,13 @@ pub struct Peers {
     pub tile_shift: u64,
     /// Number of layers: one a span of a launch, or one in all.
     pub layers: u64,
-    /// Each rank's mailbox, see [`Mailbox`].
+    /// Where in a mailbox the flags of tiles begin, in bytes as the next two; in front of them are the other flags.
+    pub tile_flags: u64,
+    /// Where the products begin.
+    pub products: u64,
+    /// Where the sums of pairs begin.
+    pub pairs: u64,
+    /// Each rank's mailbox: flags, each a [`Row`], and numbers.
     pub mailboxes: [u64; MOST_PEERS],
     /// This rank's window of each rank's arena, which it writes at the end.
     pub windows: [u64; MOST_PEERS],
@@ -289,6 +302,32 @@ pub struct Peers {
 }
 
 impl Peers {
+    /// A group of so many ranks with windows of so many bytes and sums of so many layers, without ranks or addresses.
+    pub const fn of(layers: u64, world_size: u64, window_bytes: u64) -> Self {
+        const NOWHERE: [u64; MOST_PEERS] = [0; MOST_PEERS];
+        let mut peers = Self {
+            rank: 0,
+            world_size,
+            runs: 0,
+            abort: 0,
+            window_bytes,
+            tile_shift: peer_tile_shift(window_bytes) as u64,
+            layers,
+            tile_flags: 0,
+            products: 0,
+            pairs: 0,
+            mailboxes: NOWHERE,
+            windows: NOWHERE,
+            sources: NOWHERE,
+            slots: NOWHERE,
+            copies: NOWHERE,
+        };
+        peers.tile_flags = peers.flag(Row::Weights(peers.teams()), 0) as u64;
+        peers.products = peers.flag(Row::Tile(peers.tiles() as usize), 0).next_multiple_of(256) as u64;
+        peers.pairs = peers.products_of(world_size as usize) as u64;
+        peers
+    }
+
     /// Tiles of a window.
     #[inline(always)]
     pub const fn tiles(&self) -> u64 {
@@ -314,26 +353,57 @@ impl Peers {
         if self.layers == span_count { 1 } else { span_count }
     }
 
-    /// Where what lies in the group's mailboxes.
+    /// Blocks that find weights.
     #[inline(always)]
-    pub const fn mailbox(&self) -> Mailbox {
-        Mailbox { layers: self.layers as usize, world_size: self.world_size as usize, tiles: self.tiles() as usize }
+    pub const fn teams(&self) -> usize {
+        (self.layers as usize).div_ceil(PEER_LAYERS)
+    }
+
+    /// Where in a mailbox the flag of a row is that `rank` writes.
+    #[inline(always)]
+    pub const fn flag(&self, row: Row, rank: usize) -> usize {
+        let (begin, row) = match row {
+            Row::End => (0, 0),
+            Row::Weights(team) => (0, 1 + 2 * team),
+            Row::Progress(team) => (0, 2 + 2 * team),
+            Row::Tile(tile) => (self.tile_flags as usize, tile),
+        };
+        begin + (row * MOST_PEERS + rank) * 4
+    }
+
+    /// Where in a mailbox the products of all layers are, as `rank` has summed them over its window: `[layer][product]`.
+    #[inline(always)]
+    pub const fn products_of(&self, rank: usize) -> usize {
+        self.products as usize + rank * self.products_of_all() * 8
+    }
+
+    /// Where in a mailbox the sums of pairs are, of the exact path or along the tree, as `rank` has summed them over its window:
+    /// `[layer][pair][3]`.
+    #[inline(always)]
+    pub const fn pairs_of(&self, rank: usize) -> usize {
+        self.pairs as usize + rank * self.sums_of_pairs() * 8
+    }
+
+    /// Products of all layers.
+    #[inline(always)]
+    const fn products_of_all(&self) -> usize {
+        self.layers as usize * products(self.world_size as usize)
+    }
+
+    /// Sums of all layers' pairs.
+    #[inline(always)]
+    const fn sums_of_pairs(&self) -> usize {
+        self.layers as usize * 3 * (self.world_size as usize - 1)
+    }
+
+    /// Bytes of a mailbox.
+    pub const fn mailbox_bytes(&self) -> usize {
+        self.pairs_of(self.world_size as usize)
     }
 }
 
-/// Where what lies in a rank's mailbox, in bytes from its start: rows of flags first, in which rank `p` writes the `p`-th u32 of every
-/// mailbox. A flag counts up and is never cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mailbox {
-    /// Number of layers.
-    pub layers: usize,
-    /// Number of ranks.
-    pub world_size: usize,
-    /// Number of tiles of a window.
-    pub tiles: usize,
-}
-
-/// A row of flags, by what it is for.
+/// A row of flags in a rank's mailbox, by what it is for. In it rank `p` writes the `p`-th u32 of every mailbox, which counts up and is never
+/// cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
     /// The end of a run.
@@ -345,43 +415,6 @@ pub enum Row {
     Progress(usize),
     /// A tile of the mailbox's owner's window.
     Tile(usize),
-}
-
-impl Mailbox {
-    /// Blocks that find weights.
-    #[inline(always)]
-    pub const fn teams(self) -> usize {
-        self.layers.div_ceil(PEER_LAYERS)
-    }
-
-    /// The flag of a row that `rank` writes.
-    #[inline(always)]
-    pub const fn flag(self, row: Row, rank: usize) -> usize {
-        let row = match row {
-            Row::End => 0,
-            Row::Weights(team) => 1 + team,
-            Row::Progress(team) => 1 + self.teams() + team,
-            Row::Tile(tile) => 1 + 2 * self.teams() + tile,
-        };
-        (row * MOST_PEERS + rank) * 4
-    }
-
-    /// The products of all layers, as `rank` has summed them over its window: `[layer][product]`.
-    #[inline(always)]
-    pub const fn products(self, rank: usize) -> usize {
-        self.flag(Row::Tile(self.tiles), 0).next_multiple_of(256) + rank * self.layers * products(self.world_size) * 8
-    }
-
-    /// The sums of pairs, of the exact path or along the tree, as `rank` has summed them over its window: `[layer][pair][3]`.
-    #[inline(always)]
-    pub const fn tree(self, rank: usize) -> usize {
-        self.products(self.world_size) + rank * self.layers * 3 * (self.world_size - 1) * 8
-    }
-
-    /// Bytes of a mailbox.
-    pub const fn bytes(self) -> usize {
-        self.tree(self.world_size)
-    }
 }
 
 /// The type of a kernel parameter.

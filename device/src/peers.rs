@@ -78,7 +78,7 @@ impl<'a> Group<'a> {
     #[inline(always)]
     unsafe fn flag(self, reader: usize, row: Row, writer: usize) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { self.mailbox(reader) + self.peers.mailbox().flag(row, writer) as u64 }
+        unsafe { self.mailbox(reader) + self.peers.flag(row, writer) as u64 }
     }
 
     #[inline(always)]
@@ -163,13 +163,14 @@ impl<'a> Group<'a> {
         const STEPS: usize = 4;
         type Vector = [u32; 4];
         let peers = self.peers;
-        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel.
-        let others = (peers.world_size - 1).max(1);
-        let units = peers.tiles() * others;
-        let mut unit = sender;
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Divisions of 64
+        // bits are twenty times as long as these, and a window of 2^32 tiles has 16 TiB.
+        let others = (peers.world_size as u32 - 1).max(1);
+        let units = peers.tiles() as u32 * others;
+        let mut unit = sender as u32;
         while unit < units {
             // Every rank begins with another peer.
-            let (tile, mut peer) = (unit / others, peers.rank + 1 + unit % others);
+            let (tile, mut peer) = ((unit / others) as u64, peers.rank + 1 + (unit % others) as u64);
             if peer >= peers.world_size {
                 peer -= peers.world_size;
             }
@@ -200,7 +201,7 @@ impl<'a> Group<'a> {
                     arch::store_release(flag, self.value(Stage::ARRIVED));
                 }
             }
-            unit += senders;
+            unit += senders as u32;
         }
     }
 

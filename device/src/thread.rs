@@ -21,10 +21,11 @@ pub(crate) fn index_1d() -> u64 {
     arch::block_idx_x() as u64 * arch::block_dim_x() as u64 + arch::thread_idx_x() as u64
 }
 
-/// Has the entry point that this is part of assembled for blocks of `THREADS` threads, of which a multiprocessor is to hold `BLOCKS`.
+/// Has the entry point that this is part of assembled for blocks of `THREADS` threads, of which a multiprocessor is to hold `BLOCKS`, with
+/// loops as they are where `UNROLL` is 0.
 #[inline(always)]
-pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
-    arch::launch_bounds::<THREADS, BLOCKS>()
+pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32, const UNROLL: u32>() {
+    arch::launch_bounds::<THREADS, BLOCKS, UNROLL>()
 }
 
 /// Waits for every thread of the block, and makes their writes to shared memory visible.

@@ -82,13 +82,14 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     total
 }
 
-/// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm`: those stand before a body, where no
-/// inline assembly reaches.
+/// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
+/// `nounroll`: those stand before a body, where no inline assembly reaches.
 #[inline(always)]
-pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
+pub(crate) fn launch_bounds<const THREADS: u32, const BLOCKS: u32, const UNROLL: u32>() {
     // SAFETY: no instruction.
     unsafe {
-        asm!(".pragma \"gradsync.launch_bounds {0} {1}\";", const THREADS, const BLOCKS, options(nomem, nostack, preserves_flags))
+        asm!(".pragma \"gradsync.launch_bounds {0} {1} {2}\";", const THREADS, const BLOCKS, const UNROLL,
+            options(nomem, nostack, preserves_flags))
     };
 }
 

@@ -44,7 +44,7 @@ macro_rules! kernel {
             #[unsafe(export_name = $name)]
             unsafe extern "ptx-kernel" fn kernel($($parameter: $type),*) {
                 const BOUNDS: crate::abi::LaunchBounds = $bounds;
-                crate::thread::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }>();
+                crate::thread::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }, { BOUNDS.unroll as u32 }>();
                 // SAFETY: the launch keeps the contract of this module's header.
                 #[allow(unused_unsafe)] // a kernel may do nothing
                 unsafe {

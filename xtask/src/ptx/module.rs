@@ -109,7 +109,7 @@ impl Module {
 }
 
 /// The entry with its launch bounds as directives in front of its body. The compiler cannot write them, and inline assembly cannot stand
-/// there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS";`.
+/// there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS UNROLL";`.
 fn with_launch_bounds(entry: &str) -> Result<String> {
     const NOTE: &str = ".pragma \"gradsync.launch_bounds ";
     let mut notes = entry.lines().filter_map(|line| line.trim().strip_prefix(NOTE)?.strip_suffix("\";"));
@@ -118,11 +118,14 @@ fn with_launch_bounds(entry: &str) -> Result<String> {
     };
     let numbers: Vec<u32> =
         note.split_whitespace().map(str::parse).collect::<Result<_, _>>().with_context(|| format!("in {note:?}"))?;
-    let [threads, blocks] = numbers[..] else { bail!("expected threads and blocks, found {note:?}") };
+    let [threads, blocks, unroll @ (0 | 1)] = numbers[..] else {
+        bail!("expected threads, blocks and 0 or 1, found {note:?}")
+    };
+    let pragma = if unroll == 1 { "" } else { ".pragma \"nounroll\";\n" };
     let body = entry.find('{').context("no body")?;
     let (head, body) = entry.split_at(body);
     let body: Vec<&str> = body.lines().filter(|line| !line.trim().starts_with(NOTE)).collect();
-    Ok(format!("{}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{}", head.trim_end(), body.join("\n")))
+    Ok(format!("{}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{pragma}{}", head.trim_end(), body.join("\n")))
 }
 
 /// Without comments, trailing space and empty lines.

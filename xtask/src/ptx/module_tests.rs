@@ -26,7 +26,7 @@ const TEXT: &str = r#"//
 	.reg .b64 	%rd<7>;
 
 	// begin inline asm
-	.pragma "gradsync.launch_bounds 256 4";
+	.pragma "gradsync.launch_bounds 256 4 0";
 	// end inline asm
 	@%p1 bra 	$L__BB2_2;
 	// begin inline asm
@@ -40,7 +40,7 @@ $L__BB2_2:
 }
 .visible .entry alone()
 {
-	.pragma "gradsync.launch_bounds 64 1";
+	.pragma "gradsync.launch_bounds 64 1 1";
 	ret;
 }
 .func _RNvNtCsanIojcP8aaR_4core9panicking5index(
@@ -87,6 +87,7 @@ fn an_extract_is_complete_and_free_of_hashes() {
 )
 .maxntid 256, 1, 1
 .minnctapersm 4
+.pragma "nounroll";
 {
 	.reg .b64 	%rd<7>;
 	@%p1 bra 	$L_2;
@@ -108,12 +109,13 @@ fn an_extract_takes_nothing_that_it_does_not_need() {
 
 #[test]
 fn an_entry_without_one_note_of_launch_bounds_is_refused_by_name() {
-    let note = "\t.pragma \"gradsync.launch_bounds 64 1\";\n";
+    let note = "\t.pragma \"gradsync.launch_bounds 64 1 1\";\n";
     for (text, reason) in [
         (TEXT.replace(note, ""), "expected one note"),
         (TEXT.replace(note, &note.repeat(2)), "expected one note"),
-        (TEXT.replace(note, &note.replace("64 1", "64")), "expected threads and blocks"),
-        (TEXT.replace(note, &note.replace("64 1", "64 x")), "invalid digit"),
+        (TEXT.replace(note, &note.replace("64 1 1", "64 1")), "expected threads, blocks and 0 or 1"),
+        (TEXT.replace(note, &note.replace("64 1 1", "64 1 2")), "expected threads, blocks and 0 or 1"),
+        (TEXT.replace(note, &note.replace("64 1 1", "64 x 1")), "invalid digit"),
     ] {
         let error = format!("{:#}", Module::parse(&text).unwrap_err());
         assert!(error.contains("in entry alone") && error.contains(reason), "{error}");

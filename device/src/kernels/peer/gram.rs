@@ -94,13 +94,13 @@ macro_rules! of_width {
                 return;
             }
             block -= chunks;
-            let teams = group.peers.mailbox().teams() as u64;
+            let teams = group.peers.teams() as u64;
             if block < teams {
                 let team = Team::new(group, block as usize, ranks);
                 let multiplied = team.chunks(spans, chunks);
                 group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
                 let width = products(ranks);
-                let offset = team.mailbox().products(group.peers.rank as usize);
+                let offset = group.peers.products_of(group.peers.rank as usize);
                 let place = |layer, product| layer * width + product;
                 team.add_up_and_hand_out(partials, spans, chunks, width, offset, place);
                 team.meet(Stage::PRODUCTS);
@@ -171,7 +171,7 @@ impl Team<'_> {
                 let place = self.first * width + item;
                 let mut total = 0.0;
                 for rank in 0..self.ranks {
-                    total += *self.slot(own, self.mailbox().products(rank), place);
+                    total += *self.slot(own, self.group.peers.products_of(rank), place);
                 }
                 totals.add(place).write(total);
                 shared.write(item, total);
@@ -253,7 +253,7 @@ impl Team<'_> {
         span_count: u64,
     ) {
         let peers = self.group.peers;
-        let offset = self.mailbox().tree(peers.rank as usize);
+        let offset = peers.pairs_of(peers.rank as usize);
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
             // Spans that are one layer lie in order, with nothing but zeros between them.

@@ -2,7 +2,7 @@
 //!
 //! What the numbers mean is the algorithms' business.
 
-use crate::abi::{Mailbox, PEER_LAYERS, PEER_THREADS, Row, Span};
+use crate::abi::{PEER_LAYERS, PEER_THREADS, Row, Span};
 use crate::math::adasum::{Coefficients, Pair, coefficients};
 use crate::peers::{Group, Stage};
 use crate::{reduce, thread, warp};
@@ -28,12 +28,6 @@ impl<'a> Team<'a> {
         Team { group, number, ranks, first, count }
     }
 
-    /// Looked up each time: nobody needs it often enough to keep it in registers.
-    #[inline(always)]
-    pub(super) fn mailbox(self) -> Mailbox {
-        self.group.peers.mailbox()
-    }
-
     /// Chunks of these layers, of `chunks` of all.
     ///
     /// # Safety
@@ -53,7 +47,7 @@ impl<'a> Team<'a> {
     #[inline(always)]
     unsafe fn end_of(self, layer: usize, spans: *const Span, chunks: u64) -> u64 {
         // SAFETY: the caller's promise.
-        if layer + 1 == self.mailbox().layers { chunks } else { unsafe { (*spans.add(layer + 1)).first_block } }
+        if layer + 1 == self.group.peers.layers as usize { chunks } else { unsafe { (*spans.add(layer + 1)).first_block } }
     }
 
     /// # Safety
@@ -79,7 +73,7 @@ impl<'a> Team<'a> {
         (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// The place of a pair's three sums behind [`Mailbox::tree`].
+    /// The place of a pair's three sums behind [`Peers::pairs_of`](crate::abi::Peers::pairs_of).
     #[inline(always)]
     pub(super) fn sums_place(self, layer: usize, pair: Pair) -> usize {
         (layer * (self.ranks - 1) + pair.index()) * 3
@@ -94,7 +88,7 @@ impl<'a> Team<'a> {
         let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair));
         let mut sums = [0.0; 3];
         for rank in 0..self.ranks {
-            let offset = self.mailbox().tree(rank);
+            let offset = self.group.peers.pairs_of(rank);
             let mut sum = 0;
             while sum < 3 {
                 // SAFETY: the caller's promise.
@@ -121,19 +115,20 @@ impl<'a> Team<'a> {
         place: impl Fn(usize, usize) -> usize,
     ) {
         const LANES: u32 = 8;
-        const ITEMS: usize = (PEER_THREADS / LANES) as usize;
+        const ITEMS: u32 = PEER_THREADS / LANES;
         let thread = thread::thread_idx_x();
-        let (own_item, lane) = ((thread / LANES) as usize, (thread % LANES) as usize);
-        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel.
-        let width = width.max(1);
-        let items = self.count * width;
+        let (own_item, lane) = (thread / LANES, (thread % LANES) as usize);
+        // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Few enough for
+        // 32 bits, in which they are short.
+        let width = (width as u32).max(1);
+        let items = self.count as u32 * width;
         let mut round = 0;
         // SAFETY: the caller's promise. All threads take part in every round.
         unsafe {
             while round < items {
                 let item = round + own_item;
                 let mut sum = 0.0;
-                let (layer, product) = (self.first + item / width, item % width);
+                let (layer, product) = (self.first + (item / width) as usize, (item % width) as usize);
                 if item < items {
                     let row = partials.add(reduce::partial_place(product, chunks, 0));
                     let end = self.end_of(layer, spans, chunks);

@@ -66,7 +66,7 @@ macro_rules! of_width {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let group = Group::of(peers);
             let Some(mut block) = group.send_or(senders) else { return };
-            let teams = group.peers.mailbox().teams() as u64;
+            let teams = group.peers.teams() as u64;
             let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
             let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
             $(
@@ -134,7 +134,7 @@ impl Team<'_> {
         spans: *const Span,
         chunks: u64,
     ) {
-        let offset = self.mailbox().tree(self.group.peers.rank as usize);
+        let offset = self.group.peers.pairs_of(self.group.peers.rank as usize);
         let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3)) + product % 3;
         // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
         unsafe {

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, PEER_LAYERS, Peers, peer_reducers, peer_senders, peer_tile_shift};
+use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Peers, peer_reducers, peer_senders};
 
 use super::Layers;
 use super::grid::Grids;
@@ -23,6 +23,8 @@ pub(crate) struct PeerGroup {
     senders: u64,
     /// Blocks of [`reduce`](Self::reduce) that add up.
     reducers: u64,
+    /// Blocks of the other launches that find weights.
+    teams: u64,
     table: DeviceBuffer,
     /// The count of runs.
     _runs: DeviceBuffer,
@@ -46,9 +48,7 @@ pub(crate) const MOST_RANKS: usize = MOST_PEERS;
 
 /// What the group's kernels know of it, but for the addresses.
 fn shape(layers: usize, world_size: usize, window_bytes: usize) -> Peers {
-    let (layers, world_size, window_bytes) = (layers as u64, world_size as u64, window_bytes as u64);
-    let tile_shift = u64::from(peer_tile_shift(window_bytes));
-    Peers { world_size, layers, window_bytes, tile_shift, ..Peers::default() }
+    Peers::of(layers as u64, world_size as u64, window_bytes as u64)
 }
 
 /// The width of the narrowest kernels that take all ranks.
@@ -56,10 +56,18 @@ fn width(world_size: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
 }
 
+/// What lets a rank go on when all have written their results.
+const BARRIER: &str = "peer_barrier";
+
+/// The name of a kernel of that width.
+fn entry(family: &str, dtype: DType, width: usize) -> String {
+    format!("{family}_{dtype}_p{width}")
+}
+
 impl PeerGroup {
     /// Elements of `f64` in the mailbox of a rank of a group with that many layers and windows of so many bytes.
     pub(crate) fn mailbox_len(layers: usize, world_size: usize, window_bytes: usize) -> usize {
-        shape(layers, world_size, window_bytes).mailbox().bytes() / DType::F64.size_bytes()
+        shape(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
     /// Puts what the kernels need to know on the device.
@@ -90,11 +98,21 @@ impl PeerGroup {
         let width = width(world_size);
         let senders = (peers.tiles() * (peers.world_size - 1)).min(peer_senders(width, peers.world_size));
         let reducers = peers.tiles().min(peer_reducers(width));
-        let head =
-            [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes, peers.tile_shift, peers.layers];
+        let head = [
+            [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
+            [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
+        ]
+        .concat();
         let words = [&head[..], &peers.mailboxes, &peers.windows, &peers.sources, &peers.slots, &peers.copies].concat();
         debug_assert_eq!(size_of_val(&words[..]), size_of::<Peers>(), "every field of the table");
-        Ok(Self { queue: queue.clone(), width, senders, reducers, table: upload_words(queue, &words)?, _runs: runs })
+        let (teams, table) = (peers.teams() as u64, upload_words(queue, &words)?);
+        Ok(Self { queue: queue.clone(), width, senders, reducers, teams, table, _runs: runs })
+    }
+
+    /// Loads what [`reduce`](Self::reduce) launches, before the peers wait for it.
+    pub(crate) fn load_reduce(queue: &Queue, dtype: DType, world_size: usize) -> Result<()> {
+        queue.load(&entry("peer_reduce", dtype, width(world_size)))?;
+        Ok(queue.load(BARRIER)?)
     }
 
     fn table(&self) -> Argument {
@@ -103,7 +121,7 @@ impl PeerGroup {
 
     /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once; the windows hold `dtype`.
     pub(crate) fn reduce(&self, dtype: DType, factor: f64) -> Result<()> {
-        let name = format!("peer_reduce_{dtype}_p{}", self.width);
+        let name = entry("peer_reduce", dtype, self.width);
         let arguments = [self.table(), factor.into(), self.senders.into(), self.reducers.into()];
         // SAFETY: the promise made to `new`.
         unsafe { self.queue.launch(&name, self.senders + self.reducers, &arguments) }?;
@@ -113,7 +131,7 @@ impl PeerGroup {
     /// Waits, in the queue, until all ranks have written their results.
     fn barrier(&self) -> Result<()> {
         // SAFETY: the promise made to `new`.
-        Ok(unsafe { self.queue.launch("peer_barrier", 1, &[self.table()]) }?)
+        Ok(unsafe { self.queue.launch(BARRIER, 1, &[self.table()]) }?)
     }
 }
 
@@ -128,6 +146,13 @@ impl Layers {
         is_shared: bool,
     ) -> Result<Self> {
         Ok(Self { is_shared, ..Self::on(Grids::for_peers, queue, len, segments, world_size)? })
+    }
+
+    /// Loads what [`adasum_of_peers`](Self::adasum_of_peers) or [`tree_of_peers`](Self::tree_of_peers) launches, before the peers wait for it.
+    pub(crate) fn load_for_peers(&self, dtype: DType, is_tree: bool) -> Result<()> {
+        let family = if is_tree { "peer_tree" } else { "peer_adasum" };
+        self.queue.load(&entry(family, dtype, width(self.world_size)))?;
+        Ok(self.queue.load(BARRIER)?)
     }
 
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
@@ -147,8 +172,8 @@ impl Layers {
             grid.chunk_len.into(),
             group.senders.into(),
         ];
-        let blocks = group.senders + grid.chunks + self.teams() + grid.chunks;
-        let name = format!("peer_adasum_{dtype}_p{}", group.width);
+        let blocks = group.senders + grid.chunks + group.teams + grid.chunks;
+        let name = entry("peer_adasum", dtype, group.width);
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
         unsafe { self.queue.launch(&name, blocks, &arguments) }?;
         group.barrier()
@@ -168,17 +193,12 @@ impl Layers {
             group.senders.into(),
         ];
         let levels = u64::from(group.width.ilog2());
-        let blocks = group.senders + levels * (grid.chunks + self.teams()) + grid.chunks;
-        let name = format!("peer_tree_{dtype}_p{}", group.width);
+        let blocks = group.senders + levels * (grid.chunks + group.teams) + grid.chunks;
+        let name = entry("peer_tree", dtype, group.width);
         debug_assert_eq!(group.width, self.world_size, "the tree takes powers of two of ranks");
         // SAFETY: as above; the group has as many ranks as the kernels are wide.
         unsafe { self.queue.launch(&name, blocks, &arguments) }?;
         group.barrier()
-    }
-
-    /// Blocks that find weights.
-    fn teams(&self) -> u64 {
-        self.layer_count().div_ceil(PEER_LAYERS) as u64
     }
 }
 
@@ -186,7 +206,7 @@ impl Layers {
 mod tests {
     use std::ops::Range;
 
-    use gradsync_device::abi::{Mailbox, Row};
+    use gradsync_device::abi::Row;
     use gradsync_device::math::adasum::products;
     use proptest::prelude::*;
 
@@ -195,25 +215,25 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_in_a_mailbox_overlaps(layers in 0usize..40, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000) {
-            let mailbox = shape(layers, world_size, window * 16).mailbox();
+            let peers = shape(layers, world_size, window * 16);
             let rows = [Row::End].into_iter()
-                .chain((0..mailbox.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
-                .chain((0..mailbox.tiles).map(Row::Tile));
+                .chain((0..peers.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
+                .chain((0..peers.tiles() as usize).map(Row::Tile));
             let mut parts: Vec<Range<usize>> = rows
-                .flat_map(|row| (0..MOST_RANKS).map(move |rank| mailbox.flag(row, rank)))
+                .flat_map(|row| (0..MOST_RANKS).map(move |rank| peers.flag(row, rank)))
                 .map(|flag| flag..flag + 4)
                 .collect();
             let numbers = |begin: usize, len: usize| begin..begin + len * 8;
             for rank in 0..world_size {
-                parts.push(numbers(mailbox.products(rank), layers * products(world_size)));
-                parts.push(numbers(mailbox.tree(rank), layers * 3 * (world_size - 1)));
+                parts.push(numbers(peers.products_of(rank), layers * products(world_size)));
+                parts.push(numbers(peers.pairs_of(rank), layers * 3 * (world_size - 1)));
             }
             parts.retain(|part| !part.is_empty());
             parts.sort_by_key(|part| part.start);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
             let end = parts.last().map_or(0, |part| part.end);
             prop_assert!(end <= PeerGroup::mailbox_len(layers, world_size, window * 16) * 8);
-            prop_assert!(Mailbox::bytes(mailbox) % 8 == 0);
+            prop_assert!(peers.mailbox_bytes() % 8 == 0);
         }
 
         #[test]

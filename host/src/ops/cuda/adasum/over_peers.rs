@@ -33,8 +33,9 @@ impl Peers {
         let is_shared = options.granularity == Granularity::Whole;
         // Before the connection, which nothing that fails on one rank alone may follow.
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
-        let connection = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?;
         let is_tree = options.algorithm == Algorithm::Tree;
+        layers.load_for_peers(table.dtype(), is_tree)?;
+        let connection = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?;
         Ok(connection.map(|connection| Self { is_tree, layers, connection }))
     }
 
