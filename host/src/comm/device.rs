@@ -110,6 +110,19 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
+    /// Memory that `queue`'s device reaches as it is, for communicators of other crates: that of ranks which are threads of one process, on one
+    /// device or on several with access to each other. Their kernels wait for each other without an end.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// One address a rank, in rank order, each of what that rank has called [`share`](DeviceCommunicator::share) with; valid as long as any
+    /// rank uses what it makes of this.
+    pub unsafe fn new(queue: &Queue, addresses: Vec<u64>) -> Result<Self> {
+        Ok(Self { addresses, _mappings: Vec::new(), abort: Arc::new(HostFlag::new(queue)?) })
+    }
+
     /// Where each rank's memory begins, in this rank's address space.
     pub(crate) fn addresses(&self) -> &[u64] {
         &self.addresses

@@ -43,12 +43,24 @@ struct Suite {
     seconds: u64,
     /// Whether it means something under compute-sanitizer.
     sanitizer: bool,
+    /// Variables that the driver and the libraries are to find.
+    environment: &'static [(&'static str, &'static str)],
     run: fn(&Context, &mut Report),
 }
 
 impl Suite {
     const fn new(name: &'static str, ranks: &'static [usize], run: fn(&Context, &mut Report)) -> Self {
-        Suite { name, ranks, in_threads: false, in_job: false, victims: &[], seconds: 120, sanitizer: false, run }
+        Suite {
+            name,
+            ranks,
+            in_threads: false,
+            in_job: false,
+            victims: &[],
+            seconds: 120,
+            sanitizer: false,
+            environment: &[],
+            run,
+        }
     }
 }
 
@@ -66,6 +78,11 @@ fn suites() -> Vec<Suite> {
         Suite::new("large", &[2, 4], large::run),
         Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
         Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
+        Suite {
+            environment: adasum::ONE_GPU,
+            seconds: 240,
+            ..Suite::new("adasum-on-one-gpu", &[1], adasum::run_on_one_gpu)
+        },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
         Suite { sanitizer: true, ..Suite::new("tensor-parallel", ANY, tensor_parallel::run) },
@@ -106,7 +123,13 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["run", name] => match suites().into_iter().find(|suite| suite.name == name) {
-            Some(suite) => context::run(&suite),
+            Some(suite) => {
+                for (name, value) in suite.environment {
+                    // SAFETY: there is no other thread yet.
+                    unsafe { std::env::set_var(name, value) };
+                }
+                context::run(&suite)
+            }
             None => {
                 eprintln!("there is no suite called {name:?}; `list` names them");
                 ExitCode::FAILURE

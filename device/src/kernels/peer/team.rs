@@ -47,7 +47,11 @@ impl<'a> Team<'a> {
     #[inline(always)]
     unsafe fn end_of(self, layer: usize, spans: *const Span, chunks: u64) -> u64 {
         // SAFETY: the caller's promise.
-        if layer + 1 == self.group.peers.layers as usize { chunks } else { unsafe { (*spans.add(layer + 1)).first_block } }
+        if layer + 1 == self.group.peers.layers as usize {
+            chunks
+        } else {
+            unsafe { (*spans.add(layer + 1)).first_block }
+        }
     }
 
     /// # Safety

@@ -3,7 +3,6 @@
 //! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
 
 use gradsync::comm::DeviceCommunicator;
-use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::Queue;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm};
@@ -33,7 +32,7 @@ impl Way {
 
     pub(super) fn prepare(
         self,
-        comm: &NcclCommunicator,
+        comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
     ) -> Result<Adasum> {
@@ -59,7 +58,7 @@ pub(super) struct Outcome {
 #[derive(Clone, Copy)]
 pub(super) struct Runner<'c> {
     pub(super) queue: &'c Queue,
-    pub(super) comm: &'c NcclCommunicator,
+    pub(super) comm: &'c dyn DeviceCommunicator,
     pub(super) way: Way,
 }
 

@@ -4,7 +4,6 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 
-use gradsync::comm::DeviceCommunicator;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::{DType, DeviceGradientBuffer, GradientBuffer, Slice};
 use gradsync_tests::array::{dtype, values_of, write};

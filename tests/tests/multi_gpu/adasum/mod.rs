@@ -12,6 +12,7 @@ mod nodes;
 mod nonfinite;
 #[path = "../../adasum/on_nodes.rs"]
 mod on_nodes;
+mod on_one_gpu;
 mod queued;
 mod refusals;
 
@@ -29,6 +30,7 @@ use device::{Runner, Way};
 
 pub(crate) use large::run as run_large;
 pub(crate) use nodes::{run as run_nodes, run_over as run_nodes_over};
+pub(crate) use on_one_gpu::{ENVIRONMENT as ONE_GPU, run as run_on_one_gpu};
 
 /// What the cases of a suite share.
 struct Cases<'c> {

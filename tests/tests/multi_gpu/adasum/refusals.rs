@@ -1,6 +1,5 @@
 //! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
 
-use gradsync::comm::DeviceCommunicator;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, DeviceGradientBuffer, Error, Result};

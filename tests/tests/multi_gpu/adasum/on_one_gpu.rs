@@ -1,0 +1,148 @@
+//! Adasum and sums by peers' kernels for every number of ranks that they take, two to eight, as threads that share one GPU: what is there where
+//! machines with as many GPUs are not.
+//!
+//! Their launches wait for each other, so that all of them have to be on the GPU at once. Vectors are small for that: of eight ranks, each
+//! launch has a dozen blocks that wait, beside those that send and go, and a multiprocessor has room for one.
+
+use gradsync::Result;
+use gradsync::comm::local::LocalCommunicator;
+use gradsync::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, SharedMemory};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::{Algorithm, Granularity};
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::on_ranks;
+use gradsync_tests::tolerance::assert_equal;
+
+use super::Case;
+use super::device::{Runner, Way, layers};
+use crate::context::Context;
+use crate::report::Report;
+
+/// Streams that share one of the driver's channels to the GPU, of which there are eight by default, wait for each other.
+pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+
+/// No more layers than one block finds the weights of; the borders of windows fall into them.
+const SHAPES: [&[usize]; 4] = [&[37], &[0], &[5, 51], &[700]];
+
+const KINDS: [Kind; 5] =
+    [Kind::Random, Kind::Opposite, Kind::NearlyOpposite(1e-6), Kind::NearlyOpposite(0.0), Kind::OneRankZero];
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    let device = context.queue.ordinal();
+    for world_size in 2..=8 {
+        for format in Format::ALL {
+            report.case(&format!("{} by {world_size} ranks", format.name()), || {
+                on_ranks(world_size, |host| check(device, &OneGpu { host }, format));
+            });
+        }
+    }
+}
+
+fn check(device: u32, comm: &OneGpu, format: Format) {
+    let queue = Queue::new(device).unwrap();
+    let world_size = comm.world_size();
+    let runner = Runner { queue: &queue, comm, way: Way::Best };
+    let algorithms: &[Algorithm] =
+        if world_size.is_power_of_two() { &[Algorithm::Gram, Algorithm::Tree] } else { &[Algorithm::Gram] };
+    for kind in KINDS {
+        for &algorithm in algorithms {
+            for granularity in [Granularity::Tensor, Granularity::Whole] {
+                let case = Case::of(kind, format, world_size, &SHAPES, world_size as u64).with(algorithm, granularity);
+                let adasum = runner.way.prepare(comm, &runner.buffer(&case), case.options()).unwrap();
+                assert!(adasum.uses_peers(), "one GPU reaches all of its memory");
+                runner.check(&case, &format!("{kind:?}"));
+            }
+        }
+    }
+    sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));
+}
+
+/// Sums in rank order, rounded once.
+fn sums(runner: &Runner<'_>, case: &Case) {
+    let what = format!("sum, {}", case.name());
+    let mut buffer = runner.buffer(case);
+    let mut peers =
+        PeerAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap().expect("kernels reach all buffers");
+    peers.run(runner.comm, &mut buffer).unwrap();
+    let got = layers(case, &runner.bits(case, &buffer), &what);
+    // Nobody lets go of what others may still write to.
+    runner.comm.gather_words(&[]).unwrap();
+    let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
+    let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));
+    let expected: Vec<f64> = (0..inputs[0].len()).map(sum).collect();
+    assert_equal(&what, &got.concat(), &expected);
+}
+
+/// Ranks on one GPU. Only their kernels may move anything: every collective fails.
+struct OneGpu {
+    host: LocalCommunicator,
+}
+
+impl DeviceCommunicator for OneGpu {
+    fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.host.world_size()
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
+        let mut all = vec![0.0; own.len() * self.world_size()];
+        self.host.all_gather((&own[..]).into(), (&mut all[..]).into())?;
+        Ok(all.into_iter().map(f64::to_bits).collect())
+    }
+
+    fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        let addresses = self.gather_words(&[data.address()])?;
+        // SAFETY: ranks keep their buffers until all have compared their results.
+        unsafe { SharedMemory::new(data.queue(), addresses) }.map(Some)
+    }
+
+    fn synchronize(&self, queue: &Queue) -> Result<()> {
+        Ok(queue.synchronize()?)
+    }
+
+    fn all_reduce(&self, _: DeviceSliceMut<'_>, _: ReduceOp, _: Scaling) -> Result<()> {
+        moved()
+    }
+
+    fn all_reduce_into(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>, _: ReduceOp, _: Scaling) -> Result<()> {
+        moved()
+    }
+
+    fn reduce_scatter(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>, _: ReduceOp) -> Result<()> {
+        moved()
+    }
+
+    fn reduce_scatter_in_place(&self, _: DeviceSliceMut<'_>, _: ReduceOp) -> Result<()> {
+        moved()
+    }
+
+    fn all_gather(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>) -> Result<()> {
+        moved()
+    }
+
+    fn all_gather_in_place(&self, _: DeviceSliceMut<'_>) -> Result<()> {
+        moved()
+    }
+
+    fn all_to_all(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>) -> Result<()> {
+        moved()
+    }
+
+    fn broadcast(&self, _: DeviceSliceMut<'_>, _: usize) -> Result<()> {
+        moved()
+    }
+
+    unsafe fn exchange_raw(&self, _: &Queue, _: &[(usize, RawSlice)], _: &[(usize, RawSlice)]) -> Result<()> {
+        moved()
+    }
+}
+
+fn moved() -> ! {
+    panic!("the peers' kernels need no transport");
+}
