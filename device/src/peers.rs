@@ -18,16 +18,15 @@ const STAGES: u32 = 8;
 const _: () = {
     // As many stages as a tree of the most ranks has levels, behind the first of each kind.
     let levels = MOST_PEERS.ilog2();
-    assert!(Stage::PRODUCTS.0 + levels <= Stage::END.0 && Stage::TREE.0 + levels <= Stage::END.0);
+    assert!(Stage::PRODUCTS.0 + levels <= Stage::END.0);
 };
 
 impl Stage {
     /// A tile has arrived.
     pub(crate) const ARRIVED: Stage = Stage(1);
-    /// Every rank's products have been handed out; along the tree, those of the first level, and the next levels follow.
+    /// Every rank's products have been handed out, or along the tree those of the first level; the sums of the next levels follow, of the exact
+    /// path too.
     pub(crate) const PRODUCTS: Stage = Stage(2);
-    /// Every rank's sums of the exact path's second level have been handed out; the next levels follow.
-    pub(crate) const TREE: Stage = Stage(3);
     /// Every rank's results have been handed out.
     pub(crate) const END: Stage = Stage(STAGES - 1);
 }

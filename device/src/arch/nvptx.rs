@@ -82,6 +82,15 @@ pub(crate) fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     total
 }
 
+/// The same number, which the compiler knows nothing of: a loop up to it stays a loop.
+#[inline(always)]
+pub(crate) fn opaque(number: u32) -> u32 {
+    let same;
+    // SAFETY: copies a register.
+    unsafe { asm!("mov.b32 {0}, {1};", out(reg32) same, in(reg32) number, options(pure, nomem, nostack)) };
+    same
+}
+
 /// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
 /// `nounroll`: those stand before a body, where no inline assembly reaches.
 #[inline(always)]

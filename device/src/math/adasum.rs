@@ -244,6 +244,23 @@ pub fn start_tree<W: Weights + ?Sized>(weights: &mut W, world_size: usize, kept:
     }
 }
 
+/// The weight of one rank, from the coefficients of the pairs on its way to the root, which were `kept`: their product, from the first level on.
+#[inline(always)]
+pub fn weight_by_tree(rank: usize, world_size: usize, kept: impl Fn(Pair) -> Coefficients) -> f64 {
+    let (mut weight, mut half) = (1.0, 1);
+    while half < world_size {
+        let begin = rank & !(2 * half - 1);
+        let pair = Pair { begin, middle: begin + half, end: world_size.min(begin + 2 * half) };
+        // Without a right side, the left one moves up unchanged.
+        if pair.middle < world_size {
+            let (left, right) = kept(pair);
+            weight *= if rank < pair.middle { left } else { right };
+        }
+        half *= 2;
+    }
+    weight
+}
+
 /// `|Σ wᵢ xᵢ|²` over one side of a pair, in two parts.
 #[derive(Clone, Copy, Default)]
 struct SideSums {
@@ -339,6 +356,23 @@ mod tests {
                 values[pair.begin] = join(coefficients(pair), values[pair.begin], values[pair.middle]);
             }
             assert_eq!(tree_value(0, ranks, value, coefficients).to_bits(), values[0].to_bits(), "{ranks}");
+        }
+    }
+
+    /// Scaling all weights on both sides of each pair is what `weight_by_tree` must reproduce to the bit.
+    #[test]
+    fn weights_by_the_tree_are_those_of_combining_pairs() {
+        for ranks in 1..70 {
+            let kept = |pair: Pair| {
+                let index = pair.index() as f64;
+                (1.0 + 1.0 / (index + 2.0), 0.3 - 1.0 / (index + 7.0))
+            };
+            let mut expected = std::vec![1.0; ranks];
+            for pair in pairs(ranks) {
+                combine_pair(&mut expected[..], pair, kept(pair));
+            }
+            let found: Vec<f64> = (0..ranks).map(|rank| weight_by_tree(rank, ranks, kept)).collect();
+            assert_eq!(found, expected, "{ranks} ranks");
         }
     }
 

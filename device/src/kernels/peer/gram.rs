@@ -2,20 +2,20 @@
 //!
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
-use super::super::adasum::{LayerWeights, keep, kept};
+use super::super::adasum::{keep, kept};
 use super::super::kernel;
 use super::super::products::{add_dots, add_triangle, gram_vector_len, triangle};
 use super::team::Team;
-use super::{coefficients_below, hand_out, nodes, pick, weighted, write_each};
+use super::{coefficients_below, nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, Weights, combine_pair, join, pairs_of_level, product_index, products, start_tree, weights,
+    Coefficients, Weights, join, pairs_of_level, product_index, products, weight_by_tree, weights,
 };
 use crate::peers::{Group, Progress, Stage};
 use crate::shared::{Partials, SHARED_SLOTS};
-use crate::{reduce, thread};
+use crate::{arch, reduce, thread};
 
 /// Adds up the products of the copies over a chunk.
 #[inline(always)]
@@ -29,35 +29,28 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
-/// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: their copies and the coefficients of
-/// their pairs.
-struct Tree<T, const W: usize, const MOST: usize> {
-    copies: [*const T; W],
+/// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: the coefficients of their pairs.
+struct Tree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
     coefficients: [Coefficients; W],
 }
 
-impl<T: Element, const W: usize, const MOST: usize> Tree<T, W, MOST> {
+impl<const W: usize, const MOST: usize> Tree<W, MOST> {
     /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `tree` is the layer's.
     #[inline(always)]
-    unsafe fn of(peers: &Peers, tree: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
+    unsafe fn of(tree: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
         let count = end - begin;
-        // SAFETY: ranks are below the world size; the launch provides two numbers for each pair of a layer, and those of lower levels
-        // have been set.
-        unsafe {
-            let copy = |place| *peers.copies.get_unchecked(begin + if place < count { place } else { 0 }) as *const T;
-            let coefficients = coefficients_below::<W, MOST>(tree.add(2 * begin), count, level);
-            Self { copies: core::array::from_fn(copy), count, level, coefficients }
-        }
+        // SAFETY: the launch provides two numbers for each pair of a layer, and those of lower levels have been set.
+        let coefficients = unsafe { coefficients_below::<W, MOST>(tree.add(2 * begin), count, level) };
+        Self { count, level, coefficients }
     }
 
-    /// The nodes of that level at one element, each at the place of its first rank, as combining whole vectors in `f64` would give them.
+    /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`
+    /// would give them.
     #[inline(always)]
-    unsafe fn nodes(&self, element: usize) -> [f64; W] {
-        // SAFETY: the launch provides every copy.
-        let values = self.copies.map(|copy| unsafe { copy.add(element).read() }.to_f64());
-        nodes::<_, W, MOST>(values, self.count, self.level, |pair, left, right| {
+    fn nodes<T: Element>(&self, values: [T; W]) -> [f64; W] {
+        nodes::<_, W, MOST>(values.map(T::to_f64), self.count, self.level, |pair, left, right| {
             join(self.coefficients[pair.index()], left, right)
         })
     }
@@ -71,9 +64,9 @@ macro_rules! of_width {
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
-            // One pair joins two ranks, and cancels nothing.
-            const HAS_EXACT_PATH: bool = $width > 2;
             const LEVELS: usize = ($width as usize).ilog2() as usize;
+            // One pair joins two ranks, and cancels nothing.
+            const HAS_EXACT_PATH: bool = LEVELS > 1;
             let group = Group::of(peers);
             let Some(mut block) = group.send_or(senders) else { return };
             // Two ranks are the least, which the compiler does not know.
@@ -99,16 +92,8 @@ macro_rules! of_width {
                 let team = Team::new(group, block as usize, ranks);
                 let multiplied = team.chunks(spans, chunks);
                 group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
-                let width = products(ranks);
-                let offset = group.peers.products_of(group.peers.rank as usize);
-                let place = |layer, product| layer * width + product;
-                team.add_up_and_hand_out(partials, spans, chunks, width, offset, place);
-                team.meet(Stage::PRODUCTS);
-                team.find_weights(weights, tree, cancelled, totals);
-                if HAS_EXACT_PATH {
-                    thread::sync_threads();
-                    team.recompute::<$T, $width, { LEVELS - 1 }>(weights, tree, cancelled, spans, span_count);
-                }
+                let table = Table { weights, tree, cancelled, totals, partials, spans, span_count, chunks };
+                team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
                 group.count(team.number, Progress::Weights);
                 return;
             }
@@ -116,18 +101,16 @@ macro_rules! of_width {
             let chunk = reduce::chunk(block, spans, span_count, chunk_len);
             let layer = layer_of(chunk);
             group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
-            if !HAS_EXACT_PATH || *cancelled.add(layer) == 0 {
-                let weights = weights.add(layer * ranks);
-                let weights = core::array::from_fn(|rank| *weights.add(if rank < ranks { rank } else { 0 }));
-                write_each::<$T, $width, N>(group.peers, chunk, |values| <$T>::from_f64(weighted(values, weights, ranks)));
-                return;
-            }
-            let tree = Tree::<$T, $width, LEVELS>::of(group.peers, tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
-            let windows: [*mut $T; $width] = pick(&group.peers.windows, ranks);
-            reduce::walk::<1, PEER_THREADS>(chunk, |index, _| {
-                let [root, ..] = tree.nodes(index as usize);
-                hand_out(windows, ranks, index as usize, [<$T>::from_f64(root)]);
-            });
+            let layer_weights = weights.add(layer * ranks);
+            let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
+            let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
+            let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
+                let tree = Tree::<$width, LEVELS>::of(tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
+                Some(move |values| <$T>::from_f64(tree.nodes::<$T>(values)[0]))
+            } else {
+                None
+            };
+            write_each::<$T, $width, N>(group.peers, chunk, sum, exact);
         });
     };
 }
@@ -154,11 +137,92 @@ impl Weights for SharedWeights {
     }
 }
 
+/// What a launch provides for the weights.
+#[derive(Clone, Copy)]
+struct Table {
+    weights: *mut f64,
+    tree: *mut f64,
+    cancelled: *mut u32,
+    totals: *mut f64,
+    partials: *const f64,
+    spans: *const Span,
+    span_count: u64,
+    chunks: u64,
+}
+
 impl Team<'_> {
+    /// Finds the weights of this team's layers: from all products at first, and then, level by level, `MOST` at most, of those that have
+    /// cancelled by the exact path. All ranks do the same, because they have the same totals.
+    #[inline(always)]
+    unsafe fn find_weights<T: Element, const W: usize, const MOST: usize>(self, table: Table) {
+        let width = products(self.ranks);
+        // SAFETY: the launch provides room for every layer; the branches are the same for the whole block and on every rank.
+        unsafe {
+            let offset = self.group.peers.products_of(self.group.peers.rank as usize);
+            let place = |layer, product| layer * width + product;
+            self.add_up_and_hand_out(table.partials, table.spans, table.chunks, width, offset, place);
+            self.meet(Stage::PRODUCTS);
+            self.find_from_products(table);
+            if MOST == 0 {
+                return;
+            }
+            thread::sync_threads();
+            let mut any = false;
+            for layer in self.first..self.first + self.count {
+                any |= *table.cancelled.add(layer) != 0;
+            }
+            if any {
+                self.find_by_tree::<T, W, MOST>(table);
+            }
+        }
+    }
+
+    /// The exact path of this block's cancelled layers.
+    #[inline(always)]
+    unsafe fn find_by_tree<T: Element, const W: usize, const MOST: usize>(self, table: Table) {
+        let layer = self.first + thread::thread_idx_x() as usize;
+        // SAFETY: as above, but where each layer has its thread.
+        unsafe {
+            let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
+            let is_own = layer < self.first + self.count && is_cancelled(layer);
+            // Pairs of the first level join single ranks, and have their coefficients.
+            let mut level = 1;
+            // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
+            while 1 << level < self.ranks && (level == 1 || MOST > 1) {
+                for layer in self.first..self.first + self.count {
+                    if is_cancelled(layer) {
+                        self.hand_out_level::<T, W, MOST>(layer, level, table);
+                    }
+                }
+                self.meet(Stage(Stage::PRODUCTS.0 + level as u32));
+                if is_own {
+                    for pair in pairs_of_level(level, self.ranks) {
+                        keep(self.tree_of(table, layer), pair, self.coefficients_of(layer, pair));
+                    }
+                }
+                thread::sync_threads();
+                level += 1;
+            }
+            if is_own {
+                for rank in 0..self.ranks {
+                    let weight = weight_by_tree(rank, self.ranks, |pair| kept(self.tree_of(table, layer), pair));
+                    table.weights.add(layer * self.ranks + rank).write(weight);
+                }
+            }
+        }
+    }
+
+    /// The coefficients of a layer's pairs.
+    #[inline(always)]
+    unsafe fn tree_of(self, table: Table, layer: usize) -> *mut f64 {
+        // SAFETY: the launch provides two for each pair of every layer.
+        unsafe { table.tree.add(layer * 2 * (self.ranks - 1)) }
+    }
+
     /// Adds the ranks' totals up, in rank order, and computes the weights of each layer, in shared memory: each step of it depends on
     /// the one before.
     #[inline(always)]
-    unsafe fn find_weights(self, out: *mut f64, tree: *mut f64, cancelled: *mut u32, totals: *mut f64) {
+    unsafe fn find_from_products(self, table: Table) {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let (own, width) = (self.group.peers.rank as usize, products(self.ranks));
         let thread = thread::thread_idx_x() as usize;
@@ -173,7 +237,7 @@ impl Team<'_> {
                 for rank in 0..self.ranks {
                     total += *self.slot(own, self.group.peers.products_of(rank), place);
                 }
-                totals.add(place).write(total);
+                table.totals.add(place).write(total);
                 shared.write(item, total);
                 item += PEER_THREADS as usize;
             }
@@ -184,61 +248,12 @@ impl Team<'_> {
             let layer = self.first + thread;
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
             let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
-            let tree = tree.add(layer * 2 * (self.ranks - 1));
+            let tree = self.tree_of(table, layer);
             let lost = weights(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
-            if lost {
-                start_tree(&mut layer_weights, self.ranks, |pair| kept(tree, pair));
-            }
             for rank in 0..self.ranks {
-                out.add(layer * self.ranks + rank).write(layer_weights.get(rank));
+                table.weights.add(layer * self.ranks + rank).write(layer_weights.get(rank));
             }
-            cancelled.add(layer).write(lost as u32);
-        }
-    }
-
-    /// The exact path of this block's cancelled layers, level by level. All ranks have the same, because they have the same totals.
-    #[inline(always)]
-    unsafe fn recompute<T: Element, const W: usize, const MOST: usize>(
-        self,
-        out: *mut f64,
-        tree: *mut f64,
-        cancelled: *const u32,
-        spans: *const Span,
-        span_count: u64,
-    ) {
-        // SAFETY: as above; the branches are the same for the whole block and on every rank.
-        unsafe {
-            let mut any = false;
-            for place in 0..self.count {
-                any |= *cancelled.add(self.first + place) != 0;
-            }
-            if !any {
-                return;
-            }
-            // Pairs of the first level join single ranks.
-            let (mut level, mut stage) = (1, Stage::TREE);
-            // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
-            while 1 << level < self.ranks && (level == 1 || MOST > 1) {
-                for layer in self.first..self.first + self.count {
-                    if *cancelled.add(layer) != 0 {
-                        self.hand_out_level::<T, W, MOST>(layer, level, tree, spans, span_count);
-                    }
-                }
-                self.meet(stage);
-                stage = Stage(stage.0 + 1);
-                let thread = thread::thread_idx_x() as usize;
-                let layer = self.first + thread;
-                if thread < self.count && *cancelled.add(layer) != 0 {
-                    let mut layer_weights = LayerWeights(out.add(layer * self.ranks));
-                    for pair in pairs_of_level(level, self.ranks) {
-                        let both = self.coefficients_of(layer, pair);
-                        combine_pair(&mut layer_weights, pair, both);
-                        keep(tree.add(layer * 2 * (self.ranks - 1)), pair, both);
-                    }
-                }
-                thread::sync_threads();
-                level += 1;
-            }
+            table.cancelled.add(layer).write(lost as u32);
         }
     }
 
@@ -248,37 +263,48 @@ impl Team<'_> {
         self,
         layer: usize,
         level: usize,
-        tree: *const f64,
-        spans: *const Span,
-        span_count: u64,
+        table: Table,
     ) {
         let peers = self.group.peers;
         let offset = peers.pairs_of(peers.rank as usize);
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
             // Spans that are one layer lie in order, with nothing but zeros between them.
-            let last = *spans.add(layer + peers.spans_of_a_layer(span_count) as usize - 1);
-            let begin = (*spans.add(layer)).begin;
+            let last = *table.spans.add(layer + peers.spans_of_a_layer(table.span_count) as usize - 1);
+            let begin = (*table.spans.add(layer)).begin;
             let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
             for pair in pairs_of_level(level, self.ranks) {
-                let layer_tree = tree.add(layer * 2 * (self.ranks - 1));
-                let tree = Tree::<T, W, MOST>::of(peers, layer_tree, (pair.begin, pair.end), level);
+                let place = self.sums_place(layer, pair);
+                let tree = Tree::<W, MOST>::of(self.tree_of(table, layer), (pair.begin, pair.end), level);
+                let count = pair.end - pair.begin;
+                let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
+                let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
                 let mut totals = [0.0; 3];
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                    let nodes = tree.nodes(element as usize);
+                    let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
                     // The right side begins two or four ranks behind the left one.
                     const { assert!(W <= 8) };
                     let right = if level == 1 { nodes[2] } else { nodes[W / 2] };
                     totals = add_dots(totals, nodes[0], right);
                 });
-                // The block's shared memory may still be read for the sums before these.
-                thread::sync_threads();
-                let place = self.sums_place(layer, pair);
-                reduce::block_sum::<3, PEER_THREADS>(totals, |sum_index, sum| {
-                    for reader in 0..self.ranks {
-                        self.slot(reader, offset, place + sum_index).write(sum);
-                    }
-                });
+                let mut sum_index = 0;
+                while sum_index < arch::opaque(totals.len() as u32) as usize {
+                    let total = if sum_index == 0 {
+                        totals[0]
+                    } else if sum_index == 1 {
+                        totals[1]
+                    } else {
+                        totals[2]
+                    };
+                    // The block's shared memory may still be read for the sum before.
+                    thread::sync_threads();
+                    reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
+                        for reader in 0..self.ranks {
+                            self.slot(reader, offset, place + sum_index).write(sum);
+                        }
+                    });
+                    sum_index += 1;
+                }
             }
         }
     }

@@ -40,30 +40,39 @@ fn pick<T, const W: usize>(addresses: &[u64; 8], count: usize) -> [*mut T; W] {
     core::array::from_fn(|index| addresses[if index < count { index } else { 0 }] as *mut T)
 }
 
-/// What `of` makes of the copies' elements at each place of a chunk, written to every rank's window.
+/// What `of` makes of the copies' elements at each place of a chunk, written to every rank's window: whole vectors and then the few elements
+/// behind them, or, where another function is `exact`, what that makes of them one by one.
 #[inline(always)]
 unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     peers: &Peers,
     chunk: reduce::Chunk,
     of: impl Fn([T; W]) -> T,
+    exact: Option<impl Fn([T; W]) -> T>,
 ) {
     let count = peers.world_size as usize;
     let windows: [*mut T; W] = pick(&peers.windows, count);
     let copies: [*mut T; W] = pick(&peers.copies, count);
+    let (block, thread) = (PEER_THREADS as u64, thread::thread_idx_x() as u64);
+    let vectors = if exact.is_some() { 0 } else { (chunk.end - chunk.begin) / N as u64 };
+    let vectors_end = chunk.begin + vectors * N as u64;
     // SAFETY: the launch provides every window and its copy over the chunk, aligned.
     unsafe {
-        reduce::walk::<N, PEER_THREADS>(chunk, |index, found| {
-            let index = index as usize;
-            if found == N {
-                let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(copies[vector].add(index)));
-                let results: [T; N] =
-                    core::array::from_fn(|lane| of(core::array::from_fn(|vector| loaded[vector][lane])));
-                hand_out(windows, count, index, results);
-            } else {
-                let values = core::array::from_fn(|vector| copies[vector].add(index).read());
-                hand_out(windows, count, index, [of(values)]);
-            }
-        });
+        let mut index = chunk.begin + thread * N as u64;
+        while index < vectors_end {
+            let place = index as usize;
+            let loaded: [[T; N]; W] = core::array::from_fn(|vector| memory::load(copies[vector].add(place)));
+            let results: [T; N] = core::array::from_fn(|lane| of(core::array::from_fn(|vector| loaded[vector][lane])));
+            hand_out(windows, count, place, results);
+            index += block * N as u64;
+        }
+        let mut index = vectors_end + thread;
+        while index < chunk.end {
+            let place = index as usize;
+            let values = core::array::from_fn(|vector| copies[vector].add(place).read());
+            let value = if let Some(exact) = &exact { exact(values) } else { of(values) };
+            hand_out(windows, count, place, [value]);
+            index += block;
+        }
     }
 }
 
@@ -157,7 +166,8 @@ macro_rules! of_width {
                 group.receive(begin, end);
                 let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
                 let (factors, ranks) = ([factor; $width], peers.world_size as usize);
-                write_each::<$T, $width, N>(peers, chunk, |values| <$T>::from_f64(weighted(values, factors, ranks)));
+                let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
+                write_each::<$T, $width, N>(peers, chunk, sum, None::<fn([$T; $width]) -> $T>);
                 tile += reducers;
             }
         });

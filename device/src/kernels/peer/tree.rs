@@ -107,9 +107,10 @@ macro_rules! of_width {
             let layer = layer_of(chunk);
             group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
             let coefficients = coefficients_below::<$width, $levels>(of_layer(layer), $width, $levels);
-            write_each::<$T, $width, N>(group.peers, chunk, |values| {
+            let root = |values| {
                 nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
-            });
+            };
+            write_each::<$T, $width, N>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
         });
     };
 }
