@@ -266,7 +266,7 @@ pub const fn peer_tile_shift(window_bytes: u64) -> u32 {
 
 /// What the kernels of one rank know of its peers, all of whose memory they reach. Addresses are as this rank sees them; those
 /// past `world_size` are never followed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Peers {
     /// The number of this rank.
@@ -289,7 +289,7 @@ pub struct Peers {
     pub products: u64,
     /// Where the sums of pairs begin.
     pub pairs: u64,
-    /// Each rank's mailbox: flags, each a [`Row`], and numbers.
+    /// Each rank's mailbox: rows of flags ([`Row`]), and numbers.
     pub mailboxes: [u64; MOST_PEERS],
     /// This rank's window of each rank's arena, which it writes at the end.
     pub windows: [u64; MOST_PEERS],

@@ -16,7 +16,7 @@ pub(crate) struct Stage(pub(crate) u32);
 const STAGES: u32 = 8;
 
 const _: () = {
-    // As many stages as a tree of the most ranks has levels, behind the first of each kind.
+    // As many stages as a tree of the most ranks has levels.
     let levels = MOST_PEERS.ilog2();
     assert!(Stage::PRODUCTS.0 + levels <= Stage::END.0);
 };
@@ -163,7 +163,7 @@ impl<'a> Group<'a> {
         type Vector = [u32; 4];
         let peers = self.peers;
         // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Divisions of 64
-        // bits are twenty times as long as these, and a window of 2^32 tiles has 16 TiB.
+        // bits are twenty times as long as these; tiles times peers come to 2^32 at 36 TiB a window.
         let others = (peers.world_size as u32 - 1).max(1);
         let units = peers.tiles() as u32 * others;
         let mut unit = sender as u32;

@@ -180,7 +180,7 @@ const fn warps(block: u32) -> usize {
 /// Adds `totals` over the block; `write(product, sum)` is called by one thread for each product.
 ///
 /// # Safety
-/// All threads of a block of `BLOCK` must call this together, once.
+/// All threads of a block of `BLOCK` must call this together: once, or again behind a barrier.
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
     const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };

@@ -45,7 +45,9 @@ fn entry_points_are_those_of_the_table() {
         for Entry { name, family, bounds, params } in abi::entries() {
             let (found_family, types, body) = &found[*name];
             assert_eq!(found_family, family, "{arch} {name}");
-            let directives = format!("\n.maxntid {}, 1, 1\n.minnctapersm {}\n{{", bounds.threads, bounds.blocks);
+            let pragma = if bounds.unroll { "" } else { ".pragma \"nounroll\";\n" };
+            let directives =
+                format!("\n.maxntid {}, 1, 1\n.minnctapersm {}\n{pragma}{{", bounds.threads, bounds.blocks);
             assert!(body.starts_with(&directives), "{arch} {name} is not assembled for {bounds:?}");
             assert_eq!(types, &params.iter().map(|param| param.ptx()).collect::<Vec<_>>(), "{arch} {name}");
         }

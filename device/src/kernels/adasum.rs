@@ -16,7 +16,7 @@ use crate::reduce::{self, Reduction};
 use crate::thread;
 
 /// One layer's weights in device memory.
-pub(super) struct LayerWeights(pub(super) *mut f64);
+struct LayerWeights(*mut f64);
 
 impl Weights for LayerWeights {
     #[inline(always)]

@@ -86,6 +86,9 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
 
 /// As [`multiply`] for eight vectors, whose sums leave no registers for loads under way: those pass through shared memory. A thread reads back
 /// what it has loaded itself, so that nothing waits for other threads.
+///
+/// The tensor cores' `mma.m8n8k4`, two sums a lane, would need neither; on an H200 it gives 0.97 of a read-only sweep in f32 where this gives
+/// 0.98, and in bf16 0.77 where this gives 0.96.
 #[cfg(gradsync_sm = "80")]
 #[inline(always)]
 unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(

@@ -117,8 +117,8 @@ impl SharedMemory {
     /// [`Error::Cuda`].
     ///
     /// # Safety
-    /// One address a rank, in rank order, each of what that rank has called [`share`](DeviceCommunicator::share) with; valid as long as any
-    /// rank uses what it makes of this.
+    /// One address a rank, in rank order, each of what that rank has called [`share`](DeviceCommunicator::share) with; all within reach of that
+    /// device, and valid as long as any rank uses what it makes of this.
     pub unsafe fn new(queue: &Queue, addresses: Vec<u64>) -> Result<Self> {
         Ok(Self { addresses, _mappings: Vec::new(), abort: Arc::new(HostFlag::new(queue)?) })
     }

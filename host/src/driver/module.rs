@@ -1,8 +1,9 @@
 //! The PTX in this crate as functions of a device: which file fits it, where an entry point stands in it, and what is added for launches
 //! that overlap.
 //!
-//! An entry point is loaded on its own when it is first needed: the driver compiles a few hundred lines of PTX then, in some ten
-//! milliseconds, instead of all kernels at once. It keeps the result in its cache on disk.
+//! An entry point is loaded on its own, when it is first needed or a little before: the driver compiles a few hundred lines of PTX then, in some
+//! ten milliseconds, instead of all kernels at once; of the kernels over peers' memory one to three thousand, in up to a quarter of a second. It
+//! keeps the result in its cache on disk.
 
 use std::ffi::CString;
 

@@ -9,7 +9,7 @@ mod layers;
 
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub use layers::Layers;
-pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup};
+pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;

@@ -14,7 +14,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{Layers, PeerGroup, cast};
+use crate::kernels::cuda::{Layers, PeerKernel, cast};
 use crate::kernels::same_len;
 
 const OPERATION: &str = "ordered all_reduce";
@@ -161,11 +161,7 @@ impl PeerAllReduce {
     pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
         check_op(op)?;
         same_plan(OPERATION, comm, buffer.table(), op)?;
-        if !Connection::is_possible(comm, buffer) {
-            return Ok(None);
-        }
-        PeerGroup::load_reduce(buffer.queue(), buffer.table().dtype(), comm.world_size())?;
-        let connection = Connection::new(comm, buffer, 0)?;
+        let connection = Connection::new(comm, buffer, PeerKernel::Reduce, 0)?;
         Ok(connection.map(|connection| Self { connection, op, world_size: comm.world_size() }))
     }
 
@@ -179,7 +175,7 @@ impl PeerAllReduce {
         let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
         let factor = factor(self.op, self.world_size);
         let group = &self.connection.group;
-        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(dtype, factor))
+        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
     }
 }
 

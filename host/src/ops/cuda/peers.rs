@@ -7,7 +7,7 @@ use crate::comm::{DeviceCommunicator, SharedMemory};
 use crate::driver::DeviceBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup};
+use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 #[derive(Debug)]
@@ -28,10 +28,11 @@ impl Connection {
     }
 
     /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
-    /// reached. The kernels hand out sums of `layers` layers.
+    /// reached. The kernels hand out sums of `layers` layers; they are loaded here.
     pub(super) fn new(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
+        kernel: PeerKernel,
         layers: usize,
     ) -> Result<Option<Self>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
@@ -68,7 +69,7 @@ impl Connection {
         };
         // SAFETY: everything that the addresses lead to is kept in the object returned; windows and slots are shards of arenas and as long,
         // which begin at multiples of 256 bytes.
-        let group = unsafe { PeerGroup::new(queue, layers, &addresses) }?;
+        let group = unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses) }?;
         // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far and keep their memory.
         comm.gather_words(&[rank as u64])?;
         Ok(Some(Self {

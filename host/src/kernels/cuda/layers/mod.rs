@@ -13,7 +13,7 @@ use gradsync_device::abi::{
 use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
 
 use self::grid::Grids;
-pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup};
+pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;

@@ -17,8 +17,8 @@ use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
-    /// Of the kernels that take all ranks.
-    width: usize,
+    /// The kernel that they meet in.
+    kernel: String,
     /// Blocks of a launch that send.
     senders: u64,
     /// Blocks of [`reduce`](Self::reduce) that add up.
@@ -51,6 +51,16 @@ fn shape(layers: usize, world_size: usize, window_bytes: usize) -> Peers {
     Peers::of(layers as u64, world_size as u64, window_bytes as u64)
 }
 
+/// The table of the group as its kernels read it.
+fn words(peers: &Peers) -> Vec<u64> {
+    let head = [
+        [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
+        [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
+    ];
+    let addresses = [peers.mailboxes, peers.windows, peers.sources, peers.slots, peers.copies];
+    [head.concat(), addresses.concat()].concat()
+}
+
 /// The width of the narrowest kernels that take all ranks.
 fn width(world_size: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
@@ -59,9 +69,27 @@ fn width(world_size: usize) -> usize {
 /// What lets a rank go on when all have written their results.
 const BARRIER: &str = "peer_barrier";
 
-/// The name of a kernel of that width.
-fn entry(family: &str, dtype: DType, width: usize) -> String {
-    format!("{family}_{dtype}_p{width}")
+/// What a group does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerKernel {
+    /// Sums in rank order: [`PeerGroup::reduce`].
+    Reduce,
+    /// Adasum by one Gram matrix: [`Layers::adasum_of_peers`].
+    Gram,
+    /// Adasum along the tree: [`Layers::tree_of_peers`].
+    Tree,
+}
+
+impl PeerKernel {
+    /// The name of the entry point of that width.
+    fn entry(self, dtype: DType, width: usize) -> String {
+        let family = match self {
+            Self::Reduce => "peer_reduce",
+            Self::Gram => "peer_adasum",
+            Self::Tree => "peer_tree",
+        };
+        format!("{family}_{dtype}_p{width}")
+    }
 }
 
 impl PeerGroup {
@@ -70,12 +98,18 @@ impl PeerGroup {
         shape(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
-    /// Puts what the kernels need to know on the device.
+    /// Loads what the group launches on windows of `dtype`, before any rank waits for it in a kernel, and puts what the kernels need to know on
+    /// the device.
     ///
     /// # Safety
     /// Every address is mapped on `queue`'s device for as long as this lives and work of it is in the queue: mailboxes, cleared
     /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len), and windows, at multiples of 16 bytes, which their length is too.
-    pub(crate) unsafe fn new(queue: &Queue, layers: usize, addresses: &PeerAddresses) -> Result<Self> {
+    pub(crate) unsafe fn new(
+        queue: &Queue,
+        (kernel, dtype): (PeerKernel, DType),
+        layers: usize,
+        addresses: &PeerAddresses,
+    ) -> Result<Self> {
         let world_size = addresses.mailboxes.len();
         if !(2..=MOST_RANKS).contains(&world_size) {
             let reason = format!("{world_size} ranks, and their kernels meet in groups of 2 to {MOST_RANKS}");
@@ -98,33 +132,22 @@ impl PeerGroup {
         let width = width(world_size);
         let senders = (peers.tiles() * (peers.world_size - 1)).min(peer_senders(width, peers.world_size));
         let reducers = peers.tiles().min(peer_reducers(width));
-        let head = [
-            [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
-            [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
-        ]
-        .concat();
-        let words = [&head[..], &peers.mailboxes, &peers.windows, &peers.sources, &peers.slots, &peers.copies].concat();
-        debug_assert_eq!(size_of_val(&words[..]), size_of::<Peers>(), "every field of the table");
-        let (teams, table) = (peers.teams() as u64, upload_words(queue, &words)?);
-        Ok(Self { queue: queue.clone(), width, senders, reducers, teams, table, _runs: runs })
-    }
-
-    /// Loads what [`reduce`](Self::reduce) launches, before the peers wait for it.
-    pub(crate) fn load_reduce(queue: &Queue, dtype: DType, world_size: usize) -> Result<()> {
-        queue.load(&entry("peer_reduce", dtype, width(world_size)))?;
-        Ok(queue.load(BARRIER)?)
+        let (kernel, teams) = (kernel.entry(dtype, width), peers.teams() as u64);
+        queue.load(&kernel)?;
+        queue.load(BARRIER)?;
+        let table = upload_words(queue, &words(&peers))?;
+        Ok(Self { queue: queue.clone(), kernel, senders, reducers, teams, table, _runs: runs })
     }
 
     fn table(&self) -> Argument {
         pointer(self.table.as_slice())
     }
 
-    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once; the windows hold `dtype`.
-    pub(crate) fn reduce(&self, dtype: DType, factor: f64) -> Result<()> {
-        let name = entry("peer_reduce", dtype, self.width);
+    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once.
+    pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
         let arguments = [self.table(), factor.into(), self.senders.into(), self.reducers.into()];
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&name, self.senders + self.reducers, &arguments) }?;
+        unsafe { self.queue.launch(&self.kernel, self.senders + self.reducers, &arguments) }?;
         self.barrier()
     }
 
@@ -148,13 +171,6 @@ impl Layers {
         Ok(Self { is_shared, ..Self::on(Grids::for_peers, queue, len, segments, world_size)? })
     }
 
-    /// Loads what [`adasum_of_peers`](Self::adasum_of_peers) or [`tree_of_peers`](Self::tree_of_peers) launches, before the peers wait for it.
-    pub(crate) fn load_for_peers(&self, dtype: DType, is_tree: bool) -> Result<()> {
-        let family = if is_tree { "peer_tree" } else { "peer_adasum" };
-        self.queue.load(&entry(family, dtype, width(self.world_size)))?;
-        Ok(self.queue.load(BARRIER)?)
-    }
-
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
@@ -173,9 +189,8 @@ impl Layers {
             group.senders.into(),
         ];
         let blocks = group.senders + grid.chunks + group.teams + grid.chunks;
-        let name = entry("peer_adasum", dtype, group.width);
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
-        unsafe { self.queue.launch(&name, blocks, &arguments) }?;
+        unsafe { self.queue.launch(&group.kernel, blocks, &arguments) }?;
         group.barrier()
     }
 
@@ -192,12 +207,11 @@ impl Layers {
             grid.chunk_len.into(),
             group.senders.into(),
         ];
-        let levels = u64::from(group.width.ilog2());
+        let levels = u64::from(self.world_size.ilog2());
         let blocks = group.senders + levels * (grid.chunks + group.teams) + grid.chunks;
-        let name = entry("peer_tree", dtype, group.width);
-        debug_assert_eq!(group.width, self.world_size, "the tree takes powers of two of ranks");
+        debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
         // SAFETY: as above; the group has as many ranks as the kernels are wide.
-        unsafe { self.queue.launch(&name, blocks, &arguments) }?;
+        unsafe { self.queue.launch(&group.kernel, blocks, &arguments) }?;
         group.barrier()
     }
 }
@@ -245,6 +259,40 @@ mod tests {
             prop_assert!(peers.tiles() * tile >= bytes);
             prop_assert!(peers.tiles() == 0 || (peers.tiles() - 1) * tile < bytes);
         }
+    }
+
+    #[test]
+    fn every_field_is_where_kernels_read_it() {
+        let peers = Peers {
+            rank: 1,
+            world_size: 2,
+            runs: 3,
+            abort: 4,
+            window_bytes: 5,
+            tile_shift: 6,
+            layers: 7,
+            tile_flags: 8,
+            products: 9,
+            pairs: 10,
+            mailboxes: [11; MOST_PEERS],
+            windows: [12; MOST_PEERS],
+            sources: [13; MOST_PEERS],
+            slots: [14; MOST_PEERS],
+            copies: std::array::from_fn(|rank| 15 + rank as u64),
+        };
+        let words = words(&peers);
+        assert_eq!(size_of_val(&words[..]), size_of::<Peers>());
+        macro_rules! assert_fields {
+            ($($field:ident)*) => {
+                $(
+                    let begin = std::mem::offset_of!(Peers, $field) / size_of::<u64>();
+                    let expected = bytemuck::bytes_of(&peers.$field);
+                    assert!(bytemuck::cast_slice(&words[begin..]).starts_with(expected), stringify!($field));
+                )*
+            };
+        }
+        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs);
+        assert_fields!(mailboxes windows sources slots copies);
     }
 
     #[test]

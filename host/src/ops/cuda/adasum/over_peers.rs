@@ -4,7 +4,7 @@ use super::{OPERATION, gram, layer_count};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
-use crate::kernels::cuda::Layers;
+use crate::kernels::cuda::{Layers, PeerKernel};
 use crate::ops::cuda::peers::Connection;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
@@ -34,8 +34,9 @@ impl Peers {
         // Before the connection, which nothing that fails on one rank alone may follow.
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
         let is_tree = options.algorithm == Algorithm::Tree;
-        layers.load_for_peers(table.dtype(), is_tree)?;
-        let connection = Connection::new(comm, buffer, layer_count(options.granularity, table.tensor_count()))?;
+        let kernel = if is_tree { PeerKernel::Tree } else { PeerKernel::Gram };
+        let count = layer_count(options.granularity, table.tensor_count());
+        let connection = Connection::new(comm, buffer, kernel, count)?;
         Ok(connection.map(|connection| Self { is_tree, layers, connection }))
     }
 
