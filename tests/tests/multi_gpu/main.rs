@@ -80,7 +80,7 @@ fn suites() -> Vec<Suite> {
         Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
         Suite {
             environment: adasum::ONE_GPU,
-            seconds: 240,
+            seconds: 300,
             ..Suite::new("adasum-on-one-gpu", &[1], adasum::run_on_one_gpu)
         },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
