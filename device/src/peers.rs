@@ -24,11 +24,16 @@ const _: () = {
 impl Stage {
     /// A tile has arrived.
     pub(crate) const ARRIVED: Stage = Stage(1);
-    /// Every rank's products have been handed out, or along the tree those of the first level; the sums of the next levels follow, of the exact
-    /// path too.
-    pub(crate) const PRODUCTS: Stage = Stage(2);
+    /// Every rank's products have been handed out, or along the tree those of the first level.
+    const PRODUCTS: Stage = Stage(2);
     /// Every rank's results have been handed out.
     pub(crate) const END: Stage = Stage(STAGES - 1);
+
+    /// Every rank's sums of a level have been handed out, along the tree or of the exact path; those of level 0 may be all products.
+    #[inline(always)]
+    pub(crate) const fn of_level(level: usize) -> Self {
+        Stage(Stage::PRODUCTS.0 + level as u32)
+    }
 }
 
 /// What the blocks of one rank count for each other.

@@ -73,16 +73,16 @@ pub struct Peers {
 
 impl Peers {
     /// A group of so many ranks with windows of so many bytes and sums of so many layers, without ranks or addresses.
-    pub const fn of(layers: u64, world_size: u64, window_bytes: u64) -> Self {
+    pub const fn of(layers: usize, world_size: usize, window_bytes: usize) -> Self {
         const NOWHERE: [u64; MOST_PEERS] = [0; MOST_PEERS];
         let mut peers = Self {
             rank: 0,
-            world_size,
+            world_size: world_size as u64,
             runs: 0,
             abort: 0,
-            window_bytes,
-            tile_shift: peer_tile_shift(window_bytes) as u64,
-            layers,
+            window_bytes: window_bytes as u64,
+            tile_shift: peer_tile_shift(window_bytes as u64) as u64,
+            layers: layers as u64,
             tile_flags: 0,
             products: 0,
             pairs: 0,
@@ -94,7 +94,7 @@ impl Peers {
         };
         peers.tile_flags = peers.flag(Row::Weights(peers.teams()), 0) as u64;
         peers.products = peers.flag(Row::Tile(peers.tiles() as usize), 0).next_multiple_of(256) as u64;
-        peers.pairs = peers.products_of(world_size as usize) as u64;
+        peers.pairs = peers.products_of(world_size) as u64;
         peers
     }
 

@@ -108,8 +108,8 @@ impl Module {
     }
 }
 
-/// The entry with its launch bounds, and what keeps its loops, as directives in front of its body. The compiler cannot write them, and inline assembly cannot stand
-/// there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS UNROLL";`.
+/// The entry with its launch bounds, and what keeps its loops, as directives in front of its body. The compiler cannot write them, and inline
+/// assembly cannot stand there, so that device code leaves a note: `.pragma "gradsync.launch_bounds THREADS BLOCKS UNROLL";`.
 fn with_launch_bounds(entry: &str) -> Result<String> {
     const NOTE: &str = ".pragma \"gradsync.launch_bounds ";
     let mut notes = entry.lines().filter_map(|line| line.trim().strip_prefix(NOTE)?.strip_suffix("\";"));

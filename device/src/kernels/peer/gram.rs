@@ -161,7 +161,7 @@ impl Team<'_> {
             let offset = self.group.peers.products_of(self.group.peers.rank as usize);
             let place = |layer, product| layer * width + product;
             self.add_up_and_hand_out(table.partials, table.spans, table.chunks, width, offset, place);
-            self.meet(Stage::PRODUCTS);
+            self.meet(Stage::of_level(0));
             self.find_from_products(table);
             if MOST == 0 {
                 return;
@@ -194,7 +194,7 @@ impl Team<'_> {
                         self.hand_out_level::<T, W, MOST>(layer, level, table);
                     }
                 }
-                self.meet(Stage(Stage::PRODUCTS.0 + level as u32));
+                self.meet(Stage::of_level(level));
                 if is_own {
                     for pair in pairs_of_level(level, self.ranks) {
                         keep(self.tree_of(table, layer), pair, self.coefficients_of(layer, pair));

@@ -140,7 +140,7 @@ impl Team<'_> {
         // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
         unsafe {
             self.add_up_and_hand_out(partials, spans, chunks, K, offset, place);
-            self.meet(Stage(Stage::PRODUCTS.0 + LEVEL as u32));
+            self.meet(Stage::of_level(LEVEL));
             let mut item = thread::thread_idx_x() as usize;
             while item < self.count * (K / 3) {
                 let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));

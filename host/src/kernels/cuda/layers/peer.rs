@@ -17,8 +17,9 @@ use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
-    /// The kernel that they meet in.
-    kernel: String,
+    /// What the group does, and the name of the kernel that does it.
+    kernel: PeerKernel,
+    entry: String,
     /// Blocks of a launch that send.
     senders: u64,
     /// Blocks of [`reduce`](Self::reduce) that add up.
@@ -45,11 +46,6 @@ pub(crate) struct PeerAddresses {
 
 /// Most ranks of such a group.
 pub(crate) const MOST_RANKS: usize = MOST_PEERS;
-
-/// What the group's kernels know of it, but for the addresses.
-fn shape(layers: usize, world_size: usize, window_bytes: usize) -> Peers {
-    Peers::of(layers as u64, world_size as u64, window_bytes as u64)
-}
 
 /// The table of the group as its kernels read it.
 fn words(peers: &Peers) -> Vec<u64> {
@@ -95,7 +91,7 @@ impl PeerKernel {
 impl PeerGroup {
     /// Elements of `f64` in the mailbox of a rank of a group with that many layers and windows of so many bytes.
     pub(crate) fn mailbox_len(layers: usize, world_size: usize, window_bytes: usize) -> usize {
-        shape(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
+        Peers::of(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
     /// Loads what the group launches on windows of `dtype`, before any rank waits for it in a kernel, and puts what the kernels need to know on
@@ -127,16 +123,21 @@ impl PeerGroup {
             sources: eight(&addresses.sources),
             slots: eight(&addresses.slots),
             copies: eight(&addresses.copies),
-            ..shape(layers, world_size, addresses.window_bytes)
+            ..Peers::of(layers, world_size, addresses.window_bytes)
         };
         let width = width(world_size);
         let senders = (peers.tiles() * (peers.world_size - 1)).min(peer_senders(width, peers.world_size));
         let reducers = peers.tiles().min(peer_reducers(width));
-        let (kernel, teams) = (kernel.entry(dtype, width), peers.teams() as u64);
-        queue.load(&kernel)?;
+        let (entry, teams) = (kernel.entry(dtype, width), peers.teams() as u64);
+        queue.load(&entry)?;
         queue.load(BARRIER)?;
         let table = upload_words(queue, &words(&peers))?;
-        Ok(Self { queue: queue.clone(), kernel, senders, reducers, teams, table, _runs: runs })
+        Ok(Self { queue: queue.clone(), kernel, entry, senders, reducers, teams, table, _runs: runs })
+    }
+
+    /// What the group was made for.
+    pub(crate) fn kernel(&self) -> PeerKernel {
+        self.kernel
     }
 
     fn table(&self) -> Argument {
@@ -147,7 +148,7 @@ impl PeerGroup {
     pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
         let arguments = [self.table(), factor.into(), self.senders.into(), self.reducers.into()];
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&self.kernel, self.senders + self.reducers, &arguments) }?;
+        unsafe { self.queue.launch(&self.entry, self.senders + self.reducers, &arguments) }?;
         self.barrier()
     }
 
@@ -190,7 +191,7 @@ impl Layers {
         ];
         let blocks = group.senders + grid.chunks + group.teams + grid.chunks;
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
-        unsafe { self.queue.launch(&group.kernel, blocks, &arguments) }?;
+        unsafe { self.queue.launch(&group.entry, blocks, &arguments) }?;
         group.barrier()
     }
 
@@ -211,7 +212,7 @@ impl Layers {
         let blocks = group.senders + levels * (grid.chunks + group.teams) + grid.chunks;
         debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
         // SAFETY: as above; the group has as many ranks as the kernels are wide.
-        unsafe { self.queue.launch(&group.kernel, blocks, &arguments) }?;
+        unsafe { self.queue.launch(&group.entry, blocks, &arguments) }?;
         group.barrier()
     }
 }
@@ -229,7 +230,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_in_a_mailbox_overlaps(layers in 0usize..40, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000) {
-            let peers = shape(layers, world_size, window * 16);
+            let peers = Peers::of(layers, world_size, window * 16);
             let rows = [Row::End].into_iter()
                 .chain((0..peers.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
                 .chain((0..peers.tiles() as usize).map(Row::Tile));
@@ -253,7 +254,7 @@ mod tests {
         #[test]
         fn tiles_cover_a_window(window in 0u64..1 << 40) {
             let bytes = window * 16;
-            let peers = shape(1, 2, bytes as usize);
+            let peers = Peers::of(1, 2, bytes as usize);
             let tile = 1u64 << peers.tile_shift;
             prop_assert!((4096..=65536).contains(&tile));
             prop_assert!(peers.tiles() * tile >= bytes);

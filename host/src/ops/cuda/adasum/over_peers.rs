@@ -12,7 +12,6 @@ use crate::plan::segments;
 /// Adasum by kernels that reach into the peers' memory.
 #[derive(Debug)]
 pub(super) struct Peers {
-    is_tree: bool,
     layers: Layers,
     connection: Connection,
 }
@@ -33,11 +32,10 @@ impl Peers {
         let is_shared = options.granularity == Granularity::Whole;
         // Before the connection, which nothing that fails on one rank alone may follow.
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
-        let is_tree = options.algorithm == Algorithm::Tree;
-        let kernel = if is_tree { PeerKernel::Tree } else { PeerKernel::Gram };
+        let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
         let connection = Connection::new(comm, buffer, kernel, count)?;
-        Ok(connection.map(|connection| Self { is_tree, layers, connection }))
+        Ok(connection.map(|connection| Self { layers, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
@@ -45,12 +43,15 @@ impl Peers {
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
-        let run = if self.is_tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };
+        let run = if group.kernel() == PeerKernel::Tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };
         comm.run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
     }
 
     /// What the last run did; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
-        if self.is_tree { Ok(AdasumReport::of_tree()) } else { gram::report(&self.layers) }
+        match self.connection.group.kernel() {
+            PeerKernel::Tree => Ok(AdasumReport::of_tree()),
+            _ => gram::report(&self.layers),
+        }
     }
 }
