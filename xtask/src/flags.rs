@@ -23,9 +23,9 @@ pub(crate) enum Command {
     Test(Test),
     /// Run the tests with one rank per GPU, with every number of ranks that the GPUs here allow
     TestMultiGpu(TestMultiGpu),
-    /// Compile device/ to PTX and write host/ptx/, or prove with --check that it is fresh
+    /// Compile device/ to PTX and write host/ptx/ and host/cubin/, or prove with --check that they are fresh
     Ptx(Ptx),
-    /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills
+    /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills and where host/cubin/ differs
     Ptxas(Ptxas),
     /// Write target/libcuda/lib64/libcuda.a, so that the `cuda` feature links without a toolkit
     Libcuda(Libcuda),
@@ -65,9 +65,9 @@ pub(crate) enum Stage {
     Fmt,
     /// The house rules, which are xtask's own tests
     Tidy,
-    /// host/ptx/ agrees with device/
+    /// host/ptx/ agrees with device/, and host/cubin/ with host/ptx/
     Ptx,
-    /// ptxas accepts every PTX file, without spills
+    /// ptxas accepts every PTX file, without spills, and makes host/cubin/ of them
     Ptxas,
     /// Clippy, for every feature set, warnings as errors
     Clippy,
@@ -124,7 +124,7 @@ pub(crate) enum Sanitizer {
 pub(crate) struct Ptx {
     #[command(flatten)]
     pub(crate) setup: Setup,
-    /// Write nothing; fail if host/ptx/ is not what device/ compiles to
+    /// Write nothing; fail if host/ptx/ is not what device/ compiles to, or host/cubin/ was made from something else
     #[arg(long)]
     pub(crate) check: bool,
     /// Compile with little optimisation, for reading the PTX; only with --copy-to

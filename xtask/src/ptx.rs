@@ -1,8 +1,10 @@
-//! `cargo xtask ptx`: device/ to host/ptx/, one file per family of kernels and architecture, and a manifest.
+//! `cargo xtask ptx`: device/ to host/ptx/, one file per family of kernels and architecture, what is assembled from them in host/cubin/, and a
+//! manifest of both.
 //!
 //! Generate or check: one function makes every file in memory, and the command writes them or compares them.
 
 pub(crate) mod builder;
+pub(crate) mod cubin;
 mod manifest;
 mod module;
 
@@ -58,9 +60,14 @@ impl flags::Ptx {
             }
             return Ok(());
         }
-        let (_, files) = generate(&compiler)?;
+        toolchain.provide(&[Need::Ptxas])?;
+        let (entries, mut files) = generate(&compiler)?;
+        let (cubins, code) = cubin::generate(&files)?;
+        let manifest = Manifest::new(&compiler, manifest::hash_sources(&root())?, cubins, entries);
+        files.insert(manifest::FILE.to_owned(), manifest.to_text()?);
         write(&files)?;
-        println!("wrote {} files to host/ptx", files.len());
+        cubin::write(&code)?;
+        println!("wrote {} files to host/ptx and {} to host/cubin", files.len(), code.len());
         Ok(())
     }
 }
@@ -72,6 +79,7 @@ pub(crate) fn check() -> Result<Freshness> {
     if recorded.source_sha256 != source_sha256 {
         bail!("device/ has changed since host/ptx was generated from it; run `cargo xtask ptx`");
     }
+    cubin::check(&recorded.cubins)?;
     let compiler = match DeviceCompiler::find() {
         Ok(compiler) => compiler,
         Err(error) => {
@@ -79,7 +87,9 @@ pub(crate) fn check() -> Result<Freshness> {
             return Ok(Freshness::NotRebuilt { why: format!("{error:#}") });
         }
     };
-    let (rebuilt, files) = generate(&compiler)?;
+    let (entries, mut files) = generate(&compiler)?;
+    let rebuilt = Manifest::new(&compiler, source_sha256, recorded.cubins.clone(), entries);
+    files.insert(manifest::FILE.to_owned(), rebuilt.to_text()?);
     let mut differences = rebuilt.differing_entries(&recorded);
     if rebuilt.compiler == recorded.compiler && rebuilt.llvm == recorded.llvm {
         differences.extend(differing_files(&files)?);
@@ -107,8 +117,8 @@ fn folder() -> PathBuf {
     root().join("host/ptx")
 }
 
-/// Every file of host/ptx, by path relative to it, in memory.
-fn generate(compiler: &DeviceCompiler) -> Result<(Manifest, BTreeMap<String, String>)> {
+/// Every file of PTX, by path relative to host/ptx, in memory; and the entry points in them.
+fn generate(compiler: &DeviceCompiler) -> Result<(Vec<EntryPoint>, BTreeMap<String, String>)> {
     println!("device compiler: {} (LLVM {}), {}", compiler.version, compiler.llvm, compiler.rustc.display());
     let mut files = BTreeMap::new();
     let mut entries: Option<Vec<EntryPoint>> = None;
@@ -142,9 +152,7 @@ fn generate(compiler: &DeviceCompiler) -> Result<(Manifest, BTreeMap<String, Str
             }
         }
     }
-    let manifest = Manifest::new(compiler, manifest::hash_sources(&root())?, entries.unwrap_or_default());
-    files.insert(manifest::FILE.to_owned(), manifest.to_text()?);
-    Ok((manifest, files))
+    Ok((entries.unwrap_or_default(), files))
 }
 
 /// The part of an entry's name before its first dtype: `cast_f32_bf16` is of the family `cast`.

@@ -1,7 +1,7 @@
 //! `cargo xtask ptxas`: NVIDIA's assembler over every PTX file, for every architecture that it must serve.
 //!
 //! A check that needs no GPU. It reports registers, and fails on spills and stack frames: both would mean local memory,
-//! which no kernel here should touch.
+//! which no kernel here should touch. And host/cubin/ has to be what comes out, for the families and architectures that it holds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,8 +18,8 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::{
     flags,
-    process::{Cmd, root, target},
-    ptx::builder::Arch,
+    process::root,
+    ptx::{builder::Arch, cubin},
     toolchain::{Need, Toolchain, python},
 };
 
@@ -57,7 +57,7 @@ pub(crate) fn assemble_all() -> Result<String> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let result = assemble(&ptxas, job);
+            let result = usages(&ptxas, job);
             results.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((job, result));
         }
     };
@@ -100,7 +100,8 @@ pub(crate) fn assemble_all() -> Result<String> {
             .collect();
         bail!("{} functions use local memory:\n  {}", lines.len(), lines.join("\n  "));
     }
-    Ok(format!("{} files assembled, {functions} functions, no spills, no stack", results.len()))
+    let cubins = cubin::compare(&ptxas)?;
+    Ok(format!("{} files assembled, {functions} functions, no spills, no stack; {cubins}", results.len()))
 }
 
 fn jobs() -> Result<Vec<Job>> {
@@ -122,33 +123,14 @@ fn jobs() -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-fn assemble(ptxas: &Path, job: &Job) -> Result<Vec<Usage>> {
-    let folder = target("ptxas").join(format!("sm_{}", job.sm));
-    let path = folder.join(job.path.file_name().context("a file without a name")?);
-    fs::create_dir_all(&folder)?;
-    fs::write(&path, as_loaded(&fs::read_to_string(&job.path)?, job.sm))?;
-    let (works, text) = Cmd::new(ptxas)
-        .args(["-v", "--output-file", "/dev/null", "--gpu-name"])
-        .arg(format!("sm_{}", job.sm))
-        .arg(&path)
-        .probe();
-    if !works {
-        bail!("{} is not accepted for sm_{}:\n{}", job.path.display(), job.sm, text.trim());
-    }
-    let usages = parse(&text);
+fn usages(ptxas: &Path, job: &Job) -> Result<Vec<Usage>> {
+    let text = fs::read_to_string(&job.path).with_context(|| format!("cannot read {}", job.path.display()))?;
+    let said = cubin::assemble(ptxas, &job.family, &text, job.sm)?.said;
+    let usages = parse(&said);
     if usages.is_empty() {
-        bail!("{} for sm_{}: cannot understand what ptxas says:\n{text}", job.path.display(), job.sm);
+        bail!("{} for sm_{}: cannot understand what ptxas says:\n{said}", job.path.display(), job.sm);
     }
     Ok(usages)
-}
-
-/// The text as a device gets it: from 9.0 on, the library's loader has every entry wait for the launch before it.
-fn as_loaded(text: &str, sm: u32) -> String {
-    if sm < 90 {
-        return text.to_owned();
-    }
-    let text = text.replacen(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n", 1);
-    text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
 }
 
 /// From `ptxas -v`: a line names the function, one has stack and spills, one has the registers (of entries only).

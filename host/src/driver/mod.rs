@@ -1,4 +1,4 @@
-//! The CUDA driver through `cust`: devices, queues of work, device memory, and the kernels' PTX as functions.
+//! The CUDA driver through `cust`: devices, queues of work, device memory, and the crate's kernels as functions.
 //!
 //! A [`Queue`] is a device's primary context and one in-order stream; everything that safe code does with a buffer is ordered on
 //! the queue that made it, so that no two operations on one buffer ever race. Knows no kernel by name.
@@ -22,6 +22,7 @@ use cust::device::Device;
 pub use event::Event;
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
 pub(crate) use launch::Argument;

@@ -1,11 +1,15 @@
-//! The PTX in this crate as functions of a device: which file fits it, where an entry point stands in it, and what is added for launches
+//! The kernels in this crate as functions of a device: which file fits it, where an entry point stands in it, and what is added for launches
 //! that overlap.
 //!
 //! An entry point is loaded on its own, when it is first needed or a little before: the driver compiles a few hundred lines of PTX then, in some
-//! ten milliseconds, instead of all kernels at once; of the kernels over peers' memory one to three thousand, in up to a quarter of a second. It
-//! keeps the result in its cache on disk.
+//! ten milliseconds, instead of all kernels at once, and keeps the result in its cache on disk. Of Adasum over peers' memory it would be one to
+//! three thousand lines and up to a quarter of a second. These kernels are here as code too, for the architectures whose GPUs have fast links
+//! to each other. Code is never all there is: where none fits, where a driver older than the assembler refuses it, or where `CUDA_FORCE_PTX_JIT`
+//! asks for it, the driver gets the PTX, which the code was made from.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, OsString};
+use std::fmt::Display;
+use std::time::{Duration, Instant};
 
 use cust::module::{Module, ModuleJitOption};
 use cust::sys;
@@ -33,10 +37,32 @@ macro_rules! library {
 static SM_75: &Families = library!("sm_75");
 static SM_80: &Families = library!("sm_80");
 
-/// The PTX that a device runs.
+/// Code for one architecture and those with the same major number, by family of entry points.
+type Cubins = [(&'static str, &'static [u8])];
+
+macro_rules! cubins {
+    ($arch:literal) => {
+        &[
+            ("peer_adasum", include_bytes!(concat!("../../cubin/", $arch, "/peer_adasum.cubin"))),
+            ("peer_tree", include_bytes!(concat!("../../cubin/", $arch, "/peer_tree.cubin"))),
+        ]
+    };
+}
+static CUBINS_80: &Cubins = cubins!("sm_80");
+static CUBINS_90: &Cubins = cubins!("sm_90");
+static CUBINS_100: &Cubins = cubins!("sm_100");
+
+/// NVIDIA's variable that has everything compiled from PTX, to try what an architecture without code gets. The driver heeds it where code and
+/// PTX come to it in one file.
+/// <https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html>
+const FORCE_PTX: &str = "CUDA_FORCE_PTX_JIT";
+
+/// The kernels that a device runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Library {
     families: &'static Families,
+    /// From 9.0 on their kernels wait for the launch before them, which is nothing where that one has ended.
+    cubins: &'static Cubins,
     /// How kernels are launched that wait for the launch before them by themselves.
     early: Option<EarlyLaunch>,
 }
@@ -44,32 +70,55 @@ pub(super) struct Library {
 impl Library {
     /// The kernels for a compute capability, launched early if the driver and the device (from 9.0 on) can do that.
     pub(super) fn for_capability(major: i32, minor: i32, early: impl FnOnce() -> Option<EarlyLaunch>) -> Option<Self> {
+        let cubins = match major {
+            8 => CUBINS_80,
+            9 => CUBINS_90,
+            10 => CUBINS_100,
+            _ => &[],
+        };
         match (major, minor) {
-            (9.., _) => Some(Self { families: SM_80, early: early() }),
-            (8, _) => Some(Self { families: SM_80, early: None }),
-            (7, 5..) => Some(Self { families: SM_75, early: None }),
+            (9.., _) => Some(Self { families: SM_80, cubins, early: early() }),
+            (8, _) => Some(Self { families: SM_80, cubins, early: None }),
+            (7, 5..) => Some(Self { families: SM_75, cubins, early: None }),
             _ => None,
         }
     }
 
-    /// The text of a module that holds one entry point: what stands before the first entry of its file, and its own body. Where launches
-    /// are early, every thread waits before anything else: the launch before may still write what it reads, and read what it writes.
+    /// With PTX alone if the environment says so.
+    pub(super) fn as_told(self, variable: impl FnOnce(&str) -> Option<OsString>) -> Self {
+        let is_ptx_forced = variable(FORCE_PTX).is_some_and(|value| !value.is_empty() && value != "0");
+        Self { cubins: if is_ptx_forced { &[] } else { self.cubins }, ..self }
+    }
+
+    /// The text of a module that holds one entry point: what stands before the first entry of its file, and its own body.
     fn source(&self, entry: &Entry) -> Option<String> {
         let (_, text) = self.families.iter().find(|(family, _)| *family == entry.family)?;
         const ENTRY: &str = ".visible .entry ";
         let header = &text[..text.find(ENTRY)?];
         let begin = text.find(&format!("{ENTRY}{}(", entry.name))?;
         let end = text[begin + ENTRY.len()..].find(ENTRY).map_or(text.len(), |next| begin + ENTRY.len() + next);
-        let body = &text[begin..end];
-        if self.early.is_none() {
-            return Some(format!("{header}{body}"));
-        }
-        let header = header.replace(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n");
-        let (head, code) = body.split_once("\n{\n")?;
-        Some(format!("{header}{head}\n{{\n\tgriddepcontrol.wait;\n{code}"))
+        let text = format!("{header}{}", &text[begin..end]);
+        Some(if self.early.is_some() { waiting_first(&text) } else { text })
     }
 
-    /// Compiles an entry point for the current context's device.
+    /// The module that holds an entry point: from code if there is some that the driver takes, or from PTX. None if there is neither.
+    fn module<M, E: Display>(
+        &self,
+        entry: &Entry,
+        from_cubin: impl FnOnce(&[u8]) -> Result<M, E>,
+        from_ptx: impl FnOnce(&CStr) -> Result<M, E>,
+    ) -> Option<Result<(M, KernelSource), E>> {
+        let cubin = self.cubins.iter().find(|(family, _)| *family == entry.family);
+        let refused = |error: &E| tracing::debug!(entry = entry.name, %error, "the code is refused: compiling PTX");
+        // Whatever is wrong with more than the code is wrong with the PTX too, and that error is the one to report.
+        if let Some(Ok(module)) = cubin.map(|(_, cubin)| from_cubin(cubin).inspect_err(refused)) {
+            return Some(Ok((module, KernelSource::Cubin)));
+        }
+        let text = CString::new(self.source(entry)?).ok()?;
+        Some(from_ptx(&text).map(|module| (module, KernelSource::Ptx)))
+    }
+
+    /// Loads an entry point onto the current context's device.
     pub(super) fn load(&self, name: &str) -> Result<Kernel, CudaError> {
         let missing = || CudaError {
             call: format!("kernel {name}"),
@@ -77,18 +126,50 @@ impl Library {
             text: "there is no such entry point".into(),
         };
         let entry = abi::entries().find(|entry| entry.name == name).ok_or_else(missing)?;
-        let source = CString::new(self.source(entry).ok_or_else(missing)?).map_err(|_| missing())?;
-        let call = format!("cuModuleLoadDataEx of {name}");
-        let module = Module::from_ptx_cstr(&source, &[ModuleJitOption::DetermineTargetFromContext]).named(&call)?;
+        let start = Instant::now();
+        let from_cubin = |cubin: &[u8]| Module::from_cubin(cubin, &[]);
+        let from_ptx = |ptx: &CStr| Module::from_ptx_cstr(ptx, &[ModuleJitOption::DetermineTargetFromContext]);
+        let module = self.module(entry, from_cubin, from_ptx).ok_or_else(missing)?;
+        let (module, source) = module.named(&format!("cuModuleLoadDataEx of {name}"))?;
         let function = module.get_function(name).named(&format!("cuModuleGetFunction of {name}"))?.to_raw();
-        Ok(Kernel { entry, function, early: self.early, _module: module })
+        let loaded = LoadedKernel { name: entry.name, source, load_time: start.elapsed() };
+        tracing::debug!(name, ?source, load_time = ?loaded.load_time, "kernel loaded");
+        Ok(Kernel { entry, loaded, function, early: self.early, _module: module })
     }
+}
+
+/// PTX for 8.0 as PTX for 9.0, with a wait in front of everything else in every entry: the launch before may still write what it reads, and
+/// read what it writes.
+fn waiting_first(text: &str) -> String {
+    let text = text.replacen(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n", 1);
+    text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
+}
+
+/// What a kernel was loaded from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelSource {
+    /// Code of the device's architecture, assembled when this crate was made.
+    Cubin,
+    /// PTX, which the driver compiled or found compiled in its cache on disk.
+    Ptx,
+}
+
+/// A kernel that a queue has loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedKernel {
+    /// The entry point.
+    pub name: &'static str,
+    /// What the driver took.
+    pub source: KernelSource,
+    /// How long loading held up whoever asked for it, the driver's compiler included.
+    pub load_time: Duration,
 }
 
 /// A loaded entry point.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) entry: &'static Entry,
+    pub(super) loaded: LoadedKernel,
     function: sys::CUfunction,
     early: Option<EarlyLaunch>,
     /// Owns `function`.
@@ -111,11 +192,16 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
+
+    const NO_CUBINS: &Cubins = &[];
+    const NO_FAMILIES: &Families = &[];
 
     #[test]
     fn every_entry_point_can_be_cut_out_of_its_file() {
-        for library in [SM_75, SM_80].map(|families| Library { families, early: None }) {
+        for library in [SM_75, SM_80].map(|families| Library { families, cubins: &[], early: None }) {
             for entry in abi::entries() {
                 let source = library.source(entry).unwrap_or_else(|| panic!("no source of {}", entry.name));
                 assert!(source.contains(".version") && source.contains(".target"), "no header: {}", entry.name);
@@ -128,8 +214,8 @@ mod tests {
 
     #[test]
     fn kernels_that_are_launched_early_wait_first() {
-        let plain = Library { families: SM_80, early: None };
-        let early = Library { families: SM_80, early: Some(EarlyLaunch::never_called()) };
+        let plain = Library { families: SM_80, cubins: &[], early: None };
+        let early = Library { early: Some(EarlyLaunch::never_called()), ..plain };
         for entry in abi::entries() {
             let (plain, early) = (plain.source(entry).unwrap(), early.source(entry).unwrap());
             assert!(early.contains("\n.version 7.8\n.target sm_90\n"), "{}", entry.name);
@@ -149,17 +235,66 @@ mod tests {
         let early = || Some(EarlyLaunch::never_called());
         let library = |major, minor| Library::for_capability(major, minor, early);
         assert!(library(7, 0).is_none());
-        for (major, minor, families, is_early) in [
-            (7, 5, SM_75, false),
-            (8, 0, SM_80, false),
-            (8, 9, SM_80, false),
-            (9, 0, SM_80, true),
-            (12, 0, SM_80, true),
+        for (major, minor, families, cubins, is_early) in [
+            (7, 5, SM_75, NO_CUBINS, false),
+            (8, 0, SM_80, CUBINS_80, false),
+            (8, 9, SM_80, CUBINS_80, false),
+            (9, 0, SM_80, CUBINS_90, true),
+            (10, 0, SM_80, CUBINS_100, true),
+            (10, 3, SM_80, CUBINS_100, true),
+            (11, 0, SM_80, NO_CUBINS, true),
+            (12, 0, SM_80, NO_CUBINS, true),
         ] {
             let found = library(major, minor).unwrap();
             assert!(std::ptr::eq(found.families, families), "{major}.{minor}");
+            assert_eq!(found.cubins, cubins, "{major}.{minor}");
             assert_eq!(found.early.is_some(), is_early, "{major}.{minor}");
         }
         assert!(Library::for_capability(9, 0, || None).unwrap().early.is_none());
+    }
+
+    /// The manifest records, for each file of code, its hash and that of the text that it was assembled from.
+    #[test]
+    fn code_was_made_from_the_ptx_that_would_be_loaded() {
+        let manifest = include_str!("../../ptx/manifest.json");
+        let hash = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        for (major, arch) in [(8, "sm_80"), (9, "sm_90"), (10, "sm_100")] {
+            let library = Library::for_capability(major, 0, || Some(EarlyLaunch::never_called())).unwrap();
+            assert!(!library.cubins.is_empty(), "{arch}");
+            for (family, cubin) in library.cubins {
+                let (_, text) = library.families.iter().find(|(name, _)| name == family).expect("its PTX");
+                let text = if library.early.is_some() { waiting_first(text) } else { text.to_string() };
+                let (source, code) = (hash(text.as_bytes()), hash(cubin));
+                let line = format!(r#""path":"{arch}/{family}.cubin","ptx_sha256":"{source}","sha256":"{code}""#);
+                assert!(manifest.contains(&line), "the manifest has no {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_refused_as_code_is_loaded_from_ptx() {
+        type Answer = Result<(), &'static str>;
+        fn load(library: Library, name: &str, code: Answer, ptx: Answer) -> Option<Result<KernelSource, &'static str>> {
+            let entry = abi::entries().find(|entry| entry.name == name).unwrap();
+            let from_ptx = |text: &CStr| {
+                assert!(text.to_str().unwrap().contains(&format!(".entry {name}(")));
+                ptx
+            };
+            library.module(entry, |_| code, from_ptx).map(|loaded| loaded.map(|((), source)| source))
+        }
+        use KernelSource::{Cubin, Ptx};
+        let library = Library::for_capability(9, 0, || Some(EarlyLaunch::never_called())).unwrap();
+        let (with_code, without) = ("peer_tree_f32_p8", "empty");
+        assert_eq!(load(library, with_code, Ok(()), Err("never asked")), Some(Ok(Cubin)));
+        assert_eq!(load(library, with_code, Err("no binary for this GPU"), Ok(())), Some(Ok(Ptx)));
+        assert_eq!(load(library, with_code, Err("no binary for this GPU"), Err("no memory")), Some(Err("no memory")));
+        assert_eq!(load(library, without, Err("never asked"), Ok(())), Some(Ok(Ptx)));
+        let bare = Library { families: NO_FAMILIES, ..library };
+        assert_eq!(load(bare, without, Ok(()), Ok(())), None);
+
+        for (value, expected) in [(Some("1"), Ptx), (Some("0"), Cubin), (Some(""), Cubin), (None, Cubin)] {
+            let told = library.as_told(|name| value.filter(|_| name == "CUDA_FORCE_PTX_JIT").map(OsString::from));
+            assert_eq!(load(told, with_code, Ok(()), Ok(())), Some(Ok(expected)), "{value:?}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use cust::sys;
 
 use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
-use super::module::{Kernel, Library};
+use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Tables};
 use super::{CudaError, Named, check};
 use crate::error::Error;
@@ -88,6 +88,7 @@ impl Queue {
             code: cust::error::CudaError::NoBinaryForGpu as u32,
             text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),
         })?;
+        let library = library.as_told(|name| std::env::var_os(name));
         let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
         CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
         let (stream, owned) = stream()?;
@@ -158,13 +159,21 @@ impl Queue {
         event.mark().hold_back(self.inner.stream)
     }
 
-    /// Loads a kernel before its first launch, which would otherwise pay for its compilation by the driver.
+    /// Loads a kernel before its first launch, which would otherwise pay for it, and for its compilation by the driver.
     ///
     /// # Errors
     /// [`CudaError`] if the driver refuses the kernel's PTX, or there is no kernel of that name.
     pub fn load(&self, name: &str) -> Result<(), CudaError> {
         self.make_current()?;
         self.with_kernel(name, |_| Ok(()))
+    }
+
+    /// The kernels that this queue and its clones have loaded, by name: what each was loaded from, and how long that took.
+    pub fn loaded_kernels(&self) -> Vec<LoadedKernel> {
+        let kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded: Vec<LoadedKernel> = kernels.values().map(|kernel| kernel.loaded).collect();
+        loaded.sort_by_key(|kernel| kernel.name);
+        loaded
     }
 
     /// Whether both are one queue.

@@ -83,6 +83,11 @@ fn suites() -> Vec<Suite> {
             seconds: 300,
             ..Suite::new("adasum-on-one-gpu", &[1], adasum::run_on_one_gpu)
         },
+        Suite {
+            environment: adasum::ONE_GPU_PTX,
+            seconds: 300,
+            ..Suite::new("adasum-on-one-gpu-ptx", &[1], adasum::run_on_one_gpu_ptx)
+        },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
         Suite { sanitizer: true, ..Suite::new("tensor-parallel", ANY, tensor_parallel::run) },

@@ -1,4 +1,4 @@
-//! host/ptx/manifest.json: what the PTX was made from and with, and which entry points it has.
+//! host/ptx/manifest.json: what the PTX was made from and with, which entry points it has, and what was assembled from it.
 //!
 //! The host crate's tests read the same file and hold it against their table of launches; it holds no path and no date.
 
@@ -16,7 +16,7 @@ use crate::toolchain::device_compiler::DeviceCompiler;
 
 pub(super) const FILE: &str = "manifest.json";
 /// Raised when a reader of the manifest would misunderstand it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
@@ -28,7 +28,26 @@ pub(crate) struct Manifest {
     pub(crate) llvm: String,
     pub(crate) flags: Vec<String>,
     pub(crate) archs: Vec<String>,
+    pub(crate) cubins: Cubins,
     pub(crate) entries: Vec<EntryPoint>,
+}
+
+/// What lies in host/cubin.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Cubins {
+    /// From `ptxas --version`.
+    pub(crate) assembler: String,
+    pub(crate) files: Vec<Cubin>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Cubin {
+    /// Relative to host/cubin.
+    pub(crate) path: String,
+    /// Of the text that it was assembled from, which is the text that the loader would give to the driver.
+    pub(crate) ptx_sha256: String,
+    /// Of the file.
+    pub(crate) sha256: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +58,12 @@ pub(crate) struct EntryPoint {
 }
 
 impl Manifest {
-    pub(super) fn new(compiler: &DeviceCompiler, source_sha256: String, entries: Vec<EntryPoint>) -> Self {
+    pub(super) fn new(
+        compiler: &DeviceCompiler,
+        source_sha256: String,
+        cubins: Cubins,
+        entries: Vec<EntryPoint>,
+    ) -> Self {
         Self {
             format: FORMAT,
             source_sha256,
@@ -47,6 +71,7 @@ impl Manifest {
             llvm: compiler.llvm.clone(),
             flags: FLAGS.map(str::to_owned).to_vec(),
             archs: Arch::ALL.map(|arch| arch.name().to_owned()).to_vec(),
+            cubins,
             entries,
         }
     }
@@ -67,22 +92,20 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// One entry a line: the list is long, and read in diffs.
+    /// One entry and one file a line: the lists are long, and read in diffs.
     pub(super) fn to_text(&self) -> Result<String> {
-        let mut entries = Vec::new();
-        for entry in &self.entries {
-            entries.push(format!("    {}", serde_json::to_string(entry)?));
-        }
         Ok(format!(
             "{{\n  \"format\": {},\n  \"source_sha256\": {},\n  \"compiler\": {},\n  \"llvm\": {},\n  \"flags\": {},\n  \
-             \"archs\": {},\n  \"entries\": [\n{}\n  ]\n}}\n",
+             \"archs\": {},\n  \"cubins\": {{\"assembler\": {}, \"files\": [\n{}\n  ]}},\n  \"entries\": [\n{}\n  ]\n}}\n",
             self.format,
             serde_json::to_string(&self.source_sha256)?,
             serde_json::to_string(&self.compiler)?,
             serde_json::to_string(&self.llvm)?,
             serde_json::to_string(&self.flags)?,
             serde_json::to_string(&self.archs)?,
-            entries.join(",\n")
+            serde_json::to_string(&self.cubins.assembler)?,
+            one_a_line(&self.cubins.files)?,
+            one_a_line(&self.entries)?
         ))
     }
 
@@ -105,6 +128,11 @@ impl Manifest {
         differences.extend(gone.map(|other| format!("entry {} is gone", other.name)));
         differences
     }
+}
+
+fn one_a_line<T: Serialize>(items: &[T]) -> Result<String> {
+    let lines: Vec<String> = items.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+    Ok(lines.iter().map(|line| format!("    {line}")).collect::<Vec<_>>().join(",\n"))
 }
 
 /// SHA-256 over the device crate's manifest and sources, each with its path and length, in order of path.

@@ -9,8 +9,8 @@ use crate::process::{Cmd, target};
 
 /// Names a ptxas to use instead.
 const PTXAS_VARIABLE: &str = "GRADSYNC_PTXAS";
-/// CUDA 13.0: the first to know sm_75 to sm_120 and nothing older.
-pub(super) const PTXAS_VERSION: &str = "13.0.88";
+/// CUDA 12.9: it knows sm_75 to sm_120, and every driver since 525 loads the code that it makes; code by CUDA 13 needs 580.
+pub(super) const PTXAS_VERSION: &str = "12.9.86";
 /// Names a folder with an `nccl.h` to use instead; the tests get their folder by the same name.
 pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
 /// The first series with every function that `host/src/sys` declares, and the smallest wheel of those.
@@ -45,11 +45,11 @@ pub(super) fn fetch_ptxas() -> Vec<Cmd> {
     let path = fetched_ptxas();
     let folder = path.with_file_name("");
     vec![
-        pip_download(&folder).arg(format!("nvidia-cuda-nvcc=={PTXAS_VERSION}")),
+        pip_download(&folder).arg(format!("nvidia-cuda-nvcc-cu12=={PTXAS_VERSION}")),
         Cmd::new("python3")
             .args(["-c", EXTRACT])
-            .arg(folder.join("nvidia_cuda_nvcc-*.whl"))
-            .arg("nvidia/cu13/bin/ptxas")
+            .arg(folder.join("nvidia_cuda_nvcc_cu12-*.whl"))
+            .arg("nvidia/cuda_nvcc/bin/ptxas")
             .arg(&path),
         Cmd::new("chmod").arg("+x").arg(path),
     ]

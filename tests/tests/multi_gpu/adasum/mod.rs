@@ -30,7 +30,9 @@ use device::{Runner, Way};
 
 pub(crate) use large::run as run_large;
 pub(crate) use nodes::{run as run_nodes, run_over as run_nodes_over};
-pub(crate) use on_one_gpu::{ENVIRONMENT as ONE_GPU, run as run_on_one_gpu};
+pub(crate) use on_one_gpu::{
+    ENVIRONMENT as ONE_GPU, ENVIRONMENT_PTX as ONE_GPU_PTX, run as run_on_one_gpu, run_from_ptx as run_on_one_gpu_ptx,
+};
 
 /// What the cases of a suite share.
 struct Cases<'c> {

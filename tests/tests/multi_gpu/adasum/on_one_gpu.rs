@@ -3,12 +3,15 @@
 //!
 //! Their launches wait for each other, so that all of them have to be on the GPU at once. Vectors are small for that: of eight ranks, each
 //! launch has about ten blocks that wait, beside those that send and go, and a multiprocessor has room for one.
+//!
+//! Once with the kernels' code, where there is some for the GPU, and once with their PTX, which other GPUs get.
 
+use cust::CudaApiVersion;
 use cust::device::{Device, DeviceAttribute};
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, SharedMemory};
-use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, KernelSource, Queue};
 use gradsync::ops::cuda::PeerAllReduce;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
@@ -22,7 +25,10 @@ use crate::context::Context;
 use crate::report::Report;
 
 /// Streams that share one of the driver's channels to the GPU, of which there are eight by default, wait for each other.
-pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS];
+/// What [`run_from_ptx`] needs besides.
+pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("CUDA_FORCE_PTX_JIT", "1")];
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Multiprocessors that have room for all that waits: of eight ranks, 64 blocks of the tree or 80 of Gram.
 const MULTIPROCESSORS: i32 = 100;
@@ -38,10 +44,26 @@ const KINDS: [Kind; 5] =
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let device = context.queue.ordinal();
-    let multiprocessors = Device::get_device(device)
-        .and_then(|device| device.get_attribute(DeviceAttribute::MultiprocessorCount))
-        .expect("a device, which the queue is on");
-    for world_size in 2..=8 {
+    let is_assembled_for = matches!(attribute(device, DeviceAttribute::ComputeCapabilityMajor), 8..=10);
+    // A driver loads code by the assemblers of its own CUDA, whatever the minor version, and of earlier ones; this is of CUDA 12.
+    let is_new_enough = CudaApiVersion::get().expect("the driver's version").major() >= 12;
+    let source = if is_assembled_for && is_new_enough { KernelSource::Cubin } else { KernelSource::Ptx };
+    sweep(device, 2..=8, source, report);
+}
+
+/// A number of ranks for each width of the kernels.
+pub(crate) fn run_from_ptx(context: &Context, report: &mut Report) {
+    sweep(context.queue.ordinal(), [2, 4, 8], KernelSource::Ptx, report);
+}
+
+fn attribute(device: u32, attribute: DeviceAttribute) -> i32 {
+    let device = Device::get_device(device).expect("a device, which the queue is on");
+    device.get_attribute(attribute).expect("what every device has")
+}
+
+fn sweep(device: u32, world_sizes: impl IntoIterator<Item = usize>, source: KernelSource, report: &mut Report) {
+    let multiprocessors = attribute(device, DeviceAttribute::MultiprocessorCount);
+    for world_size in world_sizes {
         for format in Format::ALL {
             let name = format!("{} by {world_size} ranks", format.name());
             if multiprocessors < MULTIPROCESSORS {
@@ -50,13 +72,13 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 continue;
             }
             report.case(&name, || {
-                on_ranks(world_size, |host| check(device, &OneGpu { host }, format));
+                on_ranks(world_size, |host| check(device, &OneGpu { host }, format, source));
             });
         }
     }
 }
 
-fn check(device: u32, comm: &OneGpu, format: Format) {
+fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
     let queue = Queue::new(device).unwrap();
     let world_size = comm.world_size();
     let runner = Runner { queue: &queue, comm, way: Way::Best };
@@ -72,6 +94,11 @@ fn check(device: u32, comm: &OneGpu, format: Format) {
         }
     }
     sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));
+
+    let is_adasum = |name: &str| name.starts_with("peer_adasum") || name.starts_with("peer_tree");
+    let loaded: Vec<_> = queue.loaded_kernels().into_iter().filter(|kernel| is_adasum(kernel.name)).collect();
+    assert_eq!(loaded.len(), if takes(Algorithm::Tree) { 2 } else { 1 }, "{loaded:?}");
+    assert!(loaded.iter().all(|kernel| kernel.source == source), "not from {source:?}: {loaded:?}");
 }
 
 /// Sums in rank order, rounded once.

@@ -44,7 +44,8 @@ enum Steps {
 
 impl Adasum {
     /// Prepares the reduction of buffers like this one; every rank of `comm` must call it. The host waits for the other ranks. Kernels over peers'
-    /// memory are loaded here; the first time on a machine, the driver compiles them, in up to a quarter of a second.
+    /// memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
+    /// to a quarter of a second.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,

@@ -1,0 +1,209 @@
+//! host/cubin/: the kernels that the driver would compile for longest, as code of an architecture.
+//!
+//! Assembled from host/ptx, which stays what everything is made from: where no file here fits the device, or the driver refuses it, the loader
+//! takes the PTX. This never looks into the code; that it is what the assembler makes of today's PTX is compared byte for byte.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use super::manifest::{Cubin, Cubins};
+use crate::{
+    process::{Cmd, root, target},
+    toolchain::{hex, python},
+};
+
+/// Adasum in one kernel takes the driver a quarter of a second; no other family takes it 0.1 s.
+const FAMILIES: [&str; 2] = ["peer_adasum", "peer_tree"];
+/// Architectures whose GPUs reach each other by NVLink. Code for 8.0 serves all of 8.x, and so on.
+const SMS: [u32; 3] = [80, 90, 100];
+/// The PTX that all of them are made from.
+const PTX: &str = "sm_80";
+
+pub(super) fn folder() -> PathBuf {
+    root().join("host/cubin")
+}
+
+/// What [`assemble`] leaves behind.
+#[derive(Debug)]
+pub(crate) struct Assembled {
+    pub(crate) path: PathBuf,
+    /// What `ptxas -v` says of registers, stack and spills.
+    pub(crate) said: String,
+}
+
+/// One family for one architecture, into `target/ptxas/sm_NN`.
+pub(crate) fn assemble(ptxas: &Path, family: &str, text: &str, sm: u32) -> Result<Assembled> {
+    let folder = target("ptxas").join(format!("sm_{sm}"));
+    let (source, path) = (folder.join(format!("{family}.ptx")), folder.join(format!("{family}.cubin")));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::write(&source, as_loaded(text, sm)).with_context(|| format!("cannot write {}", source.display()))?;
+    let (works, said) = Cmd::new(ptxas)
+        .args(["-v", "--gpu-name"])
+        .arg(format!("sm_{sm}"))
+        .arg("--output-file")
+        .arg(&path)
+        .arg(&source)
+        .probe();
+    if !works {
+        bail!("{family} is not accepted for sm_{sm}:\n{}", said.trim());
+    }
+    Ok(Assembled { path, said })
+}
+
+/// The text as a device gets it: from 9.0 on, the library's loader has every entry wait for the launch before it.
+fn as_loaded(text: &str, sm: u32) -> String {
+    if sm < 90 {
+        return text.to_owned();
+    }
+    let text = text.replacen(".version 7.0\n.target sm_80\n", ".version 7.8\n.target sm_90\n", 1);
+    text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
+}
+
+/// Every file of host/cubin, by path relative to it, from the files of host/ptx; and what the manifest says of them.
+pub(super) fn generate(ptx: &BTreeMap<String, String>) -> Result<(Cubins, BTreeMap<String, Vec<u8>>)> {
+    let ptxas = python::ptxas().context("no ptxas here")?;
+    let assembler = version(&ptxas)?;
+    println!("assembler: {assembler}, {}", ptxas.display());
+    let (mut recorded, mut files) = (Vec::new(), BTreeMap::new());
+    for sm in SMS {
+        for family in FAMILIES {
+            let source = format!("{PTX}/{family}.ptx");
+            let text = ptx.get(&source).with_context(|| format!("there is no {source} to assemble"))?;
+            let made = assemble(&ptxas, family, text, sm)?.path;
+            let code = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+            let path = format!("sm_{sm}/{family}.cubin");
+            let ptx_sha256 = sha256(as_loaded(text, sm).as_bytes());
+            recorded.push(Cubin { path: path.clone(), ptx_sha256, sha256: sha256(&code) });
+            files.insert(path, code);
+        }
+    }
+    Ok((Cubins { assembler, files: recorded }, files))
+}
+
+/// Puts these files there, and leaves no other.
+pub(super) fn write(files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+    let folder = folder();
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    for (path, code) in files {
+        let path = folder.join(path);
+        let parent = path.parent().unwrap_or(&folder);
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::write(&path, code).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Without an assembler: the files are those that the manifest records, and were made from the PTX that lies in host/ptx.
+pub(super) fn check(recorded: &Cubins) -> Result<()> {
+    let mut expected: Vec<String> =
+        SMS.iter().flat_map(|sm| FAMILIES.map(|family| format!("sm_{sm}/{family}.cubin"))).collect();
+    expected.sort();
+    let (listed, existing) = (recorded.files.iter().map(|file| file.path.clone()).collect(), existing()?);
+    for found in [sorted(listed), existing] {
+        if found != expected {
+            bail!("host/cubin should hold {expected:?}, and there is {found:?}; run `cargo xtask ptx`");
+        }
+    }
+    for Cubin { path, ptx_sha256, sha256: recorded } in &recorded.files {
+        let (sm, family) = parts(path)?;
+        let source = super::folder().join(PTX).join(format!("{family}.ptx"));
+        let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+        if sha256(as_loaded(&text, sm).as_bytes()) != *ptx_sha256 {
+            bail!("host/cubin/{path} was made from other PTX than {}; run `cargo xtask ptx`", source.display());
+        }
+        let code = fs::read(folder().join(path)).with_context(|| format!("cannot read host/cubin/{path}"))?;
+        if sha256(&code) != *recorded {
+            bail!("host/cubin/{path} is not the file that the manifest records; run `cargo xtask ptx`");
+        }
+    }
+    Ok(())
+}
+
+/// Holds host/cubin against what [`assemble`] has just made of all PTX; gives back what was compared, in words.
+pub(crate) fn compare(ptxas: &Path) -> Result<String> {
+    let recorded = super::Manifest::read(&super::folder())?.cubins;
+    let here = version(ptxas)?;
+    if here != recorded.assembler {
+        let made = &recorded.assembler;
+        return Ok(format!("cubins NOT COMPARED: they were made by {made:?}, and here is {here:?}"));
+    }
+    let mut differing = Vec::new();
+    for Cubin { path, .. } in &recorded.files {
+        let read = |path: PathBuf| fs::read(&path).with_context(|| format!("cannot read {}", path.display()));
+        if read(folder().join(path))? != read(target("ptxas").join(path))? {
+            differing.push(path.as_str());
+        }
+    }
+    if !differing.is_empty() {
+        bail!("host/cubin is not what ptxas makes of host/ptx ({}); run `cargo xtask ptx`", differing.join(", "));
+    }
+    Ok(format!("{} cubins identical", recorded.files.len()))
+}
+
+/// `sm_90/peer_tree.cubin` as 90 and `peer_tree`.
+fn parts(path: &str) -> Result<(u32, &str)> {
+    let parts = path.strip_prefix("sm_").and_then(|path| path.strip_suffix(".cubin")?.split_once('/'));
+    let (sm, family) = parts.with_context(|| format!("{path} names no architecture and family"))?;
+    Ok((sm.parse().with_context(|| format!("in {path}"))?, family))
+}
+
+/// Paths relative to host/cubin of everything there.
+fn existing() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let Ok(archs) = fs::read_dir(folder()) else { return Ok(found) };
+    for arch in archs {
+        let arch = arch?;
+        for file in fs::read_dir(arch.path()).with_context(|| format!("cannot read {}", arch.path().display()))? {
+            found.push(format!("{}/{}", arch.file_name().to_string_lossy(), file?.file_name().to_string_lossy()));
+        }
+    }
+    Ok(sorted(found))
+}
+
+fn sorted(mut paths: Vec<String>) -> Vec<String> {
+    paths.sort();
+    paths
+}
+
+/// The line of `ptxas --version` that tells one release from another.
+fn version(ptxas: &Path) -> Result<String> {
+    let (_, text) = Cmd::new(ptxas).arg("--version").probe();
+    let line = text.lines().find(|line| line.contains("release"));
+    Ok(line.with_context(|| format!("{} does not say its release:\n{text}", ptxas.display()))?.trim().to_owned())
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_says_architecture_and_family() {
+        assert_eq!(parts("sm_100/peer_tree.cubin").unwrap(), (100, "peer_tree"));
+        for wrong in ["peer_tree.cubin", "sm_x/peer_tree.cubin", "sm_90/peer_tree.ptx"] {
+            assert!(parts(wrong).unwrap_err().to_string().contains(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn from_9_0_on_every_entry_waits_first() {
+        let text =
+            ".version 7.0\n.target sm_80\n.visible .entry a(\n)\n{\n\tret;\n}\n.visible .entry b(\n)\n{\n\tret;\n}\n";
+        assert_eq!(as_loaded(text, 89), text);
+        let wait = "{\n\tgriddepcontrol.wait;\n\tret;\n}\n";
+        let expected =
+            format!(".version 7.8\n.target sm_90\n.visible .entry a(\n)\n{wait}.visible .entry b(\n)\n{wait}");
+        assert_eq!(as_loaded(text, 90), expected);
+    }
+}
