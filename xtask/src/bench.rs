@@ -30,6 +30,8 @@ use parts::{Needs, PARTS, Part};
 
 /// Ranks of the parts that run under mpirun.
 const MPI_RANKS: usize = 8;
+/// Has the driver compile everything anew.
+const NO_CACHE: &str = "CUDA_CACHE_DISABLE";
 /// For one part.
 const DEADLINE: Duration = Duration::from_secs(3600);
 /// The program in a folder of `--prebuilt`.
@@ -167,6 +169,10 @@ impl Bench {
             None => Command::new(&self.program),
         };
         command.arg("perf").args(part.arguments(self.is_quick)).arg("--json").arg(&json);
+        if matches!(part.needs, Needs::Gpus(_)) {
+            // Kernels that an earlier run has loaded would otherwise come out of the driver's cache.
+            command.env(NO_CACHE, "1");
+        }
         if part.has_plot {
             command.arg("--plot").arg(&svg);
         }
@@ -199,12 +205,14 @@ impl Bench {
 
     /// A command as somebody would type it who has the program on the path, in the folder of the report.
     fn shown(&self, command: &Command) -> String {
+        let is_uncached = command.get_envs().any(|(name, _)| name == NO_CACHE);
+        let variable = is_uncached.then(|| format!("{NO_CACHE}=1"));
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let word = |word: &std::ffi::OsStr| match Path::new(word) {
             program if program == self.program => "gradsync".to_owned(),
             path => path.strip_prefix(&self.folder).unwrap_or(path).display().to_string(),
         };
-        words.map(word).collect::<Vec<_>>().join(" ")
+        variable.into_iter().chain(words.map(word)).collect::<Vec<_>>().join(" ")
     }
 
     /// The cost model, fitted to what GPUs were measured with where there are some.

@@ -212,6 +212,10 @@ pub(super) fn of_document(part: &str, json: &Value) -> Vec<Figure> {
     figures.extend(rows(&json["launches"]["rows"]).iter().flat_map(of_launch));
     let first = &json["machine"]["first_use"]["kernel_ms"];
     figures.extend(first.as_f64().map(|time| first_use(format!("the first kernel of {part}"), time)));
+    let loads = rows(&json["loads"]);
+    let loads = loads.iter().filter_map(|load| Some((text(load, "kernel"), load["load_ms"].as_f64()?)));
+    let slowest = loads.max_by(|(_, a), (_, b)| a.total_cmp(b));
+    figures.extend(slowest.map(|(kernel, time)| first_use(format!("loading {kernel} in {part}"), time)));
     figures.extend(json["wrong"].as_f64().map(|wrong| Figure {
         goal: Goal::Right,
         what: part.to_owned(),
@@ -293,7 +297,8 @@ mod tests {
         let launch = json!({"operation": "cast", "dtype": "f32", "from_dtype": "f32", "size_bytes": 1 << 20, "first_call_ms": 200.0,
                             "plain": {"above_us": 0.4}, "graph": {"above_us": 1.4}});
         let document = json!({"graph_calls": 0, "wrong": 0, "measurements": [row("dots", 2, 1 << 30, 0.99)],
-                              "launches": {"rows": [launch]}, "machine": {"first_use": {"kernel_ms": 12.0}}});
+                              "launches": {"rows": [launch]}, "machine": {"first_use": {"kernel_ms": 12.0}},
+                              "loads": [{"kernel": "zero", "load_ms": 9.0}, {"kernel": "dots_f32", "load_ms": 151.0}]});
         let figures = of_document("cuda", &document);
         let met: Vec<_> = figures.iter().map(|figure| (figure.goal, figure.is_met())).collect();
         let wanted = [
@@ -302,6 +307,7 @@ mod tests {
             (Goal::GraphLaunch, false),
             (Goal::FirstUse, false),
             (Goal::FirstUse, true),
+            (Goal::FirstUse, false),
             (Goal::Right, true),
         ];
         assert_eq!(met, wanted, "{figures:?}");

@@ -300,12 +300,12 @@ fn finish(
     failure: Option<&PerfError>,
     results: Results,
 ) -> Result<(), PerfError> {
-    let Results { measurements, left_out } = results;
+    let Results { measurements, loads, left_out } = results;
     let wrong = measurements.iter().map(record::Measurement::wrong).sum::<u64>();
     let wrong = wrong + launches.as_ref().map_or(0, Launches::wrong);
     let failure = failure.map(ToString::to_string);
     let lines = launches.as_ref().map_or(String::new(), Launches::lines);
-    let footer = table::footer(&measurements, &left_out, wrong, settings.counts.check, failure.as_deref());
+    let footer = table::footer(&measurements, &loads, &left_out, wrong, settings.counts.check, failure.as_deref());
     // A run that has nothing to say leaves the files of an earlier one.
     let is_empty = measurements.is_empty() && launches.as_ref().is_none_or(|launches| launches.rows.is_empty());
     let has_files = failure.is_none() || !is_empty;
@@ -318,6 +318,7 @@ fn finish(
         graph_calls: settings.counts.graph_calls,
         measurements,
         launches,
+        loads,
         left_out,
         failure,
         wrong,

@@ -11,7 +11,7 @@ use super::arguments::Counts;
 use super::limits::Limits;
 use super::operation::Row;
 use super::plan::Section;
-use super::record::{BaselineName, Measurement};
+use super::record::{BaselineName, Load, Measurement};
 use super::subject::Found;
 use super::table;
 use crate::print;
@@ -20,6 +20,7 @@ use crate::print;
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     pub(crate) measurements: Vec<Measurement>,
+    pub(crate) loads: Vec<Load>,
     pub(crate) left_out: Vec<String>,
 }
 
@@ -73,6 +74,19 @@ impl Output {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).measurements.push(measurement);
         self.advance();
         self.say(&line)
+    }
+
+    /// Takes what a queue has loaded; of a kernel that several queues have loaded, the longest time stays.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "kernels are loaded onto GPUs"))]
+    pub(crate) fn loaded(&self, loads: impl IntoIterator<Item = Load>) {
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        for load in loads {
+            match results.loads.binary_search_by(|known| known.kernel.cmp(&load.kernel)) {
+                Ok(at) if results.loads[at].load_ms >= load.load_ms => {}
+                Ok(at) => results.loads[at] = load,
+                Err(at) => results.loads.insert(at, load),
+            }
+        }
     }
 
     /// A row is done.

@@ -72,6 +72,17 @@ pub(crate) struct Measurement {
     pub(crate) limit_busbw: Option<f64>,
 }
 
+/// How a kernel got onto a GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    /// The entry point.
+    pub(crate) kernel: String,
+    /// `cubin`, or `ptx`, which the driver compiles unless it has the result in its cache.
+    pub(crate) source: String,
+    /// The longest of all times that it was loaded in.
+    pub(crate) load_ms: f64,
+}
+
 /// A whole run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Document<M> {
@@ -87,6 +98,9 @@ pub(crate) struct Document<M> {
     /// Those of `--launch`.
     #[serde(default)]
     pub(crate) launches: Option<Launches>,
+    /// Kernels that the rank that speaks has loaded, by name.
+    #[serde(default)]
+    pub(crate) loads: Vec<Load>,
     /// What was asked for and left out, with the reasons.
     pub(crate) left_out: Vec<String>,
     /// Why there are no more rows, if the run failed.

@@ -2,7 +2,7 @@
 
 use super::operation::{Operation, Row};
 use super::plan::Section;
-use super::record::{BaselineName, Measurement, Timing};
+use super::record::{BaselineName, Load, Measurement, Timing};
 
 /// What stands above the rows of a section; `limit` in GB/s of busbw.
 pub(crate) fn heading(section: &Section, baseline: Option<BaselineName>, limit: Option<f64>) -> String {
@@ -70,6 +70,7 @@ fn rate(rate: f64) -> String {
 /// What stands below all tables.
 pub(crate) fn footer(
     measurements: &[Measurement],
+    loads: &[Load],
     left_out: &[String],
     wrong: u64,
     is_checked: bool,
@@ -81,6 +82,10 @@ pub(crate) fn footer(
     }
     if let Some(reason) = failure {
         text += &format!("# FAILED before the end: {reason}\n");
+    }
+    if let Some(Load { kernel, source, load_ms }) = loads.iter().max_by(|a, b| a.load_ms.total_cmp(&b.load_ms)) {
+        let number = loads.len();
+        text += &format!("# {number} kernels loaded, the slowest in {load_ms:.1} ms: {kernel}, from its {source}\n");
     }
     let verdict = if wrong == 0 { "OK" } else { "FAILED" };
     text += &match is_checked {
@@ -119,5 +124,15 @@ mod tests {
             assert!(time(microseconds).len() <= 9, "{}", time(microseconds));
         }
         assert_eq!((time(12.345), time(123_456.7), rate(0.126)), ("12.35".into(), "123457".into(), "0.13".into()));
+    }
+
+    #[test]
+    fn the_footer_names_the_slowest_load() {
+        let load = |kernel: &str, source: &str, load_ms| Load { kernel: kernel.into(), source: source.into(), load_ms };
+        let loads = [load("gram_f32_p4", "ptx", 41.25), load("peer_adasum_f32_p4", "cubin", 1.5)];
+        let line = "# 2 kernels loaded, the slowest in 41.2 ms: gram_f32_p4, from its ptx\n";
+        let footer = |loads: &[Load]| footer(&[], loads, &[], 0, true, None);
+        assert!(footer(&loads).contains(line), "{}", footer(&loads));
+        assert!(!footer(&[]).contains("loaded"));
     }
 }

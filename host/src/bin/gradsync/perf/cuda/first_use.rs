@@ -1,13 +1,14 @@
-//! What a process pays before its first kernel has run.
+//! What a process pays before its first kernel has run, and for each kernel that it loads.
 
 use std::time::Instant;
 
 use gradsync::DType;
-use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::driver::{DeviceBuffer, KernelSource, Queue};
 use gradsync::kernels::cuda;
 
 use crate::perf::PerfError;
 use crate::perf::machine::FirstUse;
+use crate::perf::record::Load;
 
 /// Opens a device, and runs a kernel on it, which the driver compiles for that. Nothing may have been run on the device before; `driver`
 /// is what its initialisation took, in seconds. The queue is to be kept: a context that nobody holds is destroyed, and made anew.
@@ -29,4 +30,16 @@ pub(crate) fn measure(ordinal: u32, driver: f64) -> Result<(FirstUse, Queue), Pe
     };
     drop(data);
     Ok((first_use, queue))
+}
+
+/// What a queue has loaded.
+pub(super) fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
+    queue.loaded_kernels().into_iter().map(|kernel| Load {
+        kernel: kernel.name.into(),
+        source: match kernel.source {
+            KernelSource::Cubin => "cubin".into(),
+            KernelSource::Ptx => "ptx".into(),
+        },
+        load_ms: kernel.load_time.as_secs_f64() * 1e3,
+    })
 }

@@ -5,8 +5,8 @@ use gradsync::kernels::cpu::Coefficients;
 use gradsync::kernels::cuda::{self, Layers};
 
 use super::baseline::Baseline;
-use super::timing;
 use super::vectors::{Vectors, slots};
+use super::{first_use, timing};
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::data::{PERIOD, count_differing, product, value, weight, weighted};
@@ -31,6 +31,7 @@ pub(crate) fn run(section: &Section, output: &Output) -> Result<(), PerfError> {
         let wrong = subject::check(&mut kernel, output.counts)?;
         output.row(section, row, &Found { seconds, wrong }, name)?;
     }
+    output.loaded(first_use::loads(&queue));
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::time::Instant;
 use gradsync::driver::Queue;
 
 use super::kernels::Kernel;
-use super::timing;
 use super::vectors::Copy;
+use super::{first_use, timing};
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
 use crate::perf::launch::{Excess, Launch, Launches};
@@ -46,6 +46,7 @@ pub(crate) fn run(
         rows.push(measure(&queue, section, row, counts, (graph_calls, memory_rate))?);
         output.advance();
     }
+    output.loaded(first_use::loads(&queue));
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use gradsync::driver::{Graph, Queue};
 use super::adasum::{self, Reduction};
 use super::collectives::{Collective, Peers};
 use super::plain::Plain;
-use super::timing;
+use super::{first_use, timing};
 use crate::perf::PerfError;
 use crate::perf::arguments::TransportChoice;
 use crate::perf::host::local::first_failure;
@@ -98,6 +98,9 @@ fn rank(
                 output.row(section, &row, &found, name)?;
             }
         }
+    }
+    if rank == 0 {
+        output.loaded(first_use::loads(&queue));
     }
     Ok(comm.synchronize(&queue)?)
 }

@@ -5,8 +5,8 @@ use gradsync::kernels::cuda;
 use gradsync::{DType, GradientBuffer};
 
 use super::baseline::Baseline;
-use super::timing;
 use super::vectors::wrong;
+use super::{first_use, timing};
 use crate::perf::PerfError;
 use crate::perf::data::{fill, value};
 use crate::perf::operation::{Operation, Row};
@@ -26,6 +26,7 @@ pub(crate) fn run(section: &Section, lens: &[usize], output: &Output) -> Result<
         let wrong = subject::check(&mut tensors, output.counts)?;
         output.row(section, row, &Found { seconds, wrong }, name)?;
     }
+    output.loaded(first_use::loads(&queue));
     Ok(())
 }
 
