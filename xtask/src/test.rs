@@ -140,16 +140,25 @@ fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
         let why = "no compiler for device code here, and this distribution has no rustc-web >= 1.89 to install";
         unavailable.device_compiler = Some(why.to_owned());
     }
-    if toolchain.installs() && needs.contains(&Need::Mpi) {
-        needs.retain(|&need| need != Need::Mpi);
-        if let Err(error) = toolchain.provide(&[Need::Mpi]) {
-            let why = format!("no MPI here, and it cannot be installed: {error:#}");
-            println!("{why}");
-            unavailable.mpi = Some(why.replace('\n', " "));
+    if toolchain.installs() {
+        // Whoever names a compiler wants that one.
+        if !DeviceCompiler::is_named() {
+            let why = try_install(toolchain, &mut needs, Need::DeviceCompiler, "compiler for device code");
+            unavailable.device_compiler = unavailable.device_compiler.or(why);
         }
+        unavailable.mpi = try_install(toolchain, &mut needs, Need::Mpi, "MPI");
     }
     toolchain.provide(&needs)?;
     Ok(unavailable)
+}
+
+/// Takes a need off the list, and provides it or gives back why it cannot be had.
+fn try_install(toolchain: &Toolchain, needs: &mut Vec<Need>, need: Need, what: &str) -> Option<String> {
+    let at = needs.iter().position(|&other| other == need)?;
+    let error = toolchain.provide(&[needs.remove(at)]).err()?;
+    let why = format!("no {what} here, and it cannot be installed: {error:#}");
+    println!("{why}");
+    Some(why.replace('\n', " "))
 }
 
 fn report(rows: &[Row]) -> Result<()> {

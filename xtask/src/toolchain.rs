@@ -172,9 +172,10 @@ impl Toolchain {
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 
-    /// Installs distribution packages, after an update of the package lists unless there has been one.
+    /// Installs distribution packages, after an update of the package lists unless there has been one. Removes none: Debian's rustc-web
+    /// would take the distribution's rustc and cargo, or its rustup, with it.
     fn apt(&self, packages: &[&str]) -> Vec<Cmd> {
-        let install = apt_get("install").args(["--yes", "--no-install-recommends"]).args(packages);
+        let install = apt_get("install").args(["--yes", "--no-remove", "--no-install-recommends"]).args(packages);
         let update = (!self.apt_updated.get()).then(|| apt_get("update"));
         update.into_iter().chain([install]).collect()
     }

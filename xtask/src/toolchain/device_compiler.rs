@@ -27,7 +27,7 @@ pub(crate) struct DeviceCompiler {
 
 impl DeviceCompiler {
     /// Has somebody named the compiler to use?
-    pub(super) fn is_named() -> bool {
+    pub(crate) fn is_named() -> bool {
         variable(VARIABLE).is_some()
     }
 
