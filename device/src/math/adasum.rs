@@ -168,7 +168,7 @@ pub fn tree_value(
         let mut level = 0;
         while level < SLOTS {
             if !is_placed {
-                if place >> level & 1 == 0 {
+                if (place >> level) & 1 == 0 {
                     waiting[level] = node;
                     is_placed = true;
                 } else {
@@ -186,7 +186,7 @@ pub fn tree_value(
     let mut start = end;
     let mut level = 0;
     while level < SLOTS {
-        if count >> level & 1 == 1 {
+        if (count >> level) & 1 == 1 {
             let left = start - (1 << level);
             node = if start == end {
                 waiting[level]

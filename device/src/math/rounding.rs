@@ -82,8 +82,9 @@ mod tests {
         if value.is_nan() || back == value {
             return result.is_nan() == value.is_nan();
         }
-        let (below, above) = (f64::from(result.next_down()), f64::from(result.next_up()));
-        result.to_bits() & 1 == 1 && below < value && value < above
+        let beside = |step| f64::from(f32::from_bits(result.abs().to_bits().wrapping_add_signed(step)));
+        let is_between = beside(-1) < value.abs() && value.abs() < beside(1);
+        result.to_bits() & 1 == 1 && is_between && result.is_sign_negative() == value.is_sign_negative()
     }
 
     proptest! {

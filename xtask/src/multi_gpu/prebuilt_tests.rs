@@ -260,7 +260,8 @@ fn prefixes_are_of_one_width() {
 
     let (folder, suites) =
         (folder(), suites::parse(r#"{"suite":"j","ranks":[2],"mode":"mpirun","seconds":1,"sanitizer":true}"#).unwrap());
-    let start = Start { mpirun: Some(&mpirun(&folder)), suite: &suites[0], world: 2, ..start };
+    let mpirun = mpirun(&folder);
+    let start = Start { mpirun: Some(&mpirun), suite: &suites[0], world: 2, ..start };
     let shown = format!("{:?}", start.commands(&[(Who::AllRanks, false)], GRACE).unwrap()[0].command);
     let expected = r#"mpirun" "--oversubscribe" "--allow-run-as-root" "-n" "2" "compute-sanitizer" "--tool" "memcheck" "x" "run" "j""#;
     assert!(shown.ends_with(expected) && shown.contains("MPIEXEC_TIMEOUT=\"5\""), "{shown}");
