@@ -186,11 +186,13 @@ fn too_many_calls_fail_on_every_rank() {
 fn whatever_else_does_not_complete_ends_by_the_deadline() {
     guarded(60, || {
         let deadline = Duration::from_millis(300);
+        let [sum, exchange, to_1] = [[reduce(4)], [send_recv(1, 2)], [send(1, 1)]];
+        let [from_0, longer_from_0, from_2] = [[recv(0, 3)], [recv(0, 4)], [recv(2, 1)]];
         let cases: [(Posts<'_>, &[usize]); 4] = [
-            (&[Some(&[reduce(4)]), None, Some(&[reduce(4)]), None], &[1, 3]),
-            (&[None, Some(&[recv(0, 4)])], &[0]),
-            (&[Some(&[send_recv(1, 2)]), Some(&[recv(0, 3)]), None], &[2]),
-            (&[Some(&[send(1, 1)]), Some(&[recv(2, 1)]), None, None], &[2]),
+            (&[Some(&sum), None, Some(&sum), None], &[1, 3]),
+            (&[None, Some(&longer_from_0)], &[0]),
+            (&[Some(&exchange), Some(&from_0), None], &[2]),
+            (&[Some(&to_1), Some(&from_2), None, None], &[2]),
         ];
         for way in Way::CHANNELS {
             for (lists, expected) in cases {
