@@ -1,5 +1,5 @@
 //! The assembled kernels in the crate, read as ELF files: each holds its family's entry points and no other, for its folder's architecture, with
-//! the parameters and the threads of the host's table. That they are what the assembler makes of the PTX is `cargo xtask ptxas`'s to prove.
+//! as many bytes of parameters and as many threads as the host's table says. That they are what the assembler makes of the PTX is `cargo xtask ptxas`'s to prove.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,6 +42,14 @@ fn attributes(info: &[u8]) -> BTreeMap<u8, Vec<u8>> {
     }
     assert!(rest.is_empty(), "an attribute without its length");
     found
+}
+
+#[test]
+fn every_architecture_has_every_family() {
+    let mut found: Vec<_> = files().into_iter().map(|(sm, family, _)| (sm, family)).collect();
+    found.sort();
+    let expected = [80, 90, 100].map(|sm| ["peer_adasum", "peer_tree"].map(|family| (sm, family.to_owned())));
+    assert_eq!(found, expected.concat());
 }
 
 #[test]

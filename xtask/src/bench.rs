@@ -169,8 +169,9 @@ impl Bench {
             None => Command::new(&self.program),
         };
         command.arg("perf").args(part.arguments(self.is_quick)).arg("--json").arg(&json);
-        if matches!(part.needs, Needs::Gpus(_)) {
-            // Kernels that an earlier run has loaded would otherwise come out of the driver's cache.
+        if part.needs == Needs::Gpus(1) {
+            // Kernels that an earlier run has loaded would come out of the driver's cache. Of ranks that are threads, each would compile
+            // for itself without it, one after the other.
             command.env(NO_CACHE, "1");
         }
         if part.has_plot {

@@ -137,28 +137,19 @@ fn set_up(toolchain: &Toolchain, stages: &[Stage]) -> Result<Unavailable> {
         if let Err(error) = DeviceCompiler::find() {
             println!("{error:#}");
         }
-        let why = "no compiler for device code here, and this distribution has no rustc-web >= 1.89 to install";
+        let why = "no compiler for device code here, and this distribution has no rustc-web >= 1.89 that installs beside its other packages";
         unavailable.device_compiler = Some(why.to_owned());
     }
-    if toolchain.installs() {
-        // Whoever names a compiler wants that one.
-        if !DeviceCompiler::is_named() {
-            let why = try_install(toolchain, &mut needs, Need::DeviceCompiler, "compiler for device code");
-            unavailable.device_compiler = unavailable.device_compiler.or(why);
+    if toolchain.installs() && needs.contains(&Need::Mpi) {
+        needs.retain(|&need| need != Need::Mpi);
+        if let Err(error) = toolchain.provide(&[Need::Mpi]) {
+            let why = format!("no MPI here, and it cannot be installed: {error:#}");
+            println!("{why}");
+            unavailable.mpi = Some(why.replace('\n', " "));
         }
-        unavailable.mpi = try_install(toolchain, &mut needs, Need::Mpi, "MPI");
     }
     toolchain.provide(&needs)?;
     Ok(unavailable)
-}
-
-/// Takes a need off the list, and provides it or gives back why it cannot be had.
-fn try_install(toolchain: &Toolchain, needs: &mut Vec<Need>, need: Need, what: &str) -> Option<String> {
-    let at = needs.iter().position(|&other| other == need)?;
-    let error = toolchain.provide(&[needs.remove(at)]).err()?;
-    let why = format!("no {what} here, and it cannot be installed: {error:#}");
-    println!("{why}");
-    Some(why.replace('\n', " "))
 }
 
 fn report(rows: &[Row]) -> Result<()> {
@@ -278,13 +269,13 @@ fn tests() -> Result<Outcome> {
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;
-    // The launch side of the CUDA backend has tests that need no GPU; so have the declarations and the loading of NCCL.
+    // The launch side of the CUDA backend has tests that need no GPU; so have the loading of kernels, and NCCL's declarations and loading.
     libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
-    let nccl = Cmd::cargo("test")
+    let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
-        .args(["--test", "nccl_header", "--test", "nccl_loading"])
+        .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading"])
         .env(python::NCCL_VARIABLE, python::nccl_include());
-    passed(libcuda::linked(nccl)?.run())
+    passed(libcuda::linked(loading)?.run())
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder

@@ -4,13 +4,14 @@
 //! An entry point is loaded on its own, when it is first needed or a little before: the driver compiles a few hundred lines of PTX then, in some
 //! ten milliseconds, instead of all kernels at once, and keeps the result in its cache on disk. Of Adasum over peers' memory it would be one to
 //! three thousand lines and up to a quarter of a second. These kernels are here as code too, for the architectures whose GPUs have fast links
-//! to each other. Code is never all there is: where none fits, where a driver older than the assembler refuses it, or where `CUDA_FORCE_PTX_JIT`
-//! asks for it, the driver gets the PTX, which the code was made from.
+//! to each other. Code is never all there is: where none fits, where a driver refuses it, or where `GRADSYNC_FORCE_PTX=1` asks for it, the driver
+//! gets the PTX, which the code was made from. A file of code holds its whole family: the driver takes from it what is asked for.
 
-use std::ffi::{CStr, CString, OsString};
-use std::fmt::Display;
+use std::env;
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use cust::error::CudaResult;
 use cust::module::{Module, ModuleJitOption};
 use cust::sys;
 use gradsync_device::abi::{self, Entry};
@@ -52,10 +53,9 @@ static CUBINS_80: &Cubins = cubins!("sm_80");
 static CUBINS_90: &Cubins = cubins!("sm_90");
 static CUBINS_100: &Cubins = cubins!("sm_100");
 
-/// NVIDIA's variable that has everything compiled from PTX, to try what an architecture without code gets. The driver heeds it where code and
-/// PTX come to it in one file.
-/// <https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html>
-const FORCE_PTX: &str = "CUDA_FORCE_PTX_JIT";
+/// Has all kernels compiled from PTX, to try what an architecture without code gets. NVIDIA's own variable for that would have NCCL's kernels
+/// compiled too, as far as NCCL has PTX of them.
+const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
 
 /// The kernels that a device runs.
 #[derive(Clone, Copy, Debug)]
@@ -84,9 +84,9 @@ impl Library {
         }
     }
 
-    /// With PTX alone if the environment says so.
-    pub(super) fn as_told(self, variable: impl FnOnce(&str) -> Option<OsString>) -> Self {
-        let is_ptx_forced = variable(FORCE_PTX).is_some_and(|value| !value.is_empty() && value != "0");
+    /// With PTX alone if the environment asks for that.
+    pub(super) fn as_told(self) -> Self {
+        let is_ptx_forced = env::var_os(FORCE_PTX).is_some_and(|value| !value.is_empty() && value != "0");
         Self { cubins: if is_ptx_forced { &[] } else { self.cubins }, ..self }
     }
 
@@ -102,20 +102,19 @@ impl Library {
     }
 
     /// The module that holds an entry point: from code if there is some that the driver takes, or from PTX. None if there is neither.
-    fn module<M, E: Display>(
-        &self,
-        entry: &Entry,
-        from_cubin: impl FnOnce(&[u8]) -> Result<M, E>,
-        from_ptx: impl FnOnce(&CStr) -> Result<M, E>,
-    ) -> Option<Result<(M, KernelSource), E>> {
-        let cubin = self.cubins.iter().find(|(family, _)| *family == entry.family);
-        let refused = |error: &E| tracing::debug!(entry = entry.name, %error, "the code is refused: compiling PTX");
-        // Whatever is wrong with more than the code is wrong with the PTX too, and that error is the one to report.
-        if let Some(Ok(module)) = cubin.map(|(_, cubin)| from_cubin(cubin).inspect_err(refused)) {
-            return Some(Ok((module, KernelSource::Cubin)));
+    fn module(&self, entry: &Entry) -> Option<CudaResult<(Module, KernelSource)>> {
+        if let Some((_, cubin)) = self.cubins.iter().find(|(family, _)| *family == entry.family) {
+            match Module::from_cubin(cubin, &[]) {
+                Ok(module) => return Some(Ok((module, KernelSource::Cubin))),
+                // Whatever is wrong with more than the code is wrong with the PTX too, and that error is the one to report.
+                Err(error) => {
+                    tracing::warn!(entry = entry.name, %error, "the driver refuses the code: it compiles PTX")
+                }
+            }
         }
         let text = CString::new(self.source(entry)?).ok()?;
-        Some(from_ptx(&text).map(|module| (module, KernelSource::Ptx)))
+        let module = Module::from_ptx_cstr(&text, &[ModuleJitOption::DetermineTargetFromContext]);
+        Some(module.map(|module| (module, KernelSource::Ptx)))
     }
 
     /// Loads an entry point onto the current context's device.
@@ -127,9 +126,7 @@ impl Library {
         };
         let entry = abi::entries().find(|entry| entry.name == name).ok_or_else(missing)?;
         let start = Instant::now();
-        let from_cubin = |cubin: &[u8]| Module::from_cubin(cubin, &[]);
-        let from_ptx = |ptx: &CStr| Module::from_ptx_cstr(ptx, &[ModuleJitOption::DetermineTargetFromContext]);
-        let module = self.module(entry, from_cubin, from_ptx).ok_or_else(missing)?;
+        let module = self.module(entry).ok_or_else(missing)?;
         let (module, source) = module.named(&format!("cuModuleLoadDataEx of {name}"))?;
         let function = module.get_function(name).named(&format!("cuModuleGetFunction of {name}"))?.to_raw();
         let loaded = LoadedKernel { name: entry.name, source, load_time: start.elapsed() };
@@ -197,7 +194,6 @@ mod tests {
     use super::*;
 
     const NO_CUBINS: &Cubins = &[];
-    const NO_FAMILIES: &Families = &[];
 
     #[test]
     fn every_entry_point_can_be_cut_out_of_its_file() {
@@ -268,33 +264,6 @@ mod tests {
                 let line = format!(r#""path":"{arch}/{family}.cubin","ptx_sha256":"{source}","sha256":"{code}""#);
                 assert!(manifest.contains(&line), "the manifest has no {line}");
             }
-        }
-    }
-
-    #[test]
-    fn what_is_refused_as_code_is_loaded_from_ptx() {
-        type Answer = Result<(), &'static str>;
-        fn load(library: Library, name: &str, code: Answer, ptx: Answer) -> Option<Result<KernelSource, &'static str>> {
-            let entry = abi::entries().find(|entry| entry.name == name).unwrap();
-            let from_ptx = |text: &CStr| {
-                assert!(text.to_str().unwrap().contains(&format!(".entry {name}(")));
-                ptx
-            };
-            library.module(entry, |_| code, from_ptx).map(|loaded| loaded.map(|((), source)| source))
-        }
-        use KernelSource::{Cubin, Ptx};
-        let library = Library::for_capability(9, 0, || Some(EarlyLaunch::never_called())).unwrap();
-        let (with_code, without) = ("peer_tree_f32_p8", "empty");
-        assert_eq!(load(library, with_code, Ok(()), Err("never asked")), Some(Ok(Cubin)));
-        assert_eq!(load(library, with_code, Err("no binary for this GPU"), Ok(())), Some(Ok(Ptx)));
-        assert_eq!(load(library, with_code, Err("no binary for this GPU"), Err("no memory")), Some(Err("no memory")));
-        assert_eq!(load(library, without, Err("never asked"), Ok(())), Some(Ok(Ptx)));
-        let bare = Library { families: NO_FAMILIES, ..library };
-        assert_eq!(load(bare, without, Ok(()), Ok(())), None);
-
-        for (value, expected) in [(Some("1"), Ptx), (Some("0"), Cubin), (Some(""), Cubin), (None, Cubin)] {
-            let told = library.as_told(|name| value.filter(|_| name == "CUDA_FORCE_PTX_JIT").map(OsString::from));
-            assert_eq!(load(told, with_code, Ok(()), Ok(())), Some(Ok(expected)), "{value:?}");
         }
     }
 }

@@ -88,7 +88,7 @@ impl Queue {
             code: cust::error::CudaError::NoBinaryForGpu as u32,
             text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),
         })?;
-        let library = library.as_told(|name| std::env::var_os(name));
+        let library = library.as_told();
         let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
         CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
         let (stream, owned) = stream()?;

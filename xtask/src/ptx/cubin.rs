@@ -15,10 +15,13 @@ use sha2::{Digest, Sha256};
 use super::manifest::{Cubin, Cubins};
 use crate::{
     process::{Cmd, root, target},
-    toolchain::{hex, python},
+    toolchain::{
+        hex,
+        python::{self, PTXAS_VERSION},
+    },
 };
 
-/// Adasum in one kernel takes the driver a quarter of a second; no other family takes it 0.1 s.
+/// Adasum in one kernel would take the driver up to a quarter of a second; other families take it 0.1 s at most.
 const FAMILIES: [&str; 2] = ["peer_adasum", "peer_tree"];
 /// Architectures whose GPUs reach each other by NVLink. Code for 8.0 serves all of 8.x, and so on.
 const SMS: [u32; 3] = [80, 90, 100];
@@ -70,6 +73,7 @@ pub(super) fn generate(ptx: &BTreeMap<String, String>) -> Result<(Cubins, BTreeM
     let ptxas = python::ptxas().context("no ptxas here")?;
     let assembler = version(&ptxas)?;
     println!("assembler: {assembler}, {}", ptxas.display());
+    check_assembler(&assembler)?;
     let (mut recorded, mut files) = (Vec::new(), BTreeMap::new());
     for sm in SMS {
         for family in FAMILIES {
@@ -101,8 +105,19 @@ pub(super) fn write(files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     Ok(())
 }
 
+/// Which drivers load code depends on the release that made it.
+fn check_assembler(assembler: &str) -> Result<()> {
+    if assembler.ends_with(&format!("V{PTXAS_VERSION}")) {
+        return Ok(());
+    }
+    bail!(
+        "host/cubin has to be made by ptxas {PTXAS_VERSION}, whose code older drivers load too, and not by {assembler:?}"
+    )
+}
+
 /// Without an assembler: the files are those that the manifest records, and were made from the PTX that lies in host/ptx.
 pub(super) fn check(recorded: &Cubins) -> Result<()> {
+    check_assembler(&recorded.assembler)?;
     let mut expected: Vec<String> =
         SMS.iter().flat_map(|sm| FAMILIES.map(|family| format!("sm_{sm}/{family}.cubin"))).collect();
     expected.sort();
@@ -132,8 +147,7 @@ pub(crate) fn compare(ptxas: &Path) -> Result<String> {
     let recorded = super::Manifest::read(&super::folder())?.cubins;
     let here = version(ptxas)?;
     if here != recorded.assembler {
-        let made = &recorded.assembler;
-        return Ok(format!("cubins NOT COMPARED: they were made by {made:?}, and here is {here:?}"));
+        return Ok(format!("cubins NOT COMPARED: they were made by ptxas {PTXAS_VERSION}, and here is {here:?}"));
     }
     let mut differing = Vec::new();
     for Cubin { path, .. } in &recorded.files {
@@ -187,6 +201,13 @@ fn sha256(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_assembler_is_refused_by_name() {
+        assert!(check_assembler(&format!("Cuda compilation tools, release 12.9, V{PTXAS_VERSION}")).is_ok());
+        let refusal = check_assembler("Cuda compilation tools, release 13.0, V13.0.88").unwrap_err().to_string();
+        assert!(refusal.contains("V13.0.88") && refusal.contains(PTXAS_VERSION), "{refusal}");
+    }
 
     #[test]
     fn a_path_says_architecture_and_family() {

@@ -27,7 +27,7 @@ pub(crate) struct DeviceCompiler {
 
 impl DeviceCompiler {
     /// Has somebody named the compiler to use?
-    pub(crate) fn is_named() -> bool {
+    pub(super) fn is_named() -> bool {
         variable(VARIABLE).is_some()
     }
 
@@ -107,9 +107,11 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Would the distribution's package do?
+/// Would the distribution's package do, and go in without another one going out? It conflicts with the distribution's rustc and rustup.
 pub(super) fn apt_candidate() -> bool {
+    let simulated = ["--simulate", "--no-remove", "--no-install-recommends", "install"];
     candidate_of(PACKAGES[0]).and_then(|version| version_pair(&version)) >= Some(OLDEST)
+        && Cmd::new("apt-get").args(simulated).args(PACKAGES).probe().0
 }
 
 /// Are there package lists at all? Then apt knows some package that is not installed.

@@ -10,7 +10,7 @@ use crate::process::{Cmd, target};
 /// Names a ptxas to use instead.
 const PTXAS_VARIABLE: &str = "GRADSYNC_PTXAS";
 /// CUDA 12.9: it knows sm_75 to sm_120, and every driver since 525 loads the code that it makes; code by CUDA 13 needs 580.
-pub(super) const PTXAS_VERSION: &str = "12.9.86";
+pub(crate) const PTXAS_VERSION: &str = "12.9.86";
 /// Names a folder with an `nccl.h` to use instead; the tests get their folder by the same name.
 pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
 /// The first series with every function that `host/src/sys` declares, and the smallest wheel of those.

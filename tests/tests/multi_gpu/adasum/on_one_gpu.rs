@@ -25,9 +25,9 @@ use crate::context::Context;
 use crate::report::Report;
 
 /// Streams that share one of the driver's channels to the GPU, of which there are eight by default, wait for each other.
-pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS];
+pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "0")];
 /// What [`run_from_ptx`] needs besides.
-pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("CUDA_FORCE_PTX_JIT", "1")];
+pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "1")];
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Multiprocessors that have room for all that waits: of eight ranks, 64 blocks of the tree or 80 of Gram.

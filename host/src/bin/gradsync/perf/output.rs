@@ -24,6 +24,17 @@ pub(crate) struct Results {
     pub(crate) left_out: Vec<String>,
 }
 
+impl Results {
+    /// Of a kernel that several queues have loaded, the longest time stays.
+    fn take(&mut self, load: Load) {
+        match self.loads.binary_search_by(|known| known.kernel.cmp(&load.kernel)) {
+            Ok(at) if self.loads[at].load_ms >= load.load_ms => {}
+            Ok(at) => self.loads[at] = load,
+            Err(at) => self.loads.insert(at, load),
+        }
+    }
+}
+
 /// What all sections share: how to measure, and where results go.
 pub(crate) struct Output {
     pub(crate) counts: Counts,
@@ -76,17 +87,11 @@ impl Output {
         self.say(&line)
     }
 
-    /// Takes what a queue has loaded; of a kernel that several queues have loaded, the longest time stays.
+    /// Takes what a queue has loaded.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "kernels are loaded onto GPUs"))]
     pub(crate) fn loaded(&self, loads: impl IntoIterator<Item = Load>) {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        for load in loads {
-            match results.loads.binary_search_by(|known| known.kernel.cmp(&load.kernel)) {
-                Ok(at) if results.loads[at].load_ms >= load.load_ms => {}
-                Ok(at) => results.loads[at] = load,
-                Err(at) => results.loads.insert(at, load),
-            }
-        }
+        loads.into_iter().for_each(|load| results.take(load));
     }
 
     /// A row is done.
@@ -97,5 +102,19 @@ impl Output {
     pub(crate) fn into_results(self) -> Results {
         self.progress.finish_and_clear();
         self.results.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_kernel_the_longest_load_is_kept() {
+        let load = |kernel: &str, load_ms| Load { kernel: kernel.into(), source: "ptx".into(), load_ms };
+        let (mut results, loads) =
+            (Results::default(), [("zero", 3.0), ("dots_f32", 9.0), ("zero", 12.0), ("zero", 1.0)]);
+        loads.into_iter().for_each(|(kernel, load_ms)| results.take(load(kernel, load_ms)));
+        assert_eq!(results.loads, [load("dots_f32", 9.0), load("zero", 12.0)]);
     }
 }

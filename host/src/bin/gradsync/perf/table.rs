@@ -85,7 +85,9 @@ pub(crate) fn footer(
     }
     if let Some(Load { kernel, source, load_ms }) = loads.iter().max_by(|a, b| a.load_ms.total_cmp(&b.load_ms)) {
         let number = loads.len();
-        text += &format!("# {number} kernels loaded, the slowest in {load_ms:.1} ms: {kernel}, from its {source}\n");
+        text += &format!(
+            "# Kernels loaded       : {number}, the slowest in {load_ms:.1} ms: {kernel}, from its {source}\n"
+        );
     }
     let verdict = if wrong == 0 { "OK" } else { "FAILED" };
     text += &match is_checked {
@@ -130,9 +132,9 @@ mod tests {
     fn the_footer_names_the_slowest_load() {
         let load = |kernel: &str, source: &str, load_ms| Load { kernel: kernel.into(), source: source.into(), load_ms };
         let loads = [load("gram_f32_p4", "ptx", 41.25), load("peer_adasum_f32_p4", "cubin", 1.5)];
-        let line = "# 2 kernels loaded, the slowest in 41.2 ms: gram_f32_p4, from its ptx\n";
+        let line = "# Kernels loaded       : 2, the slowest in 41.2 ms: gram_f32_p4, from its ptx\n";
         let footer = |loads: &[Load]| footer(&[], loads, &[], 0, true, None);
         assert!(footer(&loads).contains(line), "{}", footer(&loads));
-        assert!(!footer(&[]).contains("loaded"));
+        assert!(!footer(&[]).contains("Kernels loaded"));
     }
 }

@@ -1,0 +1,190 @@
+//! What the driver is given to load a kernel, and what becomes of its answers, with drivers made here that run nothing: no GPU is needed.
+//!
+//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `cargo xtask libcuda`
+//! heed. Whether kernels run is the GPU tier's to tell.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use gradsync::driver::{KernelSource, Queue};
+
+const DRIVER: &str = "GRADSYNC_LIBCUDA";
+const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
+/// What the kernels are that are asked for: two that are in the crate as code, and one that is not.
+const KERNELS: [&str; 3] = ["peer_adasum_f32_p4", "peer_tree_bf16_p8", "empty"];
+const NO_BINARY_FOR_GPU: u32 = 209;
+const INVALID_PTX: u32 = 218;
+
+/// Loads the kernels on device 0 of this process's driver, whatever that is, and prints how it went. The others run this one.
+#[test]
+fn report() {
+    let queue = match Queue::new(0) {
+        Ok(queue) => queue,
+        Err(error) => return println!("\nno queue: {error}"),
+    };
+    for name in KERNELS {
+        match queue.load(name) {
+            Ok(()) => println!("\n{name} loaded"),
+            Err(error) => println!("\n{name} refused: {error}"),
+        }
+    }
+    for kernel in queue.loaded_kernels() {
+        println!("{} from {:?}", kernel.name, kernel.source);
+    }
+}
+
+/// A device, and a driver that answers what it is told to when it is given code or PTX.
+#[derive(Clone, Copy)]
+struct Driver {
+    major: u32,
+    minor: u32,
+    code: u32,
+    ptx: u32,
+}
+
+impl Driver {
+    const fn of(major: u32, minor: u32) -> Self {
+        Driver { major, minor, code: 0, ptx: 0 }
+    }
+
+    /// A library that says what it is given: of code the word that holds the architecture, of PTX its entry points and waits.
+    fn build(self, folder: &Path) -> PathBuf {
+        const SOURCE: &str = r#"
+            #include <stdio.h>
+            #include <string.h>
+            int cuInit(unsigned flags) { return flags; }
+            int cuDriverGetVersion(int *to) { *to = 12090; return 0; }
+            static int launch(void) { return 999; }
+            int cuGetProcAddress(const char *name, void **to) { *to = strcmp(name, "cuLaunchKernelEx") ? 0 : (void *)launch; return 0; }
+            int cuDeviceGetCount(int *to) { *to = 1; return 0; }
+            int cuDeviceGet(int *to, int ordinal) { *to = ordinal; return 0; }
+            int cuDeviceGetAttribute(int *to, int attribute) { *to = attribute == 75 ? MAJOR : attribute == 76 ? MINOR : 0; return 0; }
+            int cuDevicePrimaryCtxRetain(void **to) { *to = to; return 0; }
+            int cuDevicePrimaryCtxRelease_v2(void) { return 0; }
+            int cuCtxSetCurrent(void) { return 0; }
+            int cuStreamCreateWithPriority(void **to) { *to = to; return 0; }
+            int cuStreamDestroy_v2(void) { return 0; }
+            static int count(const char *text, const char *what) {
+                int found = 0;
+                while ((text = strstr(text, what))) { found++; text += strlen(what); }
+                return found;
+            }
+            int cuModuleLoadDataEx(void **to, const char *image) {
+                *to = to;
+                if (!memcmp(image, "\177ELF", 4)) {
+                    unsigned flags;
+                    memcpy(&flags, image + 48, 4);
+                    printf("given code %u\n", image[8] < 8 ? flags & 255 : flags >> 8 & 255);
+                    fflush(stdout);
+                    return CODE;
+                }
+                printf("given PTX with %d entries, %d waits\n", count(image, ".entry"), count(image, "griddepcontrol.wait;"));
+                fflush(stdout);
+                return PTX;
+            }
+            int cuModuleGetFunction(void **to) { *to = to; return 0; }
+            int cuModuleUnload(void) { return 0; }
+        "#;
+        let Driver { major, minor, code, ptx } = self;
+        let path = folder.join(format!("driver-{major}-{minor}-{code}-{ptx}.so"));
+        let source = path.with_extension("c");
+        fs::write(&source, SOURCE).expect("a writable folder");
+        let constants = [("MAJOR", major), ("MINOR", minor), ("CODE", code), ("PTX", ptx)];
+        let compiled = Command::new("cc")
+            .args(["-std=c11", "-Wall", "-Werror", "-fPIC", "-shared", "-o"])
+            .args([&path, &source])
+            .args(constants.map(|(name, value)| format!("-D{name}={value}")))
+            .output()
+            .expect("a C compiler");
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        path
+    }
+
+    /// What [`report`] says in a process with this driver, and what the driver says in it.
+    fn report(self, force_ptx: Option<&str>) -> Vec<String> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut command = Command::new(env::current_exe().expect("the path of this program"));
+        command.args(["report", "--exact", "--nocapture"]).env(DRIVER, self.build(folder.path()));
+        command.env_remove(FORCE_PTX).envs(force_ptx.map(|value| (FORCE_PTX, value)));
+        let output = command.output().expect("this program starts");
+        let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{printed}{errors}");
+        let of_us = |line: &&str| {
+            line.starts_with("given")
+                || line.starts_with("no queue")
+                || KERNELS.iter().any(|name| line.starts_with(name))
+        };
+        printed.lines().filter(of_us).map(str::to_owned).collect()
+    }
+}
+
+/// Lines of a report in which everything is loaded: what each kernel's driver is given in turn, and what it takes.
+fn loaded(given: [&[&str]; 3], sources: [KernelSource; 3]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (name, given) in KERNELS.iter().zip(given) {
+        lines.extend(given.iter().map(|image| format!("given {image}")));
+        lines.push(format!("{name} loaded"));
+    }
+    let mut named: Vec<_> = KERNELS.iter().zip(sources).collect();
+    named.sort_by_key(|(name, _)| **name);
+    lines.extend(named.iter().map(|(name, source)| format!("{name} from {source:?}")));
+    lines
+}
+
+const WAITING: &str = "PTX with 1 entries, 1 waits";
+const PLAIN: &str = "PTX with 1 entries, 0 waits";
+
+#[test]
+fn a_device_is_given_the_code_of_its_architecture() {
+    use KernelSource::{Cubin, Ptx};
+    for (driver, code, ptx) in [
+        (Driver::of(8, 0), "code 80", PLAIN),
+        (Driver::of(8, 9), "code 80", PLAIN),
+        (Driver::of(9, 0), "code 90", WAITING),
+        (Driver::of(10, 3), "code 100", WAITING),
+    ] {
+        assert_eq!(driver.report(None), loaded([&[code], &[code], &[ptx]], [Cubin, Cubin, Ptx]), "{code}");
+    }
+}
+
+#[test]
+fn a_device_without_code_is_given_ptx() {
+    for (driver, ptx) in [(Driver::of(7, 5), PLAIN), (Driver::of(12, 0), WAITING)] {
+        assert_eq!(driver.report(None), loaded([&[ptx]; 3], [KernelSource::Ptx; 3]), "{ptx}");
+    }
+}
+
+#[test]
+fn code_that_is_refused_is_followed_by_ptx() {
+    let driver = Driver { code: NO_BINARY_FOR_GPU, ..Driver::of(9, 0) };
+    let both: &[&str] = &["code 90", WAITING];
+    assert_eq!(driver.report(None), loaded([both, both, &[WAITING]], [KernelSource::Ptx; 3]));
+}
+
+#[test]
+fn the_environment_asks_for_ptx() {
+    let driver = Driver::of(9, 0);
+    assert_eq!(driver.report(Some("1")), loaded([&[WAITING]; 3], [KernelSource::Ptx; 3]));
+    assert_eq!(driver.report(Some("0")), driver.report(None));
+}
+
+#[test]
+fn what_is_refused_twice_is_an_error_with_the_last_answer() {
+    let driver = Driver { code: NO_BINARY_FOR_GPU, ptx: INVALID_PTX, ..Driver::of(9, 0) };
+    let report = driver.report(None);
+    for name in KERNELS {
+        let line = report
+            .iter()
+            .find(|line| line.starts_with(&format!("{name} refused")))
+            .unwrap_or_else(|| panic!("{report:?}"));
+        assert!(line.contains(&format!("cuModuleLoadDataEx of {name} failed with code {INVALID_PTX}")), "{line}");
+    }
+    assert!(!report.iter().any(|line| line.contains(" from ")), "{report:?}");
+}
+
+#[test]
+fn a_device_that_is_too_old_is_named() {
+    let report = Driver::of(7, 0).report(None);
+    assert!(matches!(&report[..], [line] if line.starts_with("no queue") && line.contains("7.0")), "{report:?}");
+}
