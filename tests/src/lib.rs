@@ -6,6 +6,7 @@
 //! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
 //! - [`collectives`]: what every transport's collectives are tested with;
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
+//! - [`programs`]: libraries made for a test, and processes of its own;
 //! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog.
 //!
 //! Never published, and never a dependency of anything but tests.
@@ -14,6 +15,7 @@ pub mod array;
 pub mod collectives;
 pub mod inputs;
 pub mod oracle;
+pub mod programs;
 pub mod ranks;
 pub mod tolerance;
 pub mod transfers;

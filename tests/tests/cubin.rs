@@ -1,5 +1,6 @@
 //! The assembled kernels in the crate, read as ELF files: each holds its family's entry points and no other, for its folder's architecture, with
-//! as many bytes of parameters and as many threads as the host's table says. That they are what the assembler makes of the PTX is `cargo xtask ptxas`'s to prove.
+//! as many bytes of parameters and as many threads as the host's table says. That they are what the assembler makes of the PTX is
+//! `cargo xtask ptxas`'s to prove.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -3,11 +3,11 @@
 //! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `cargo xtask libcuda`
 //! heed. Whether kernels run is the GPU tier's to tell.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs};
 
 use gradsync::driver::{KernelSource, Queue};
+use gradsync_tests::programs::{printed_by, shared_library};
 
 const DRIVER: &str = "GRADSYNC_LIBCUDA";
 const FORCE_PTX: &str = "GRADSYNC_FORCE_PTX";
@@ -91,25 +91,18 @@ impl Driver {
         let source = path.with_extension("c");
         fs::write(&source, SOURCE).expect("a writable folder");
         let constants = [("MAJOR", major), ("MINOR", minor), ("CODE", code), ("PTX", ptx)];
-        let compiled = Command::new("cc")
-            .args(["-std=c11", "-Wall", "-Werror", "-fPIC", "-shared", "-o"])
-            .args([&path, &source])
-            .args(constants.map(|(name, value)| format!("-D{name}={value}")))
-            .output()
-            .expect("a C compiler");
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let constants = constants.map(|(name, value)| format!("-D{name}={value}"));
+        shared_library(&path, &source, &constants);
         path
     }
 
     /// What [`report`] says in a process with this driver, and what the driver says in it.
     fn report(self, force_ptx: Option<&str>) -> Vec<String> {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut command = Command::new(env::current_exe().expect("the path of this program"));
-        command.args(["report", "--exact", "--nocapture"]).env(DRIVER, self.build(folder.path()));
-        command.env_remove(FORCE_PTX).envs(force_ptx.map(|value| (FORCE_PTX, value)));
-        let output = command.output().expect("this program starts");
-        let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{printed}{errors}");
+        let printed = printed_by("report", |command| {
+            command.env(DRIVER, self.build(folder.path()));
+            command.env_remove(FORCE_PTX).envs(force_ptx.map(|value| (FORCE_PTX, value)));
+        });
         let of_us = |line: &&str| {
             line.starts_with("given")
                 || line.starts_with("no queue")

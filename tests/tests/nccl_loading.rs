@@ -2,11 +2,11 @@
 //!
 //! Each case is a process of its own, this program again: which library is looked for is settled by the environment.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs};
 
 use gradsync::sys::nccl::{DECLARATIONS, Nccl, NcclError, ResultCode, VARIABLE};
+use gradsync_tests::programs::{printed_by, shared_library};
 use serde_json::{Value, json};
 
 const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
@@ -57,14 +57,12 @@ fn kind(error: &NcclError) -> &'static str {
 
 /// What [`report`] prints in a process with this library named, or none, and with this folder to search, or none.
 fn reported(named: Option<&Path>, search: Option<&Path>) -> Value {
-    let mut command = Command::new(env::current_exe().expect("the path of this program"));
-    command.args(["report", "--exact", "--nocapture"]).env_remove(VARIABLE).env_remove(SEARCH_PATH);
-    command.envs(named.map(|path| (VARIABLE, path))).envs(search.map(|path| (SEARCH_PATH, path)));
-    let output = command.output().expect("this program starts");
-    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{printed}{errors}");
+    let printed = printed_by("report", |command| {
+        command.env_remove(VARIABLE).env_remove(SEARCH_PATH);
+        command.envs(named.map(|path| (VARIABLE, path))).envs(search.map(|path| (SEARCH_PATH, path)));
+    });
     let line = printed.lines().find(|line| line.starts_with('{'));
-    let line = line.unwrap_or_else(|| panic!("no report in {printed}{errors}"));
+    let line = line.unwrap_or_else(|| panic!("no report in {printed}"));
     serde_json::from_str(line).expect("the report is JSON")
 }
 
@@ -94,12 +92,7 @@ fn library(folder: &Path, name: &str, version: &str, has: impl Fn(&str) -> bool)
     }
     let (path, c) = (folder.join(name), folder.join(name).with_extension("c"));
     fs::write(&c, source).expect("a writable folder");
-    let compiled = Command::new("cc")
-        .args(["-std=c11", "-Wall", "-Werror", "-fPIC", "-shared", "-o"])
-        .args([&path, &c])
-        .output()
-        .expect("a C compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    shared_library(&path, &c, &[]);
     path
 }
 

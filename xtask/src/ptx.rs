@@ -167,12 +167,17 @@ fn write(files: &BTreeMap<String, String>) -> Result<()> {
         let path = folder().join(stale);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     }
-    for (path, text) in files {
-        let path = folder().join(path);
+    put(&folder(), files)
+}
+
+/// Writes files by their path relative to a folder.
+fn put(folder: &Path, files: &BTreeMap<String, impl AsRef<[u8]>>) -> Result<()> {
+    for (path, content) in files {
+        let path = folder.join(path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         }
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

@@ -42,6 +42,10 @@ struct Missing {
     updates_apt: bool,
 }
 
+/// How the distribution's packages are installed. None is removed for that: Debian's rustc-web would take the distribution's rustc and cargo,
+/// or its rustup, with it.
+const APT_FLAGS: [&str; 2] = ["--no-remove", "--no-install-recommends"];
+
 /// Provides needs, or says how.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
@@ -172,10 +176,9 @@ impl Toolchain {
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 
-    /// Installs distribution packages, after an update of the package lists unless there has been one. Removes none: Debian's rustc-web
-    /// would take the distribution's rustc and cargo, or its rustup, with it.
+    /// Installs distribution packages, after an update of the package lists unless there has been one.
     fn apt(&self, packages: &[&str]) -> Vec<Cmd> {
-        let install = apt_get("install").args(["--yes", "--no-remove", "--no-install-recommends"]).args(packages);
+        let install = apt_get("install").arg("--yes").args(APT_FLAGS).args(packages);
         let update = (!self.apt_updated.get()).then(|| apt_get("update"));
         update.into_iter().chain([install]).collect()
     }

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use gradsync::comm::Communicator;
 use gradsync::nvtx;
 use gradsync::ops::send_recv::{Bundle, Expected, TensorBytesMut, exchange, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
+use gradsync_tests::programs::shared_library;
 use gradsync_tests::ranks::on_ranks;
 
 const RED: &str = "ffff0000";
@@ -19,12 +19,7 @@ const GREEN: &str = "ff00ff00";
 fn compile(folder: &Path) -> PathBuf {
     let tool = folder.join("librecorder.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nvtx/recorder.c");
-    let output = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-        .args([&tool, &source])
-        .output()
-        .unwrap_or_else(|error| panic!("`cc`, a C compiler, is needed: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    shared_library(&tool, &source, &[]);
     tool
 }
 

@@ -4,7 +4,7 @@
 //! takes the PTX. This never looks into the code; that it is what the assembler makes of today's PTX is compared byte for byte.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -30,6 +30,12 @@ const PTX: &str = "sm_80";
 
 pub(super) fn folder() -> PathBuf {
     root().join("host/cubin")
+}
+
+/// Architecture, family and path of every file, the latter relative to host/cubin.
+fn all() -> impl Iterator<Item = (u32, &'static str, String)> {
+    let of_arch = |sm| FAMILIES.map(|family| (sm, family, format!("sm_{sm}/{family}.cubin")));
+    SMS.into_iter().flat_map(of_arch)
 }
 
 /// What [`assemble`] leaves behind.
@@ -75,17 +81,14 @@ pub(super) fn generate(ptx: &BTreeMap<String, String>) -> Result<(Cubins, BTreeM
     println!("assembler: {assembler}, {}", ptxas.display());
     check_assembler(&assembler)?;
     let (mut recorded, mut files) = (Vec::new(), BTreeMap::new());
-    for sm in SMS {
-        for family in FAMILIES {
-            let source = format!("{PTX}/{family}.ptx");
-            let text = ptx.get(&source).with_context(|| format!("there is no {source} to assemble"))?;
-            let made = assemble(&ptxas, family, text, sm)?.path;
-            let code = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
-            let path = format!("sm_{sm}/{family}.cubin");
-            let ptx_sha256 = sha256(as_loaded(text, sm).as_bytes());
-            recorded.push(Cubin { path: path.clone(), ptx_sha256, sha256: sha256(&code) });
-            files.insert(path, code);
-        }
+    for (sm, family, path) in all() {
+        let source = format!("{PTX}/{family}.ptx");
+        let text = ptx.get(&source).with_context(|| format!("there is no {source} to assemble"))?;
+        let made = assemble(&ptxas, family, text, sm)?.path;
+        let code = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+        let ptx_sha256 = sha256(as_loaded(text, sm).as_bytes());
+        recorded.push(Cubin { path: path.clone(), ptx_sha256, sha256: sha256(&code) });
+        files.insert(path, code);
     }
     Ok((Cubins { assembler, files: recorded }, files))
 }
@@ -96,13 +99,7 @@ pub(super) fn write(files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
-    for (path, code) in files {
-        let path = folder.join(path);
-        let parent = path.parent().unwrap_or(&folder);
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-        fs::write(&path, code).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    super::put(&folder, files)
 }
 
 /// Which drivers load code depends on the release that made it.
@@ -118,24 +115,23 @@ fn check_assembler(assembler: &str) -> Result<()> {
 /// Without an assembler: the files are those that the manifest records, and were made from the PTX that lies in host/ptx.
 pub(super) fn check(recorded: &Cubins) -> Result<()> {
     check_assembler(&recorded.assembler)?;
-    let mut expected: Vec<String> =
-        SMS.iter().flat_map(|sm| FAMILIES.map(|family| format!("sm_{sm}/{family}.cubin"))).collect();
-    expected.sort();
-    let (listed, existing) = (recorded.files.iter().map(|file| file.path.clone()).collect(), existing()?);
-    for found in [sorted(listed), existing] {
-        if found != expected {
-            bail!("host/cubin should hold {expected:?}, and there is {found:?}; run `cargo xtask ptx`");
-        }
+    let expected: Vec<String> = all().map(|(.., path)| path).collect();
+    let listed: Vec<String> = recorded.files.iter().map(|file| file.path.clone()).collect();
+    if listed != expected {
+        bail!("the manifest lists the cubins {listed:?} instead of {expected:?}; run `cargo xtask ptx`");
     }
-    for Cubin { path, ptx_sha256, sha256: recorded } in &recorded.files {
-        let (sm, family) = parts(path)?;
+    let existing = existing()?;
+    if existing != expected.iter().cloned().collect() {
+        bail!("host/cubin should hold {expected:?}, and there is {existing:?}; run `cargo xtask ptx`");
+    }
+    for ((sm, family, path), recorded) in all().zip(&recorded.files) {
         let source = super::folder().join(PTX).join(format!("{family}.ptx"));
         let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
-        if sha256(as_loaded(&text, sm).as_bytes()) != *ptx_sha256 {
+        if sha256(as_loaded(&text, sm).as_bytes()) != recorded.ptx_sha256 {
             bail!("host/cubin/{path} was made from other PTX than {}; run `cargo xtask ptx`", source.display());
         }
-        let code = fs::read(folder().join(path)).with_context(|| format!("cannot read host/cubin/{path}"))?;
-        if sha256(&code) != *recorded {
+        let code = fs::read(folder().join(&path)).with_context(|| format!("cannot read host/cubin/{path}"))?;
+        if sha256(&code) != recorded.sha256 {
             bail!("host/cubin/{path} is not the file that the manifest records; run `cargo xtask ptx`");
         }
     }
@@ -162,29 +158,17 @@ pub(crate) fn compare(ptxas: &Path) -> Result<String> {
     Ok(format!("{} cubins identical", recorded.files.len()))
 }
 
-/// `sm_90/peer_tree.cubin` as 90 and `peer_tree`.
-fn parts(path: &str) -> Result<(u32, &str)> {
-    let parts = path.strip_prefix("sm_").and_then(|path| path.strip_suffix(".cubin")?.split_once('/'));
-    let (sm, family) = parts.with_context(|| format!("{path} names no architecture and family"))?;
-    Ok((sm.parse().with_context(|| format!("in {path}"))?, family))
-}
-
 /// Paths relative to host/cubin of everything there.
-fn existing() -> Result<Vec<String>> {
-    let mut found = Vec::new();
+fn existing() -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
     let Ok(archs) = fs::read_dir(folder()) else { return Ok(found) };
     for arch in archs {
         let arch = arch?;
         for file in fs::read_dir(arch.path()).with_context(|| format!("cannot read {}", arch.path().display()))? {
-            found.push(format!("{}/{}", arch.file_name().to_string_lossy(), file?.file_name().to_string_lossy()));
+            found.insert(format!("{}/{}", arch.file_name().to_string_lossy(), file?.file_name().to_string_lossy()));
         }
     }
-    Ok(sorted(found))
-}
-
-fn sorted(mut paths: Vec<String>) -> Vec<String> {
-    paths.sort();
-    paths
+    Ok(found)
 }
 
 /// The line of `ptxas --version` that tells one release from another.
@@ -207,14 +191,6 @@ mod tests {
         assert!(check_assembler(&format!("Cuda compilation tools, release 12.9, V{PTXAS_VERSION}")).is_ok());
         let refusal = check_assembler("Cuda compilation tools, release 13.0, V13.0.88").unwrap_err().to_string();
         assert!(refusal.contains("V13.0.88") && refusal.contains(PTXAS_VERSION), "{refusal}");
-    }
-
-    #[test]
-    fn a_path_says_architecture_and_family() {
-        assert_eq!(parts("sm_100/peer_tree.cubin").unwrap(), (100, "peer_tree"));
-        for wrong in ["peer_tree.cubin", "sm_x/peer_tree.cubin", "sm_90/peer_tree.ptx"] {
-            assert!(parts(wrong).unwrap_err().to_string().contains(wrong), "{wrong}");
-        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::variable;
+use super::{APT_FLAGS, variable};
 use crate::process::Cmd;
 
 /// Names a rustc to use, before every other place.
@@ -107,11 +107,10 @@ fn candidates(tried: &mut Vec<String>) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Would the distribution's package do, and go in without another one going out? It conflicts with the distribution's rustc and rustup.
+/// Would the distribution's package do, and can it be installed as others are?
 pub(super) fn apt_candidate() -> bool {
-    let simulated = ["--simulate", "--no-remove", "--no-install-recommends", "install"];
     candidate_of(PACKAGES[0]).and_then(|version| version_pair(&version)) >= Some(OLDEST)
-        && Cmd::new("apt-get").args(simulated).args(PACKAGES).probe().0
+        && Cmd::new("apt-get").args(["install", "--simulate"]).args(APT_FLAGS).args(PACKAGES).probe().0
 }
 
 /// Are there package lists at all? Then apt knows some package that is not installed.

@@ -26,7 +26,7 @@ use crate::report::Report;
 
 /// Streams that share one of the driver's channels to the GPU, of which there are eight by default, wait for each other.
 pub(crate) const ENVIRONMENT: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "0")];
-/// What [`run_from_ptx`] needs besides.
+/// What [`run_from_ptx`] needs.
 pub(crate) const ENVIRONMENT_PTX: &[(&str, &str)] = &[CONNECTIONS, ("GRADSYNC_FORCE_PTX", "1")];
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
