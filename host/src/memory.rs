@@ -106,6 +106,8 @@ impl Drop for MemoryFile {
 impl Ticket {
     /// How many words a ticket is.
     pub(crate) const WORDS: usize = 2;
+    /// Stands for none: no process has this number.
+    pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
 
     /// That of the file of this process which begins with these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {

@@ -11,7 +11,7 @@ use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::cases::Cases;
+use crate::cases::{Cases, fresh};
 use crate::failures::assert_timeout;
 
 /// Well under the deadline of the communicators: what takes longer has waited for it.
@@ -149,7 +149,7 @@ fn apart(comm: MpiCommunicator) {
     let mut mapped = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [buffer.len()])]).unwrap();
     numbers(&mut mapped).copy_from_slice(numbers(&mut buffer));
     let by_messages = adasum_all_reduce(&comm, &mut buffer, AdasumOptions::default()).unwrap();
-    let in_place = adasum_all_reduce(&crate::cases::fresh(), &mut mapped, AdasumOptions::default()).unwrap();
+    let in_place = adasum_all_reduce(&fresh(), &mut mapped, AdasumOptions::default()).unwrap();
     assert_eq!(by_messages, in_place);
     assert_eq!(numbers(&mut buffer), numbers(&mut mapped));
 }
@@ -189,6 +189,20 @@ fn late_in_a_collective(mut comm: MpiCommunicator) {
 
 pub(crate) fn run(cases: &mut Cases) {
     let rank = cases.rank();
+    cases.check("memory of another kind is an error on every rank", |comm| {
+        let tensors = [("vector", [WINDOW])];
+        let make = if rank == 1 { GradientBuffer::new } else { GradientBuffer::new_shared };
+        let mut buffer = make(DType::F32, comm.world_size(), tensors).unwrap();
+        let error = adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("memory of another kind"), "{error}");
+    });
+    if !fresh().shares_memory() {
+        cases.check("ranks that do not share memory lend nothing", |comm| {
+            let lent = lend(comm, &mut shared(comm.world_size(), WINDOW), |_| panic!("nothing was to be lent"));
+            assert!(!lent.unwrap());
+        });
+        return cases.done("windows, of which none are lent: the cases of those that are have not run");
+    }
     cases.check("each rank has its window of every vector", each_rank_has_its_window);
     cases.check("collectives and further loans run inside", collectives_and_loans_run_inside);
     cases.check("buffers come and go", |comm| buffers_come_and_go(comm, |_| true));
@@ -216,13 +230,6 @@ pub(crate) fn run(cases: &mut Cases) {
         assert!(!comm.lend_windows((&mut own).into(), &mut |_| panic!("nothing was to be lent")).unwrap());
         let end = buffer.as_mut_slice().range_mut(comm.world_size()..2 * comm.world_size());
         assert!(!comm.lend_windows(end, &mut |_| panic!("nothing was to be lent")).unwrap());
-    });
-    cases.check("memory of another kind is an error on every rank", |comm| {
-        let tensors = [("vector", [WINDOW])];
-        let make = if rank == 1 { GradientBuffer::new } else { GradientBuffer::new_shared };
-        let mut buffer = make(DType::F32, comm.world_size(), tensors).unwrap();
-        let error = adasum_all_reduce(comm, &mut buffer, AdasumOptions::default()).unwrap_err();
-        assert!(error.to_string().contains("memory of another kind"), "{error}");
     });
     cases.done("windows");
 }

@@ -24,6 +24,10 @@ const QUICK: [&str; 4] = ["-n", "2", "-w", "1"];
 
 /// Runs `gradsync perf` as so many ranks in `folder`.
 fn perf(ranks: usize, folder: &Path, arguments: &[&str]) -> Finished {
+    Finished::of(alone(&mut command(ranks, folder, arguments)))
+}
+
+fn command(ranks: usize, folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("MPIRUN").unwrap_or("mpirun".into()));
     // Open MPI wants to be asked for more ranks than cores, and by root; other MPIs do not read these.
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
@@ -31,7 +35,7 @@ fn perf(ranks: usize, folder: &Path, arguments: &[&str]) -> Finished {
     }
     command.env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe").env("MPIEXEC_TIMEOUT", "120");
     command.current_dir(folder).args(["-n", &ranks.to_string()]).arg(binary()).arg("perf").args(QUICK).args(arguments);
-    Finished::of(alone(&mut command))
+    command
 }
 
 /// The sides of a row that were timed, none of which may have wrong elements.
@@ -70,6 +74,20 @@ fn every_operation_is_measured_beside_plain_mpi() {
                 _ => assert!(name.starts_with("plain MPI"), "{row:#}"),
             }
         }
+    }
+}
+
+#[test]
+fn how_ranks_of_one_machine_meet_is_said() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (messages_only, said) in [("0", "they meet in memory of each other"), ("1", "they meet by messages alone")] {
+        let arguments = ["all_reduce", "--transport", "mpi", "-b", "1K", "--json", "out.json"];
+        let mut command = command(2, folder.path(), &arguments);
+        let finished = Finished::of(alone(command.env("GRADSYNC_MPI_MESSAGES_ONLY", messages_only))).succeeded(said);
+        assert!(finished.stdout.contains(said), "{}", finished.stdout);
+        let document = document(folder.path());
+        assert_eq!(document["machine"]["cpu"]["processes"]["share_memory"], messages_only == "0");
+        rows(&document).iter().for_each(|row| check_row(row, 2));
     }
 }
 

@@ -20,8 +20,11 @@ use crate::{
 };
 
 const RANKS: [usize; 4] = [2, 3, 4, 8];
-/// Has Open MPI wait for the receiver before it sends more than 1 KiB, as other MPIs may; others do not read these.
-const SHORT_MESSAGES: [(&str, &str); 6] = [
+/// Has ranks talk as those of several machines do.
+const MESSAGES_ONLY: (&str, &str) = ("GRADSYNC_MPI_MESSAGES_ONLY", "1");
+/// The same where Open MPI waits for the receiver before it sends more than 1 KiB, as other MPIs may; others do not read these.
+const SHORT_MESSAGES: [(&str, &str); 7] = [
+    MESSAGES_ONLY,
     ("OMPI_MCA_btl_vader_eager_limit", "1024"),
     ("OMPI_MCA_btl_vader_rndv_eager_limit", "1024"),
     ("OMPI_MCA_btl_sm_eager_limit", "1024"),
@@ -43,12 +46,14 @@ pub(super) fn run() -> Result<String> {
     let mut failed = Vec::new();
     let large: &[_] = if has_room { &[("GRADSYNC_MPI_LARGE", "1")] } else { &[] };
     let launches = RANKS.map(|ranks| (ranks, if ranks == RANKS[0] { large } else { &[] }));
-    for (ranks, environment) in launches.into_iter().chain([(RANKS[0], &SHORT_MESSAGES[..])]) {
+    let by_messages: [(_, &[_]); 3] = [(2, &SHORT_MESSAGES), (3, &[MESSAGES_ONLY]), (8, &[MESSAGES_ONLY])];
+    for (ranks, environment) in launches.into_iter().chain(by_messages) {
         let start = Instant::now();
         let end = start_ranks(&mpirun, &program, ranks, environment)?;
-        println!("{ranks} ranks: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
+        let how = if environment.contains(&MESSAGES_ONLY) { ", by messages" } else { "" };
+        println!("{ranks} ranks{how}: mpirun {end} after {:.1} s", start.elapsed().as_secs_f64());
         if end != End::Exited(0) {
-            failed.push(format!("with {ranks} ranks it {end}"));
+            failed.push(format!("with {ranks} ranks{how} it {end}"));
         }
     }
     if !failed.is_empty() {
@@ -61,7 +66,7 @@ pub(super) fn run() -> Result<String> {
     } else {
         "without the 2.2 GB messages: they need 8 GiB of free memory"
     };
-    Ok(format!("on {RANKS:?} ranks, {large}; `gradsync perf`"))
+    Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `gradsync perf`"))
 }
 
 fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&str, &str)]) -> Result<End> {

@@ -13,7 +13,7 @@ use mpi::ffi;
 use serde::{Deserialize, Serialize};
 
 use super::library::{Library, MpiError};
-use crate::error::{Call, CommError};
+use crate::error::{Call, CommError, Operation};
 
 const RECORD_TAG: c_int = 1;
 const DATA_TAG: c_int = 2;
@@ -42,10 +42,16 @@ pub(super) enum Record {
     Sent,
     /// "I have done my part of a collective": behind those that are staged.
     Closed,
-    /// "I do not use what you have lent me any more."
-    Ended,
     /// "I have failed, after so many collectives."
     Failed { completed: u64, error: CommError },
+}
+
+impl Record {
+    /// What stands for one of a rank that cannot be read.
+    pub(super) fn unreadable(rank: usize, error: &postcard::Error) -> Self {
+        let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
+        Record::Failed { completed: 0, error: CommError::Transport { operation: Operation::Exchange, rank, reason } }
+    }
 }
 
 /// Operands of a call. Errors quote records, and say only how many bytes these are.
@@ -200,11 +206,7 @@ impl Channel {
                 continue;
             }
             let Some(Arriving { peer, bytes, .. }) = arriving.remove(index) else { break };
-            let record = postcard::from_bytes(&bytes).unwrap_or_else(|error| {
-                let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
-                let operation = crate::error::Operation::Exchange;
-                Record::Failed { completed: 0, error: CommError::Transport { operation, rank: peer, reason } }
-            });
+            let record = postcard::from_bytes(&bytes).unwrap_or_else(|error| Record::unreadable(peer, &error));
             self.inbox.borrow_mut()[peer].push_back(record);
         }
         Ok(())

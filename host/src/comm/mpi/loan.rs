@@ -8,19 +8,23 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
-use super::meeting::{Failure, Meeting};
+use super::boards::{self, Boards};
+use super::channel::Record;
+use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, mismatch};
 use super::{MpiCommunicator, SetUp};
 use crate::comm::{AddressSpace, Communicator, Work};
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::{Mapped, Ticket};
 use crate::slice::SliceMut;
 
+/// Says, with any value but `0`, that ranks send each other messages even if they could reach each other's memory.
+const MESSAGES_ONLY: &str = "GRADSYNC_MPI_MESSAGES_ONLY";
+
 /// What ranks know of each other's memory: the same on all of them.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
-    /// Whether one of them could not map another's, and none tries again.
+    /// Whether one of them could not map another's vector, and none tries again.
     are_apart: Cell<bool>,
     /// Those of buffers that are gone are forgotten when another is mapped, which need not be at once on all ranks: nobody asks for them again.
     sets: RefCell<Vec<Arc<FileSet>>>,
@@ -47,17 +51,11 @@ impl AddressSpace for MpiCommunicator {
         let (rank, world_size, len, dtype) = (self.rank(), self.world_size(), vector.len(), vector.dtype());
         let window = len / world_size;
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
-        let ticket = Ticket::of(vector.as_slice().as_bytes()).filter(|_| !self.neighbours.are_apart.get());
-        let Some(ticket) = ticket else { return Ok(false) };
-        // Behind the call nothing may fail before the loan has begun: tickets that do not travel with it, of thousands of ranks, do not travel.
-        if !self.meeting.encloses(size_of_val(&ticket.words())) {
-            return Ok(false);
-        }
-        let words = self.gather(Call::new(operation, len, dtype), &ticket.words())?;
+        let Some(boards) = self.meeting.boards().filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
+        let Some(ticket) = Ticket::of(vector.as_slice().as_bytes()) else { return Ok(false) };
+        let tickets = self.tickets(Call::new(operation, len, dtype), ticket)?;
         // From here on another rank may use this one's memory, even if this one fails.
-        let loan = Loan { meeting: &self.meeting };
-        let ticket = |words: &[u64]| Ticket::of_words(words.try_into().expect("as many as it has"));
-        let tickets: Vec<Ticket> = words.chunks_exact(Ticket::WORDS).map(ticket).collect();
+        let loan = Loan::begin(&self.meeting, boards);
         let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else { return Ok(false) };
 
         let (own, bytes) = (vector.as_bytes_mut().as_mut_ptr(), window * dtype.size_bytes());
@@ -69,8 +67,6 @@ impl AddressSpace for MpiCommunicator {
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
-        // What the others have written before they came is seen from here on.
-        fence(Ordering::SeqCst);
         let outcome = work(windows).map_err(|error| match self.meeting.check(operation) {
             Ok(()) => self.meeting.refuse(operation, error),
             Err(_) => error,
@@ -83,6 +79,40 @@ impl AddressSpace for MpiCommunicator {
 }
 
 impl MpiCommunicator {
+    /// Puts up boards, if all ranks are processes of one machine that can map each other's. All ranks have to call it, first of all.
+    pub(super) fn put_up_boards(&mut self) -> Result<()> {
+        if !(2..=boards::MOST_RANKS).contains(&self.world_size()) {
+            return Ok(());
+        }
+        let messages_only = std::env::var_os(MESSAGES_ONLY).is_some_and(|value| value != "0");
+        let board = (!messages_only).then(Boards::make).and_then(|made| self.or_log(made));
+        let ticket = board.as_ref().and_then(|board| Ticket::of(board.bytes())).unwrap_or(Ticket::NONE);
+        let tickets = self.tickets(SetUp::Boards.call(), ticket)?;
+        let found =
+            if tickets.contains(&Ticket::NONE) { None } else { self.or_log(Boards::find(&tickets, self.rank())) };
+        let all_found = self.gather(SetUp::Map.call(), &[u64::from(found.is_some())])?;
+        if let Some(boards) = found.filter(|_| !all_found.contains(&0)) {
+            // Nobody else has anything on it yet, and this rank neither.
+            drop(board);
+            self.meeting.set_boards(boards);
+        }
+        Ok(())
+    }
+
+    fn or_log<T>(&self, outcome: io::Result<T>) -> Option<T> {
+        if let Err(error) = &outcome {
+            tracing::info!(rank = self.rank(), %error, "ranks do not reach each other's memory, and send messages");
+        }
+        outcome.ok()
+    }
+
+    /// All ranks' tickets, by rank.
+    fn tickets(&self, call: Call, own: Ticket) -> Result<Vec<Ticket>> {
+        let words = self.gather(call, &own.words())?;
+        let ticket = |words: &[u64]| Ticket::of_words(words.try_into().expect("as many as it has"));
+        Ok(words.chunks_exact(Ticket::WORDS).map(ticket).collect())
+    }
+
     /// The files of these tickets, of at least so many bytes each; `None`, on every rank, if one of them cannot map another's.
     fn map(&self, tickets: &[Ticket], bytes: usize) -> Result<Option<Arc<FileSet>>> {
         let mut sets = self.neighbours.sets.borrow_mut();
@@ -91,12 +121,9 @@ impl MpiCommunicator {
         }
         let own = |set: &FileSet| set.tickets[self.rank()];
         sets.retain(|set| own(set).is_own() && set.files.iter().flatten().all(Mapped::has_owner));
-        let set = FileSet::map(tickets, self.rank(), bytes);
-        if let Err(error) = &set {
-            tracing::info!(rank = self.rank(), %error, "ranks do not reach each other's memory, and send messages");
-        }
-        let can_map = self.gather(SetUp::Map.call(), &[u64::from(set.is_ok())])?;
-        let Some(set) = set.ok().filter(|_| !can_map.contains(&0)) else {
+        let set = self.or_log(FileSet::map(tickets, self.rank(), bytes));
+        let can_map = self.gather(SetUp::Map.call(), &[u64::from(set.is_some())])?;
+        let Some(set) = set.filter(|_| !can_map.contains(&0)) else {
             self.neighbours.are_apart.set(true);
             return Ok(None);
         };
@@ -109,6 +136,77 @@ impl MpiCommunicator {
 /// This rank's part in a loan: dropped when its work has ended, even if that panicked or never began.
 struct Loan<'a> {
     meeting: &'a Meeting,
+    boards: &'a Boards,
+}
+
+impl<'a> Loan<'a> {
+    fn begin(meeting: &'a Meeting, boards: &'a Boards) -> Self {
+        boards.begin_loan();
+        Self { meeting, boards }
+    }
+
+    /// Waits until all ranks have said that they use nothing of this one's any more, even those that have failed. Whoever still does after a
+    /// failure and the deadline ends the job.
+    fn wait_for_all(&self) {
+        let Self { meeting, boards } = *self;
+        let (mut wait, mut grace) = (Wait::new(None), None);
+        while !boards.have_all_ended() {
+            if wait.is_time_to_listen() {
+                self.note(self.listen());
+                if meeting.has_failed() && grace.get_or_insert_with(|| Wait::new(Some(meeting.deadline()))).is_over() {
+                    let rank = meeting.channel().rank();
+                    tracing::error!(rank, "a rank keeps what it was lent after a failure: aborting the MPI job");
+                    meeting.channel().abort(1);
+                }
+            }
+            wait.pause();
+        }
+    }
+
+    /// Hears why a rank has failed that says on its board that it has.
+    fn hear_failure(&self) {
+        let Self { meeting, boards } = *self;
+        let Some(peer) = meeting.channel().others().find(|&peer| boards.has_ended(peer) == Some(true)) else { return };
+        let mut wait = Wait::new(Some(meeting.deadline()));
+        while !meeting.has_failed() {
+            self.note(self.listen());
+            if wait.is_over() {
+                let reason = "it says that it has failed, and not with what".into();
+                let error = CommError::Transport { operation: END_OF_LOAN.operation, rank: peer, reason };
+                self.note(Err(Failure { error, is_news: true }));
+            }
+            wait.pause();
+        }
+    }
+
+    /// What goes against this rank's having ended its work.
+    fn listen(&self) -> Result<(), Failure> {
+        let Self { meeting, boards } = *self;
+        let (channel, rank) = (meeting.channel(), meeting.channel().rank());
+        meeting.pump(END_OF_LOAN.operation)?;
+        meeting.look_for_failure()?;
+        for peer in channel.others() {
+            let offered = channel.inbox()[peer].iter().find_map(|record| match record {
+                Record::Offer { call, .. } => Some(*call),
+                _ => None,
+            });
+            let call = boards.call_ahead(peer).or(offered);
+            // Read in this order: a rank ends its loan before it goes on.
+            if let (Some(call), None) = (call, boards.has_ended(peer)) {
+                return Err(mismatch((rank, END_OF_LOAN), (peer, call)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the first failure.
+    fn note(&self, outcome: Result<(), Failure>) {
+        if let Err(failure) = outcome {
+            if !self.meeting.has_failed() {
+                self.meeting.fail(END_OF_LOAN.operation, failure);
+            }
+        }
+    }
 }
 
 impl Drop for Loan<'_> {
@@ -116,11 +214,13 @@ impl Drop for Loan<'_> {
         if std::thread::panicking() {
             let (operation, rank) = (Operation::LendWindows, self.meeting.channel().rank());
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
-            self.meeting.note(Failure { error, is_news: true });
+            self.note(Err(Failure { error, is_news: true }));
         }
-        // What this rank has written is seen by whoever hears that it has ended.
-        fence(Ordering::SeqCst);
-        self.meeting.end_loan();
-        fence(Ordering::SeqCst);
+        self.boards.end_loan(self.meeting.has_failed());
+        self.wait_for_all();
+        self.hear_failure();
+        if !self.meeting.has_failed() {
+            self.meeting.count_completed();
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! How ranks come together before data move: they tell each other what they call, compare it, and every rank learns of a failure.
 //!
-//! A collective has two rounds of records. In the first every rank tells all others its call, with what it encloses for each of them, and
-//! waits for theirs until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks
-//! move data or none does, and the second round needs no deadline. Records of one rank come in order, so one out of place is a mismatch.
-//! Never knows what is enclosed, nor where it goes.
+//! A collective has two rounds. In the first every rank tells all others its call, with what it brings for each of them, and waits for theirs
+//! until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none
+//! does, and the second round needs no deadline. Ranks that have `boards` say it there, others by records; failures are always records.
+//! Those of one rank come in order, so one out of place is a mismatch. Never knows what is brought, nor where it goes.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
+use super::boards::{Boards, Brings};
 use super::channel::{Channel, Enclosed, Record, Requests};
 use super::library::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
@@ -15,6 +17,8 @@ use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 /// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
 const BUSY: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(100);
+/// Pauses after which a rank that looks at boards hears what the others have failed with.
+const LISTENS_AFTER: u32 = 16;
 
 /// What a rank calls that has ended its work on what it was lent, as the others' errors quote it.
 pub(super) const END_OF_LOAN: Call = Call { operation: Operation::LendWindows, len: 0, dtype: None };
@@ -22,15 +26,14 @@ pub(super) const END_OF_LOAN: Call = Call { operation: Operation::LendWindows, l
 #[derive(Debug)]
 pub(super) struct Meeting {
     channel: Channel,
+    /// Where ranks of one machine meet; others tell each other by records.
+    boards: Option<Boards>,
     deadline: Duration,
     /// Collectives that all ranks have gone on with.
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
 }
-
-/// The calls that have come, with the ranks that made them.
-type Calls = Vec<(usize, Call)>;
 
 /// A failure on its way to the caller.
 #[derive(Debug)]
@@ -42,7 +45,16 @@ pub(super) struct Failure {
 
 impl Meeting {
     pub(super) fn new(channel: Channel, deadline: Duration) -> Self {
-        Meeting { channel, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+        Meeting { channel, boards: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+    }
+
+    /// Has ranks meet at these from now on, of which all ranks have theirs.
+    pub(super) fn set_boards(&mut self, boards: Boards) {
+        self.boards = Some(boards);
+    }
+
+    pub(super) fn boards(&self) -> Option<&Boards> {
+        self.boards.as_ref()
     }
 
     pub(super) fn channel(&self) -> &Channel {
@@ -60,6 +72,10 @@ impl Meeting {
     /// The failure of this communicator, if any, as the error of `operation`.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         self.failure.borrow().clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some()
     }
 
     /// Takes note of a failure, and tells the others if it is news to them.
@@ -111,47 +127,55 @@ impl Meeting {
 
     /// Waits until all ranks have made this call: all go on, or none does.
     pub(super) fn meet(&self, call: Call) -> Result<()> {
-        self.meet_with(call, |_| &[]).map(drop)
+        self.meet_with(call, Brings::NOTHING).map(drop)
     }
 
-    /// The same, where this rank brings what `enclosed` says for every other. Gives back what the others have brought, by rank: as many
-    /// bytes as they get.
-    pub(super) fn meet_with<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>> {
+    /// The same, where ranks bring something. Gives back, by rank, what the others have for this one: as many bytes as they get.
+    pub(super) fn meet_with(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
-        let outcome = self.first_round(call, enclosed).and_then(|brought| self.second_round(call).map(|()| brought));
-        let brought = outcome.map_err(|failure| self.fail(call.operation, failure))?;
-        self.completed.set(self.completed.get() + 1);
-        Ok(brought)
+        let outcome = self.first_round(call, brings).and_then(|brought| self.second_round(call).map(|()| brought));
+        self.complete(call, outcome)
     }
 
-    fn first_round<'a>(&self, call: Call, enclosed: impl Fn(usize) -> &'a [u8]) -> Result<Vec<Vec<u8>>, Failure> {
-        let record = |peer| Record::Call { call, enclosed: Enclosed(enclosed(peer).to_vec()) };
-        self.tell_others(call.operation, record)?;
-        let mut wait = Wait::new(Some(self.deadline));
-        let calls = loop {
-            self.pump(call.operation)?;
-            let (calls, missing) = self.calls(call)?;
-            if missing.is_empty() {
-                break calls;
+    /// The same while ranks use each other's memory, without the second round: a rank that has given up says so in any case before the others'
+    /// loans end, and none of them has lost anything before.
+    pub(super) fn meet_within_loan(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
+        self.check(call.operation)?;
+        self.complete(call, self.first_round(call, brings))
+    }
+
+    fn complete<T>(&self, call: Call, outcome: Result<T, Failure>) -> Result<T> {
+        let given = outcome.map_err(|failure| self.fail(call.operation, failure))?;
+        self.count_completed();
+        Ok(given)
+    }
+
+    /// All ranks have gone on with a collective.
+    pub(super) fn count_completed(&self) {
+        self.completed.set(self.completed.get() + 1);
+    }
+
+    fn first_round(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>, Failure> {
+        let (rank, world_size) = (self.channel.rank(), self.channel.world_size());
+        let own = Record::Call { call, enclosed: Enclosed::default() };
+        self.come(call.operation, &own, brings)?;
+        self.wait_for_all(call.operation, &own, Some(self.deadline))?;
+        let mut brought = vec![Cow::default(); world_size];
+        let mut calls = Vec::with_capacity(world_size);
+        for (peer, brought) in brought.iter_mut().enumerate() {
+            if peer == rank {
+                calls.push((rank, call));
+                continue;
             }
-            self.look_for_failure()?;
-            if wait.is_over() {
-                // Those who are here may differ already, which says more.
-                self.compare(&calls)?;
-                let (operation, deadline) = (call.operation, self.deadline);
-                return Err(Failure { error: CommError::Timeout { operation, missing, deadline }, is_news: true });
-            }
-            wait.pause();
-        };
-        let mut brought = vec![Vec::new(); self.channel.world_size()];
-        for peer in self.channel.others() {
-            if let Some(Record::Call { enclosed, .. }) = self.channel.inbox()[peer].pop_front() {
-                brought[peer] = enclosed.0;
-            }
+            let (record, pieces) = self.take(peer);
+            let Record::Call { call, .. } = record else { return Err(misplaced(call.operation, peer, &record)) };
+            calls.push((peer, call));
+            *brought = pieces;
         }
         // Every rank has the same calls to compare.
-        self.compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })?;
-        let other = self.channel.others().find(|&peer| brought[peer].len() != enclosed(peer).len());
+        compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })?;
+        let is_other = |peer: &usize| brought[*peer].len() != brings.piece(*peer, world_size).len();
+        let other = self.channel.others().find(is_other);
         other.map_or(Ok(brought), |peer| Err(self.other_kind(call, peer)))
     }
 
@@ -162,35 +186,136 @@ impl Meeting {
         self.own_failure(call.operation, reason)
     }
 
-    /// The calls that have come, in rank order, with our own, and the ranks whose call has not.
-    fn calls(&self, own: Call) -> Result<(Calls, Vec<usize>), Failure> {
-        let (rank, inbox) = (self.channel.rank(), self.channel.inbox());
-        let (mut calls, mut missing) = (Vec::with_capacity(inbox.len()), Vec::new());
-        for (peer, records) in inbox.iter().enumerate() {
-            match records.front() {
-                _ if peer == rank => calls.push((rank, own)),
-                None => missing.push(peer),
-                Some(Record::Call { call, .. }) => calls.push((peer, *call)),
-                // This rank alone knows.
-                Some(Record::Offer { call, .. }) => return Err(mismatch((rank, own), (peer, *call))),
-                Some(Record::Failed { error, .. }) => return Err(known(error)),
-                // It believes that its work on what it was lent is over.
-                Some(Record::Ended) => return Err(mismatch((rank, own), (peer, END_OF_LOAN))),
-                Some(record) => return Err(out_of_step(own.operation, peer, record)),
+    fn second_round(&self, call: Call) -> Result<(), Failure> {
+        self.agree_on(call.operation, &Record::Go)
+    }
+
+    /// Says this to every other rank, and waits until all have said the same. They do for certain unless a rank has failed, so that there is
+    /// no deadline.
+    fn agree_on(&self, operation: Operation, word: &Record) -> Result<(), Failure> {
+        self.come(operation, word, Brings::NOTHING)?;
+        self.wait_for_all(operation, word, None)?;
+        for peer in self.channel.others() {
+            let (record, _) = self.take(peer);
+            if record != *word {
+                return Err(misplaced(operation, peer, &record));
             }
         }
-        Ok((calls, missing))
+        Ok(())
     }
 
-    fn compare(&self, calls: &[(usize, Call)]) -> Result<(), Failure> {
-        let first = calls[0];
-        let other = calls.iter().find(|(_, call)| *call != first.1);
-        other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
+    /// Tells every other rank this rank's word, with what it brings.
+    fn come(&self, operation: Operation, word: &Record, brings: Brings<'_>) -> Result<(), Failure> {
+        if let Some(boards) = &self.boards {
+            boards.come(word, brings);
+            return Ok(());
+        }
+        let record = |peer| match word {
+            Record::Call { call, .. } => {
+                let enclosed = Enclosed(brings.piece(peer, self.channel.world_size()).to_vec());
+                Record::Call { call: *call, enclosed }
+            }
+            word => word.clone(),
+        };
+        let mut others = self.channel.others();
+        let told = others.try_for_each(|peer| self.channel.post(peer, record(peer)));
+        told.map_err(|error| self.broken(operation, &error))
     }
 
-    fn second_round(&self, call: Call) -> Result<(), Failure> {
-        self.tell_others(call.operation, |_| Record::Go)?;
-        self.hear_from_all(call.operation, &Record::Go)
+    /// Waits until every other rank has said a word like this rank's own.
+    fn wait_for_all(&self, operation: Operation, own: &Record, deadline: Option<Duration>) -> Result<(), Failure> {
+        let mut wait = Wait::new(deadline);
+        loop {
+            if let Some(boards) = &self.boards {
+                if boards.are_all_here() {
+                    return Ok(());
+                }
+                if !wait.is_time_to_listen() {
+                    wait.pause();
+                    continue;
+                }
+            }
+            self.pump(operation)?;
+            let mut missing = Vec::new();
+            for peer in 0..self.channel.world_size() {
+                if peer != self.channel.rank() && !self.has_come(operation, peer, own)? {
+                    missing.push(peer);
+                }
+            }
+            if missing.is_empty() {
+                return Ok(());
+            }
+            self.look_for_failure()?;
+            if wait.is_over() {
+                // Those who are here may differ already, which says more.
+                self.compare_without(&missing, own)?;
+                return Err(Failure {
+                    error: CommError::Timeout { operation, missing, deadline: self.deadline },
+                    is_news: true,
+                });
+            }
+            wait.pause();
+        }
+    }
+
+    /// Whether a rank has said a word like this rank's own, or an error if it does something else.
+    fn has_come(&self, operation: Operation, peer: usize, own: &Record) -> Result<bool, Failure> {
+        let rank = self.channel.rank();
+        if let Some(boards) = &self.boards {
+            // Read in this order: a rank can come to this round and end its loan at any moment.
+            let has_ended = boards.has_ended_early(peer);
+            if boards.is_here(peer) {
+                return Ok(true);
+            }
+            if let (true, Record::Call { call, .. }) = (has_ended, own) {
+                // It believes that its work on what it was lent is over.
+                return Err(mismatch((rank, *call), (peer, END_OF_LOAN)));
+            }
+        }
+        let by_records = self.boards.is_none();
+        match (self.channel.inbox()[peer].front(), own) {
+            (None, _) => Ok(false),
+            (Some(Record::Failed { error, .. }), _) => Err(known(error)),
+            (Some(Record::Call { .. }), Record::Call { .. }) if by_records => Ok(true),
+            (Some(record), own) if by_records && record == own => Ok(true),
+            // This rank alone knows.
+            (Some(Record::Offer { call: theirs, .. }), Record::Call { call, .. }) => {
+                Err(mismatch((rank, *call), (peer, *theirs)))
+            }
+            (Some(record), _) => Err(misplaced(operation, peer, record)),
+        }
+    }
+
+    /// What a rank has said that has come, and brought for this one.
+    fn take(&self, peer: usize) -> (Record, Cow<'_, [u8]>) {
+        if let Some(boards) = &self.boards {
+            let word = boards.word(peer);
+            let brought = boards.brought(peer, &word);
+            return (word.record, brought.into());
+        }
+        match self.channel.inbox()[peer].pop_front() {
+            Some(Record::Call { call, enclosed }) => {
+                (Record::Call { call, enclosed: Enclosed::default() }, enclosed.0.into())
+            }
+            record => (record.expect("it has come"), Cow::default()),
+        }
+    }
+
+    /// Compares the calls of all ranks but these, whose calls have come.
+    fn compare_without(&self, missing: &[usize], own: &Record) -> Result<(), Failure> {
+        let call_of = |peer: usize| {
+            let record = match &self.boards {
+                _ if peer == self.channel.rank() => Some(own.clone()),
+                Some(boards) => Some(boards.word(peer).record),
+                None => self.channel.inbox()[peer].front().cloned(),
+            };
+            match record {
+                Some(Record::Call { call, .. }) => Some((peer, call)),
+                _ => None,
+            }
+        };
+        let here = (0..self.channel.world_size()).filter(|peer| !missing.contains(peer));
+        compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
@@ -198,81 +323,10 @@ impl Meeting {
     #[cfg(feature = "cuda")]
     pub(super) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         let outcome = match own {
-            Ok(()) => {
-                let told = self.tell_others(operation, |_| Record::Closed);
-                told.and_then(|()| self.hear_from_all(operation, &Record::Closed))
-            }
+            Ok(()) => self.agree_on(operation, &Record::Closed),
             Err(reason) => Err(self.own_failure(operation, reason)),
         };
         outcome.map_err(|failure| self.fail(operation, failure))
-    }
-
-    /// Takes note of a failure while a loan ends, unless there has been one.
-    pub(super) fn note(&self, failure: Failure) {
-        if self.failure.borrow().is_none() {
-            self.fail(END_OF_LOAN.operation, failure);
-        }
-    }
-
-    /// Tells all ranks that this one uses nothing of theirs any more, and waits until all have said so, even those that have failed. Whoever still
-    /// does after a failure and the deadline ends the job.
-    pub(super) fn end_loan(&self) {
-        let (rank, operation) = (self.channel.rank(), END_OF_LOAN.operation);
-        let outcome = self.tell_others(operation, |_| Record::Ended);
-        outcome.unwrap_or_else(|failure| self.note(failure));
-        let mut grace = None;
-        for peer in self.channel.others() {
-            let mut wait = Wait::new(None);
-            loop {
-                self.pump(operation).unwrap_or_else(|failure| self.note(failure));
-                let record = self.channel.inbox()[peer].pop_front();
-                match record {
-                    Some(Record::Ended) => break,
-                    Some(Record::Failed { error, .. }) => self.note(known(&error)),
-                    Some(Record::Call { call, .. } | Record::Offer { call, .. }) => {
-                        self.note(mismatch((rank, END_OF_LOAN), (peer, call)));
-                    }
-                    Some(record) => self.note(out_of_step(operation, peer, &record)),
-                    None => wait.pause(),
-                }
-                let has_failed = self.failure.borrow().is_some();
-                if has_failed && grace.get_or_insert_with(|| Wait::new(Some(self.deadline))).is_over() {
-                    tracing::error!(rank, peer, "a rank keeps what it was lent after a failure: aborting the MPI job");
-                    self.channel.abort(1);
-                }
-            }
-        }
-    }
-
-    /// Takes one record from every other rank, which is to be the wanted one. It comes for certain unless a rank has failed, so that there
-    /// is no deadline.
-    fn hear_from_all(&self, operation: Operation, wanted: &Record) -> Result<(), Failure> {
-        let mut wait = Wait::new(None);
-        for peer in self.channel.others() {
-            loop {
-                self.pump(operation)?;
-                let record = self.channel.inbox()[peer].front().cloned();
-                match record {
-                    Some(record) if record == *wanted => {
-                        self.channel.inbox()[peer].pop_front();
-                        break;
-                    }
-                    Some(Record::Failed { error, .. }) => return Err(known(&error)),
-                    // Whoever gives up because another has failed sends nothing of its own; what ends a loan is still to be taken there.
-                    Some(Record::Ended) | None => self.look_for_failure()?,
-                    Some(record) => return Err(out_of_step(operation, peer, &record)),
-                }
-                wait.pause();
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells every other rank what `record` says for it.
-    fn tell_others(&self, operation: Operation, record: impl Fn(usize) -> Record) -> Result<(), Failure> {
-        let mut others = self.channel.others();
-        let told = others.try_for_each(|peer| self.channel.post(peer, record(peer)));
-        told.map_err(|error| self.broken(operation, &error))
     }
 
     pub(super) fn pump(&self, operation: Operation) -> Result<(), Failure> {
@@ -312,6 +366,13 @@ impl Drop for Meeting {
     }
 }
 
+/// An error that names two calls that differ, if any do.
+fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
+    let Some(&first) = calls.first() else { return Ok(()) };
+    let other = calls.iter().find(|(_, call)| *call != first.1);
+    other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
+}
+
 /// A failure that whoever found it has told everybody.
 pub(super) fn known(error: &CommError) -> Failure {
     Failure { error: error.clone(), is_news: false }
@@ -322,7 +383,7 @@ pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
     Failure { error: CommError::Mismatch { left_rank, left, right_rank, right }, is_news: true }
 }
 
-pub(super) fn out_of_step(operation: Operation, rank: usize, record: &Record) -> Failure {
+pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {
     let reason = format!("it sent {record:?} where no rank of this version does");
     Failure { error: CommError::Transport { operation, rank, reason }, is_news: true }
 }
@@ -332,11 +393,12 @@ pub(super) fn out_of_step(operation: Operation, rank: usize, record: &Record) ->
 pub(super) struct Wait {
     start: Instant,
     deadline: Option<Duration>,
+    pauses: u32,
 }
 
 impl Wait {
     pub(super) fn new(deadline: Option<Duration>) -> Self {
-        Wait { start: Instant::now(), deadline }
+        Wait { start: Instant::now(), deadline, pauses: 0 }
     }
 
     /// Whether the deadline has passed.
@@ -344,7 +406,13 @@ impl Wait {
         self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline)
     }
 
+    /// Whether whoever looks at boards listens to the other ranks as well this time: that takes longer.
+    pub(super) fn is_time_to_listen(&self) -> bool {
+        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.start.elapsed() >= BUSY
+    }
+
     pub(super) fn pause(&mut self) {
+        self.pauses = self.pauses.wrapping_add(1);
         if self.start.elapsed() < BUSY {
             std::thread::yield_now();
         } else {

@@ -13,9 +13,11 @@
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and never meet the caller's own. Where all-reduce, reduce-scatter, all-gather and all-to-all have at most 3 KiB for
-//! each rank, and 64 KiB for all together, these travel with the records by which ranks compare their calls: two rounds of short messages, and
-//! three or four for more.
+//! 7.4.2) and never meet the caller's own.
+//!
+//! Ranks compare their calls before data move, in two rounds. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
+//! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
+//! data take two or three rounds of messages behind.
 //!
 //! # What fails how
 //!
@@ -32,10 +34,14 @@
 //!
 //! # Memory of one machine
 //!
-//! Where all ranks are processes of one machine, and their vectors lie in memory that the others can map
-//! ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)), they lend each other windows of them ([`AddressSpace`]) instead of
-//! sending copies. A process that dies or stops while memory is lent stops the others, as it would in the middle of a message. If something
-//! has failed and a rank still uses what it was lent a deadline later, the job is aborted: MPI cannot take that from it.
+//! Where all ranks are processes of one machine and one user, they meet in memory of each other that all have mapped, without messages
+//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they do not, and
+//! talk as ranks of several machines.
+//!
+//! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
+//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that dies or stops while memory is lent
+//! stops the others, as it would in the middle of a message. If something has failed and a rank still uses what it was lent a deadline later,
+//! the job is aborted: MPI cannot take that from it.
 //!
 //! # Beside the host's memory
 //!
@@ -45,8 +51,9 @@
 //! # Unfinished
 //!
 //! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several; records
-//! that go by a tree: each rank sends two to every other in a collective, which hundreds of ranks feel.
+//! that go by a tree: on several machines each rank sends two to every other in a collective, which hundreds of ranks feel.
 
+mod boards;
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
@@ -98,7 +105,7 @@ impl MpiCommunicator {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
         let channel = unsafe { Channel::duplicate(ffi::RSMPI_COMM_WORLD) }?;
-        Ok(Self::over(channel, DEFAULT_DEADLINE))
+        Self::over(channel, DEFAULT_DEADLINE)
     }
 
     /// A duplicate of a communicator of [rsmpi], for programs that use MPI themselves; all its ranks have to call it. The program keeps
@@ -110,7 +117,7 @@ impl MpiCommunicator {
         library::Library::get()?;
         // SAFETY: communicators of rsmpi are live for as long as they exist.
         let channel = unsafe { Channel::duplicate(rsmpi::raw::AsRaw::as_raw(original)) }?;
-        Ok(Self::over(channel, DEFAULT_DEADLINE))
+        Self::over(channel, DEFAULT_DEADLINE)
     }
 
     /// Sets how long calls wait for the other ranks from now on; equal on all ranks, or the shortest wins.
@@ -123,8 +130,16 @@ impl MpiCommunicator {
         self.meeting.channel().abort(code)
     }
 
-    fn over(channel: Channel, deadline: Duration) -> Self {
-        MpiCommunicator { meeting: Meeting::new(channel, deadline), neighbours: Neighbours::default() }
+    fn over(channel: Channel, deadline: Duration) -> Result<Self> {
+        let mut comm = MpiCommunicator { meeting: Meeting::new(channel, deadline), neighbours: Neighbours::default() };
+        comm.put_up_boards()?;
+        Ok(comm)
+    }
+
+    /// Whether all ranks are processes of one machine that reach each other's memory: they meet there, and their
+    /// [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie.
+    pub fn shares_memory(&self) -> bool {
+        self.meeting.boards().is_some()
     }
 
     /// Meets the other ranks, after which data may move.
@@ -133,10 +148,15 @@ impl MpiCommunicator {
         Ok(Transfer { meeting: &self.meeting, operation: call.operation })
     }
 
-    /// Every rank's words, in rank order; all bring equally many.
+    /// Every rank's words, in rank order; all bring equally many. All ranks have them, or none.
     fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; own.len() * self.world_size()];
-        self.gather_bytes(call, bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all))?;
+        let (own, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
+        if self.meeting.encloses(own.len()) {
+            self.meeting.all_gather_for_certain(call, own, output)?;
+        } else {
+            self.gather_bytes(call, own, output)?;
+        }
         Ok(all)
     }
 
@@ -166,6 +186,7 @@ enum SetUp {
     Split,
     Member,
     Map,
+    Boards,
     #[cfg(feature = "cuda")]
     Device,
     #[cfg(feature = "cuda")]
@@ -205,7 +226,7 @@ impl Split for MpiCommunicator {
         order.sort_by_key(|&rank| wishes[rank][2] as i64);
         let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
         let channel = self.meeting.channel().split(small, place)?;
-        Ok(channel.map(|channel| Self::over(channel, self.meeting.deadline())))
+        channel.map(|channel| Self::over(channel, self.meeting.deadline())).transpose()
     }
 }
 

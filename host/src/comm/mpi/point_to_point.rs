@@ -300,7 +300,6 @@ fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Res
                 return Err(mismatch((rank, half.call), (half.peer, *call)));
             }
             Record::Call { call, .. } => return Err(mismatch((rank, half.call), (half.peer, *call))),
-            Record::Ended => return Err(mismatch((rank, half.call), (half.peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
         }
@@ -319,18 +318,25 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
                 break;
             }
             Record::Call { call: other, .. } => return Err(mismatch((channel.rank(), call), (peer, *other))),
-            Record::Ended => return Err(mismatch((channel.rank(), call), (peer, END_OF_LOAN))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
         }
     }
-    let Some((index, offered)) = found else { return Ok(false) };
+    let Some((index, offered)) = found else { return not_elsewhere(meeting, half).map(|()| false) };
     channel.inbox()[peer].remove(index);
     if (offered.len, offered.dtype) != (call.len, call.dtype) {
         return Err(mismatch((channel.rank(), call), (peer, offered)));
     }
     channel.post(peer, Record::Accept).map_err(|error| meeting.broken(call.operation, &error))?;
     Ok(true)
+}
+
+/// An error if the sender is in a collective, or has ended its work on what it was lent: it would have sent before. Receivers that are elsewhere
+/// find the offer there.
+fn not_elsewhere(meeting: &Meeting, half: &Half<'_>) -> Result<(), Failure> {
+    let Some(boards) = meeting.boards() else { return Ok(()) };
+    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then_some(END_OF_LOAN));
+    elsewhere.map_or(Ok(()), |call| Err(mismatch((meeting.channel().rank(), half.call), (half.peer, call))))
 }
 
 /// Confirms what has been sent, or says that it is not what it should be.

@@ -35,7 +35,7 @@ pub(crate) use arguments::Perf;
 use arguments::{Settings, Task, TransportChoice};
 use gradsync::bootstrap::Launch;
 use launch::Launches;
-use machine::{FirstUse, Machine, Measured};
+use machine::{FirstUse, Machine, Measured, Processes};
 use operation::Operation;
 use output::{Output, Results};
 use places::Places;
@@ -165,7 +165,7 @@ fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, Pe
     let needs_copy = places.is_speaker && places.all().any(|place| place.backend() == "cpu");
     Ok(Measured {
         first_use,
-        processes_rate: processes_rate(places)?,
+        processes: processes(places)?,
         copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)).transpose()?,
     })
 }
@@ -184,13 +184,13 @@ fn first_use(_: &Places) -> Result<Option<(FirstUse, ())>, PerfError> {
 }
 
 #[cfg(feature = "mpi")]
-fn processes_rate(places: &Places) -> Result<Option<f64>, PerfError> {
+fn processes(places: &Places) -> Result<Option<Processes>, PerfError> {
     let is_wanted = places.transports.contains(&TransportChoice::Mpi) && places.is_one_machine();
-    is_wanted.then(mpi::copy_rate).transpose()
+    is_wanted.then(mpi::look).transpose()
 }
 
 #[cfg(not(feature = "mpi"))]
-fn processes_rate(_: &Places) -> Result<Option<f64>, PerfError> {
+fn processes(_: &Places) -> Result<Option<Processes>, PerfError> {
     Ok(None)
 }
 

@@ -15,9 +15,18 @@ use super::plan::Place;
 pub(crate) struct Measured {
     /// Bytes a second that a copy with all cores reads and writes.
     pub(crate) copy_rate: Option<f64>,
-    /// Bytes a second that the processes of an MPI job on this machine read and write together when each copies on its own.
-    pub(crate) processes_rate: Option<f64>,
+    /// Where they are all on this machine.
+    pub(crate) processes: Option<Processes>,
     pub(crate) first_use: Option<FirstUse>,
+}
+
+/// The processes of an MPI job.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Processes {
+    /// GB/s that all together read and write, each copying on its own.
+    pub(crate) copy_gbs: f64,
+    /// Whether they meet in memory of each other, or by messages alone.
+    pub(crate) share_memory: bool,
 }
 
 /// What this process paid before its first kernel had run on a GPU.
@@ -53,8 +62,8 @@ pub(crate) struct Cpu {
     mhz: Option<f64>,
     /// GB/s that a copy with all cores reads and writes.
     copy_gbs: Option<f64>,
-    /// GB/s that the processes of an MPI job read and write together, each copying on its own.
-    processes_copy_gbs: Option<f64>,
+    /// Those of an MPI job on this machine.
+    processes: Option<Processes>,
 }
 
 #[derive(Debug, Serialize)]
@@ -86,7 +95,7 @@ impl Machine {
                 threads: std::thread::available_parallelism().map_or(1, usize::from),
                 mhz: cpu_lines("cpu MHz").filter_map(|text| text.parse().ok()).reduce(f64::max),
                 copy_gbs: measured.copy_rate.map(|rate| rate / 1e9),
-                processes_copy_gbs: measured.processes_rate.map(|rate| rate / 1e9),
+                processes: measured.processes,
             },
             gpus,
             driver,
@@ -102,7 +111,7 @@ impl Machine {
         Limits {
             given,
             host_memory: self.cpu.copy_gbs.map(|rate| rate * 1e9),
-            processes: self.cpu.processes_copy_gbs.map(|rate| rate * 1e9),
+            processes: self.cpu.processes.map(|processes| processes.copy_gbs * 1e9),
             device_memory: gpu.and_then(|gpu| gpu.memory_gbs).map(|rate| rate * 1e9),
             links: gpu.and_then(|gpu| gpu.links_gbs).map(|rate| rate * 1e9),
         }
@@ -114,8 +123,10 @@ impl Machine {
         let (cpu, threads) = (self.cpu.name.as_deref().unwrap_or("unknown"), self.cpu.threads);
         lines += &format!("# CPU: {cpu}, {threads} threads, {} as found", mhz(self.cpu.mhz));
         lines += &self.cpu.copy_gbs.map_or(String::new(), |rate| format!(", copies at {rate:.1} GB/s"));
-        let by_ranks = |rate| format!(", the ranks of the MPI job together at {rate:.1} GB/s");
-        lines += &self.cpu.processes_copy_gbs.map_or(String::new(), by_ranks);
+        if let Some(Processes { copy_gbs, share_memory }) = self.cpu.processes {
+            let meet = if share_memory { "in memory of each other" } else { "by messages alone" };
+            lines += &format!(", the ranks of the MPI job together at {copy_gbs:.1} GB/s; they meet {meet}");
+        }
         lines += "\n";
         for (index, gpu) in self.gpus.iter().enumerate() {
             let clock = |mhz: Option<u32>| mhz.map_or("unknown".into(), |mhz| format!("{mhz} MHz"));

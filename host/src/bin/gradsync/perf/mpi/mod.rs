@@ -17,6 +17,7 @@ use self::plain::Plain;
 use super::PerfError;
 use super::arguments::Counts;
 use super::host::collectives::{self, HostBaseline, HostBaselines};
+use super::machine::Processes;
 use super::operation::{Operation, Row};
 use super::output::Output;
 use super::plan::Section;
@@ -52,9 +53,9 @@ pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError
 const COPY_BYTES: usize = 32 << 20;
 const COPIES: usize = 5;
 
-/// Bytes a second that all ranks together read and write when each copies on its own, at their best: what carries messages between the
-/// processes of one machine. Every process of the job has to call it.
-pub(crate) fn copy_rate() -> Result<f64, PerfError> {
+/// What all ranks together read and write when each copies on its own, at their best, which carries messages between the processes of one
+/// machine; and how they meet. Every process of the job has to call it.
+pub(crate) fn look() -> Result<Processes, PerfError> {
     let comm = MpiCommunicator::world()?;
     let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
     let mut best = f64::INFINITY;
@@ -69,7 +70,8 @@ pub(crate) fn copy_rate() -> Result<f64, PerfError> {
         comm.all_reduce((&mut slowest[..]).into(), ReduceOp::Max)?;
         best = best.min(slowest[0]);
     }
-    Ok(2.0 * (COPY_BYTES * comm.world_size()) as f64 / best)
+    let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;
+    Ok(Processes { copy_gbs: copied / best / 1e9, share_memory: comm.shares_memory() })
 }
 
 struct Beside {
