@@ -12,6 +12,7 @@ use super::error::BootstrapError;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
 use super::handshake::{self, Identity};
+use super::hosts;
 use super::member::Member;
 use super::message::{Event, Network, Request};
 use super::seat::Seat;
@@ -58,37 +59,37 @@ pub(super) fn join(
     }
 }
 
-/// Tries every address once. Where several answer wrongly, the first that is known to be wrong is reported.
+/// Tries every address once. Where several answer wrongly, the first that is known to be wrong is reported; where none answers, why each
+/// does not.
 fn attempt(applicant: &Applicant, invitation: &Invitation) -> Result<Member, BootstrapError> {
-    let mut failure = None;
-    for host in &invitation.hosts {
+    let (mut wrong, mut silent) = (None, Vec::new());
+    for host in hosts::nearest_first(&invitation.hosts) {
         let name = format!("{host}:{}", invitation.port);
-        let unreachable = |error: io::Error| BootstrapError::Unreachable {
-            address: name.clone(),
-            deadline: applicant.deadline,
-            reason: error.to_string(),
-        };
-        let addresses = match (host.as_str(), invitation.port).to_socket_addrs() {
+        let addresses = match (host, invitation.port).to_socket_addrs() {
             Ok(addresses) => addresses.collect(),
             Err(error) => {
-                failure.get_or_insert(unreachable(error));
+                silent.push((name.clone(), error.to_string()));
                 Vec::new()
             }
         };
         for address in addresses {
-            let error = match approach(applicant, &name, address, &invitation.secret) {
+            match approach(applicant, &name, address, &invitation.secret) {
                 Ok(socket) => return wait(applicant, &name, Arc::new(socket)),
-                Err(error) => error,
-            };
-            if !matches!(failure, Some(BootstrapError::WrongSecret { .. } | BootstrapError::VersionMismatch { .. })) {
-                failure = Some(error);
+                Err(BootstrapError::Unreachable { reason, .. }) => silent.push((name.clone(), reason)),
+                Err(error) => _ = wrong.get_or_insert(error),
             }
         }
     }
-    Err(failure.unwrap_or_else(|| BootstrapError::Unreachable {
-        address: format!("{}:{}", invitation.hosts.join(", "), invitation.port),
-        deadline: applicant.deadline,
-        reason: "the name has no address".into(),
+    Err(wrong.unwrap_or_else(|| {
+        let (address, reason) = match &silent[..] {
+            [] => (format!("{}:{}", invitation.hosts.join(", "), invitation.port), "the name has no address".into()),
+            [(name, reason)] => (name.clone(), reason.clone()),
+            several => {
+                let each = several.iter().map(|(name, reason)| format!("{name}: {reason}")).collect::<Vec<_>>();
+                (format!("any of {} places", several.len()), each.join("; "))
+            }
+        };
+        BootstrapError::Unreachable { address, deadline: applicant.deadline, reason }
     }))
 }
 

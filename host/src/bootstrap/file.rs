@@ -5,7 +5,6 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::client::Invitation;
 use super::error::BootstrapError;
 use super::frame::decode;
+use super::hosts;
 use super::secret::Secret;
 
 /// What the file begins with; another version's is as good as none.
@@ -78,7 +78,7 @@ pub(super) fn read(path: &Path) -> io::Result<Invitation> {
 
 /// What says where this process listens.
 pub(super) fn describe(port: u16, secret: &Secret) -> Vec<u8> {
-    let content = Content { hosts: own_hosts(port), port, secret: secret.bytes().to_vec() };
+    let content = Content { hosts: hosts::own(port), port, secret: secret.bytes().to_vec() };
     let body = postcard::to_stdvec(&content).expect("plain data");
     [MAGIC, &body].concat()
 }
@@ -88,25 +88,6 @@ pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
     Ok(Invitation { hosts, port, secret: Secret::from_bytes(&secret) })
-}
-
-/// Where other ranks may find this machine: by its addresses, or its name if it knows none that others could use, and
-/// from itself. The own address comes first as it answers at once.
-fn own_hosts(port: u16) -> Vec<String> {
-    let name = gethostname::gethostname().to_string_lossy().into_owned();
-    let addresses: Vec<IpAddr> = match (name.as_str(), port).to_socket_addrs() {
-        Ok(addresses) => addresses.map(|address| address.ip()).filter(|ip| !ip.is_loopback()).collect(),
-        Err(error) => {
-            tracing::debug!(%error, name, "the own host name has no address");
-            Vec::new()
-        }
-    };
-    let mut hosts = vec![Ipv4Addr::LOCALHOST.to_string()];
-    hosts.extend(addresses.iter().map(IpAddr::to_string));
-    if addresses.is_empty() {
-        hosts.push(name);
-    }
-    hosts
 }
 
 fn create_private(path: &Path) -> io::Result<fs::File> {

@@ -56,6 +56,7 @@ mod file;
 mod frame;
 mod gathering;
 mod handshake;
+mod hosts;
 mod hub;
 mod matching;
 mod member;

@@ -1,0 +1,114 @@
+//! Where ranks of other machines may find this one, and in which order to try what another says of itself.
+//!
+//! Never connects to anything, and takes no address for granted: whoever answers there has to prove that it is meant.
+
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+
+use if_addrs::{IfAddr, IfOperStatus, Interface};
+
+/// Addresses of interfaces, at most: machines that run many containers have hundreds.
+const MOST_ADDRESSES: usize = 32;
+
+/// All that may lead to this machine: loopback for ranks on it, which answers at once, what its name stands for, the addresses of its
+/// interfaces, and its name if that stands for nothing here that others could use.
+pub(super) fn own(port: u16) -> Vec<String> {
+    let name = gethostname::gethostname().to_string_lossy().into_owned();
+    let of_name: Vec<IpAddr> = match (name.as_str(), port).to_socket_addrs() {
+        Ok(addresses) => addresses.map(|address| address.ip()).filter(|ip| !ip.is_loopback()).collect(),
+        Err(error) => {
+            tracing::debug!(%error, name, "the own host name has no address");
+            Vec::new()
+        }
+    };
+    let of_interfaces = interfaces().into_iter().map(|interface| interface.ip()).take(MOST_ADDRESSES);
+    let mut hosts = vec![Ipv4Addr::LOCALHOST.to_string()];
+    let addresses = of_name.iter().copied().chain(of_interfaces).map(|ip| ip.to_string());
+    for host in addresses.chain(of_name.is_empty().then_some(name)) {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    hosts
+}
+
+/// The same hosts, those first that answer at once or are in a network of this machine: an address that nothing leads to takes its time.
+pub(super) fn nearest_first(hosts: &[String]) -> Vec<&str> {
+    let networks: Vec<IfAddr> = interfaces().into_iter().map(|interface| interface.addr).collect();
+    let distance = |host: &&str| match host.parse::<IpAddr>() {
+        Ok(ip) if ip.is_loopback() => 0,
+        Ok(ip) if networks.iter().any(|network| is_in(network, ip)) => 1,
+        _ => 2,
+    };
+    let mut hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    hosts.sort_by_key(distance);
+    hosts
+}
+
+/// Those by which other machines could reach this one.
+fn interfaces() -> Vec<Interface> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
+        tracing::debug!(%error, "the system does not tell its network interfaces");
+        Vec::new()
+    });
+    let is_down = |status: &IfOperStatus| {
+        matches!(status, IfOperStatus::Down | IfOperStatus::NotPresent | IfOperStatus::LowerLayerDown)
+    };
+    let leads_here = |interface: &Interface| {
+        !interface.is_loopback() && !interface.is_link_local() && !is_down(&interface.oper_status)
+    };
+    interfaces.into_iter().filter(leads_here).collect()
+}
+
+fn is_in(network: &IfAddr, ip: IpAddr) -> bool {
+    match (network, ip) {
+        (IfAddr::V4(own), IpAddr::V4(ip)) => {
+            own.ip.to_bits() & own.netmask.to_bits() == ip.to_bits() & own.netmask.to_bits()
+        }
+        (IfAddr::V6(own), IpAddr::V6(ip)) => {
+            own.ip.to_bits() & own.netmask.to_bits() == ip.to_bits() & own.netmask.to_bits()
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn every_address_leads_here_and_loopback_comes_first() {
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let hosts = own(port);
+        assert_eq!(hosts[0], "127.0.0.1");
+        let of_interfaces: Vec<IpAddr> = interfaces().iter().map(Interface::ip).collect();
+        for ip in of_interfaces.iter().take(MOST_ADDRESSES) {
+            assert_eq!(hosts.iter().filter(|host| **host == ip.to_string()).count(), 1, "{ip} in {hosts:?}");
+            if ip.is_ipv4() {
+                std::net::TcpStream::connect((*ip, port)).unwrap_or_else(|error| panic!("{ip}: {error}"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_near_is_tried_first_and_the_rest_in_its_order() {
+        let mut hosts: Vec<String> = ["a.name", "203.0.113.7", "127.0.0.1", "2001:db8::7"].map(String::from).to_vec();
+        assert_eq!(nearest_first(&hosts), ["127.0.0.1", "a.name", "203.0.113.7", "2001:db8::7"]);
+        for interface in interfaces() {
+            hosts.push(interface.ip().to_string());
+            assert_eq!(nearest_first(&hosts)[..2], ["127.0.0.1", hosts[4].as_str()]);
+            hosts.pop();
+        }
+    }
+
+    #[test]
+    fn a_network_is_what_its_mask_says() {
+        let (ip, netmask) = (Ipv4Addr::new(10, 77, 4, 1), Ipv4Addr::new(255, 255, 252, 0));
+        let network = IfAddr::V4(if_addrs::Ifv4Addr { ip, netmask, prefixlen: 22, broadcast: None });
+        for (other, is_near) in [("10.77.7.254", true), ("10.77.8.1", false), ("::ffff:10.77.4.2", false)] {
+            assert_eq!(is_in(&network, other.parse().unwrap()), is_near, "{other}");
+        }
+    }
+}
