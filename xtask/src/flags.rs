@@ -77,6 +77,8 @@ pub(crate) enum Stage {
     Tests,
     /// The MPI transport, under mpirun with 2, 3, 4 and 8 ranks
     Mpi,
+    /// The same on several machines, which are made of namespaces
+    Nodes,
     /// The demo's own tests and a short training
     Demo,
     /// A crate outside the workspace builds on gradsync with nothing installed

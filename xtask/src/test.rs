@@ -4,6 +4,7 @@
 
 mod downstream;
 mod mpi;
+mod nodes;
 
 use std::{
     fs, io,
@@ -39,7 +40,7 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
@@ -48,6 +49,7 @@ impl Stage {
         Self::Docs,
         Self::Tests,
         Self::Mpi,
+        Self::Nodes,
         Self::Demo,
         Self::Downstream,
         Self::Gpu,
@@ -63,6 +65,7 @@ impl Stage {
             Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
+            Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
             Self::Demo => &[Need::CCompiler, Need::Digits],
             Self::Tidy | Self::Downstream => &[],
         }
@@ -78,6 +81,7 @@ impl Stage {
             Self::Docs => docs(),
             Self::Tests => tests(),
             Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
+            Self::Nodes => nodes::run(),
             Self::Demo => passed(demo::check()),
             Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
@@ -101,7 +105,7 @@ impl flags::Test {
                 (Stage::Ptx, Unavailable { device_compiler: Some(why), .. }) => {
                     Stage::Ptx.run().map(|_| Outcome::NotRun(why.clone()))
                 }
-                (Stage::Mpi, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
+                (Stage::Mpi | Stage::Nodes, Unavailable { mpi: Some(why), .. }) => Ok(Outcome::NotRun(why.clone())),
                 _ => stage.run(),
             };
             if let Err(error) = &outcome {

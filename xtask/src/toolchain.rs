@@ -31,6 +31,8 @@ pub(crate) enum Need {
     DeviceCompiler,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
+    /// `unshare`, `nsenter` and `ip`, which make machines of one.
+    Namespaces,
 }
 
 /// Something that is missing, and what would get it.
@@ -171,8 +173,14 @@ impl Toolchain {
             Need::Mpi => {
                 (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
             }
+            Need::Namespaces => (
+                ["unshare", "nsenter", "ip"].iter().all(|tool| Cmd::new(*tool).arg("-V").probe().0),
+                "iproute2 and util-linux, from the distribution".into(),
+                self.apt(&["iproute2", "util-linux"]),
+            ),
         };
-        let updates_apt = matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi);
+        let updates_apt =
+            matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi | Need::Namespaces);
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp};
+use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -187,6 +187,17 @@ fn late_in_a_collective(mut comm: MpiCommunicator) {
     assert_timeout(outcome.map(drop), &[0]);
 }
 
+/// A number of the machine that this rank is on.
+fn machine() -> Option<u64> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a host name");
+    Some(name.bytes().fold(0, |number, byte| number.wrapping_mul(31) + u64::from(byte)))
+}
+
+/// Whether this launch was told to have its ranks talk as those of several machines.
+fn messages_only() -> bool {
+    std::env::var("GRADSYNC_MPI_MESSAGES_ONLY").is_ok_and(|value| value != "0")
+}
+
 pub(crate) fn run(cases: &mut Cases) {
     let rank = cases.rank();
     cases.check("memory of another kind is an error on every rank", |comm| {
@@ -200,6 +211,13 @@ pub(crate) fn run(cases: &mut Cases) {
         cases.check("ranks that do not share memory lend nothing", |comm| {
             let lent = lend(comm, &mut shared(comm.world_size(), WINDOW), |_| panic!("nothing was to be lent"));
             assert!(!lent.unwrap());
+        });
+        cases.check("those of one machine still do, among themselves", |comm| {
+            let Some(group) = comm.split(machine(), 0).unwrap().filter(|group| group.world_size() > 1) else { return };
+            assert!(group.shares_memory() != messages_only());
+            if group.shares_memory() {
+                each_rank_has_its_window(&group);
+            }
         });
         return cases.done("windows, of which none are lent: the cases of those that are have not run");
     }

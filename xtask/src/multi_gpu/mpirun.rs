@@ -32,6 +32,11 @@ impl Mpirun {
         Ok(Self { program, is_open_mpi })
     }
 
+    /// Whether it takes Open MPI's options.
+    pub(crate) fn is_open_mpi(&self) -> bool {
+        self.is_open_mpi
+    }
+
     /// The start of a command that runs what is added to it as so many ranks, and ends them all at the deadline.
     pub(crate) fn command(&self, ranks: usize, deadline: Duration) -> Command {
         let mut command = Command::new(&self.program);

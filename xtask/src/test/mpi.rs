@@ -4,7 +4,8 @@
 //! Each launch has a deadline, and is killed whole when it passes.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -37,10 +38,15 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// Memory that the large messages of two ranks need, with room for everything else.
 const LARGE_KIB: u64 = 8 << 20;
 
+/// The tests, built.
+pub(super) fn program() -> Result<PathBuf> {
+    let build = ["--no-run", "--package", "gradsync-tests", "--features", "mpi", "--test", "mpi"];
+    bundle::executable(Cmd::cargo("test").args(build), "mpi")
+}
+
 /// Gives back what was run, for the table.
 pub(super) fn run() -> Result<String> {
-    let build = ["--no-run", "--package", "gradsync-tests", "--features", "mpi", "--test", "mpi"];
-    let program = bundle::executable(Cmd::cargo("test").args(build), "mpi")?;
+    let program = program()?;
     let has_room = available_kib().is_some_and(|available| available >= LARGE_KIB);
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
     let mut failed = Vec::new();
@@ -72,8 +78,13 @@ pub(super) fn run() -> Result<String> {
 fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&str, &str)]) -> Result<End> {
     let mut command = mpirun.command(ranks, DEADLINE);
     command.arg(program).envs(environment.iter().copied());
+    watch(command, DEADLINE)
+}
+
+/// Runs a launcher, which ends its ranks at this deadline, and is ended if it does not.
+pub(super) fn watch(command: Command, deadline: Duration) -> Result<End> {
     println!("$ {command:?}");
-    let limits = Limits { deadline: DEADLINE + Mpirun::GRACE, grace: Duration::from_secs(5) };
+    let limits = Limits { deadline: deadline + Mpirun::GRACE, grace: Duration::from_secs(5) };
     let ends = launch::run(vec![Process { command, victim: false }], limits, |_, _, line| {
         println!("{line}");
         Ok(())

@@ -1,0 +1,86 @@
+//! The tests of the MPI transport on several machines, which `nodes.sh` makes of this one: nothing but a network joins them, and they know
+//! each other by address only.
+//!
+//! Needs Linux and its namespaces, as root or as a user who may have them; where they are refused, the stage is not run, and says why.
+
+use std::{
+    process::{Command, Output},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::{Outcome, mpi};
+use crate::{
+    multi_gpu::{launch::End, mpirun::Mpirun},
+    process::root,
+};
+
+/// Nodes, and ranks on each.
+const GRIDS: [(usize, usize); 2] = [(3, 1), (2, 2)];
+const DEADLINE: Duration = Duration::from_secs(180);
+/// What makes a world of its own: of a user who is root in it, or of root.
+const WORLDS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
+/// What `nodes.sh` ends with where the system refuses it something.
+const REFUSED: i32 = 77;
+
+pub(super) fn run() -> Result<Outcome> {
+    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
+    if !mpirun.is_open_mpi() {
+        return Ok(Outcome::NotRun("machines are made for Open MPI's launcher, and this is another".into()));
+    }
+    let world = match find_world()? {
+        Ok(world) => world,
+        Err(why) => return Ok(Outcome::NotRun(format!("no namespaces to make machines of: {why}"))),
+    };
+    let program = mpi::program()?;
+    let mut failed = Vec::new();
+    for (nodes, each) in GRIDS {
+        let mut start = mpirun.command(nodes * each, DEADLINE);
+        let hosts: Vec<String> = (1..=nodes).map(|node| format!("10.77.0.{node}:{each}")).collect();
+        start.args(["--host", &hosts.join(",")]).arg(&program);
+        match mpi::watch(on_nodes(world, nodes, &start), DEADLINE)? {
+            End::Exited(0) => println!("{nodes} machines of {each}: passed"),
+            end => failed.push(format!("on {nodes} machines with {each} ranks each it {end}")),
+        }
+    }
+    if !failed.is_empty() {
+        bail!("the MPI transport: {}", failed.join(", "));
+    }
+    let grids = GRIDS.map(|(nodes, each)| format!("{nodes} × {each}")).join(", ");
+    Ok(Outcome::Passed(format!("machines × ranks on each: {grids}")))
+}
+
+/// The first world in which a node can be made, or why the last cannot.
+fn find_world() -> Result<std::result::Result<&'static [&'static str], String>> {
+    let mut why = String::new();
+    for world in WORLDS {
+        let mut probe = on_nodes(world, 1, &Command::new("true"));
+        let Output { status, stderr, .. } = probe.output().context("cannot start `unshare`")?;
+        if status.success() {
+            return Ok(Ok(world));
+        }
+        let text = String::from_utf8_lossy(&stderr).trim().replace('\n', "; ");
+        // It fails itself where it may not do what it is told.
+        let is_refused = status.code() == Some(REFUSED) || text.starts_with("unshare:");
+        if !is_refused {
+            bail!("nodes.sh {status}: {text}");
+        }
+        why = text;
+    }
+    Ok(Err(why))
+}
+
+/// The same command where there are so many nodes.
+fn on_nodes(world: &[&str], nodes: usize, start: &Command) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(world).args(["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "bash"]);
+    command.arg(root().join("xtask/src/test/nodes.sh")).arg(nodes.to_string());
+    command.arg(start.get_program()).args(start.get_args());
+    for (name, value) in start.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    command
+}
