@@ -27,6 +27,7 @@ pub(crate) fn run(cases: &mut Cases) {
         edge_values(cases, format);
     }
     several_windows(cases);
+    back_to_back(cases);
     cases.check("barriers", |comm| (0..50).for_each(|_| comm.barrier().unwrap()));
     cases.done("collectives");
 }
@@ -136,5 +137,38 @@ fn several_windows(cases: &mut Cases) {
         comm.reduce_scatter((&input).into(), (&mut output).into(), ReduceOp::Sum).unwrap();
         let wrong = output.iter().enumerate().find(|&(i, &got)| got != sum(rank * len + i));
         assert_eq!(wrong, None);
+    });
+}
+
+/// Collectives one behind the other, with ranks that are late in turn, of as many elements as travel with a call in the memory of one machine,
+/// and of as many as go there in whole chunks, a few more and a few less: none may touch what a slower rank still reads of the one before.
+fn back_to_back(cases: &mut Cases) {
+    const ON_A_BOARD: usize = (256 << 10) / size_of::<f64>();
+    let (rank, world_size) = (cases.rank(), cases.world_size());
+    let with_a_call = ON_A_BOARD / world_size;
+    let in_chunks = |parts: usize| ON_A_BOARD / parts / 64 * 64;
+    let lens = [with_a_call, in_chunks(world_size + 1) * world_size, 2 * in_chunks(world_size), 7, 3 * with_a_call];
+    cases.check("collectives back to back", |comm| {
+        for round in 0..60 {
+            let len = lens[round % lens.len()] + [0, 1, 0, 5][round % 4] - [0, 0, 1, 0][round % 4];
+            let value = |rank: usize, i: usize| ((i % 1013 + round) * (rank + 1)) as f64;
+            let total = (world_size * (world_size + 1) / 2) as f64;
+            if round % world_size == rank {
+                std::thread::sleep(std::time::Duration::from_micros(50 * (round as u64 % 7)));
+            }
+            let mut data: Vec<f64> = (0..len).map(|i| value(rank, i)).collect();
+            comm.all_reduce((&mut data).into(), ReduceOp::Sum).unwrap();
+            let wrong = data.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
+            assert_eq!(wrong, None, "all_reduce of {len} in round {round}");
+            let input: Vec<f64> = (0..len * world_size).map(|i| value(rank, i)).collect();
+            let mut output = vec![-1.0f64; len];
+            comm.reduce_scatter((&input).into(), (&mut output).into(), ReduceOp::Sum).unwrap();
+            let wrong = output.iter().enumerate().find(|&(i, &got)| got != value(0, rank * len + i) * total);
+            assert_eq!(wrong, None, "reduce_scatter of {len} in round {round}");
+            let mut all = vec![-1.0f64; len * world_size];
+            comm.all_gather((&output).into(), (&mut all).into()).unwrap();
+            let wrong = all.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
+            assert_eq!(wrong, None, "all_gather of {len} in round {round}");
+        }
     });
 }

@@ -214,6 +214,22 @@ impl Boards {
         Brings { bytes, are_shards: word.are_shards }.piece(self.rank, self.boards.len())
     }
 
+    /// Where this rank puts what it brings to the round after the next [`turn`](Self::turn). [`TOGETHER_BYTES`], aligned for all dtypes; nobody
+    /// reads there until this rank comes to that round.
+    pub(super) fn next_place(&self) -> *mut u8 {
+        self.own().data(self.calls.get() + 1)
+    }
+
+    /// What is in the next place is what this rank brings from now on: as much as in a call, but not said.
+    pub(super) fn turn(&self) {
+        self.calls.set(self.calls.get() + 1);
+    }
+
+    /// What a rank that is here has brought to this rank's last round, behind a turn of all ranks. It stays until this rank comes to the next.
+    pub(super) fn place(&self, peer: usize) -> *const u8 {
+        self.boards[peer].data(self.calls.get()).cast_const()
+    }
+
     /// Begins a loan, which all ranks do after a call.
     pub(super) fn begin_loan(&self) {
         self.open_loans.set(self.open_loans.get() + 1);

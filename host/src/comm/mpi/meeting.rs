@@ -318,6 +318,11 @@ impl Meeting {
         compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
+    /// Waits, in the middle of a collective, until all ranks have come as far.
+    pub(super) fn go_on(&self, operation: Operation) -> Result<()> {
+        self.agree_on(operation, &Record::Go).map_err(|failure| self.fail(operation, failure))
+    }
+
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
     /// call it, and each gets a failure if one has failed.
     #[cfg(feature = "cuda")]

@@ -17,7 +17,7 @@
 //!
 //! Ranks compare their calls before data move, in two rounds. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
 //! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
-//! data take two or three rounds of messages behind.
+//! data take two or three rounds of messages behind; those of all-reduce and reduce-scatter go through the memory of one machine in chunks.
 //!
 //! # What fails how
 //!
@@ -62,6 +62,7 @@ mod library;
 mod loan;
 mod meeting;
 mod member;
+mod paged;
 mod point_to_point;
 mod transfer;
 mod whole;

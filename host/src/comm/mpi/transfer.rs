@@ -1,7 +1,7 @@
 //! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
 //!
-//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and hand out the results. Never waits for a
-//! rank that may not have come.
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and hand out the results; those of ranks of one machine
+//! are in `paged`. Never waits for a rank that may not have come.
 
 use std::ptr;
 
@@ -33,6 +33,10 @@ impl Transfer<'_> {
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
         let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
+        if let Some(pages) = self.pages(dtype, world_size + 1) {
+            // SAFETY: as the caller promises.
+            return unsafe { pages.all_reduce(dtype, op, data, len) };
+        }
         let part = part_len(len, WINDOW_BYTES / size, world_size);
         let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
@@ -82,6 +86,10 @@ impl Transfer<'_> {
         op: ReduceOp,
     ) -> Result<()> {
         let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
+        if let Some(pages) = self.pages(dtype, world_size) {
+            // SAFETY: as the caller promises.
+            return unsafe { pages.reduce_scatter(dtype, op, input, output, len) };
+        }
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
         let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part) {
