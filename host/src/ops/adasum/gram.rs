@@ -449,7 +449,7 @@ pub(super) fn in_one_space(
 ) -> Result<Option<AdasumReport>> {
     let Some(ranks) = comm.address_space() else { return Ok(None) };
     let own = OwnPart::new(comm, parts, granularity);
-    own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow())
+    own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow(), &own.are_whole)
 }
 
 /// What a rank reduces of an arena.
@@ -457,6 +457,8 @@ struct OwnPart {
     cut: Cut,
     layers: Vec<Range<usize>>,
     tensors: Vec<Range<usize>>,
+    /// Of each layer that is a tensor, whether all of it is reduced here; of layers of many, no.
+    are_whole: Vec<bool>,
 }
 
 impl OwnPart {
@@ -464,9 +466,14 @@ impl OwnPart {
         let (len, tensors) = (parts.arena.len(), parts.tensors);
         let part_len = len / comm.world_size();
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
+        let layers = granularity.layers(len, tensors);
+        let is_whole = |layer: &Range<usize>| {
+            granularity == Granularity::Tensor && window.start <= layer.start && layer.end <= window.end
+        };
         Self {
+            are_whole: layers.iter().map(is_whole).collect(),
             cut: Cut::new(parts.arena.dtype(), comm.world_size(), part_len),
-            layers: segments::clip(&granularity.layers(len, tensors), window.clone()),
+            layers: segments::clip(&layers, window.clone()),
             tensors: segments::clip(tensors, window),
         }
     }

@@ -1,0 +1,136 @@
+//! Ranks that reach each other's memory against the same ones that send each other messages: every bit of the result and of the report is the
+//! same, whatever lies in whose part.
+
+use gradsync::Result;
+use gradsync::comm::local::LocalCommunicator;
+use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::ops::{Granularity, adasum_all_reduce};
+use gradsync::{Slice, SliceMut};
+use gradsync_tests::array::patterns_of;
+use gradsync_tests::inputs::Kind;
+use gradsync_tests::oracle::Format;
+use gradsync_tests::ranks::{agreed, guarded};
+
+use crate::case::Case;
+
+/// A communicator that tells nobody of the memory which its ranks have in common.
+struct Apart<'a>(&'a LocalCommunicator);
+
+impl Communicator for Apart<'_> {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
+        self.0.all_reduce(data, op)
+    }
+
+    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
+        self.0.reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        self.0.all_gather(input, output)
+    }
+
+    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
+        self.0.all_gather_in_place(data)
+    }
+
+    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        self.0.all_to_all(input, output)
+    }
+
+    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
+        self.0.broadcast(data, root)
+    }
+
+    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
+        self.0.send(data, peer)
+    }
+
+    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
+        self.0.recv(data, peer)
+    }
+
+    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
+        self.0.send_recv(send, to, recv, from)
+    }
+
+    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
+        self.0.exchange(sends, receives)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.0.barrier()
+    }
+}
+
+/// The arena's bits, the weights' and how many layers were computed again: the same on all ranks.
+fn outcome(case: &Case, are_apart: bool) -> (Vec<u64>, Vec<u64>, usize) {
+    agreed(&case.name(), case.world_size(), |comm| {
+        let mut buffer = case.buffer(comm.rank());
+        let apart = Apart(&comm);
+        let comm: &dyn Communicator = if are_apart { &apart } else { &comm };
+        let report = adasum_all_reduce(comm, &mut buffer, case.options()).unwrap();
+        let weights = report.weights.expect("Gram reports weights").into_iter().map(f64::to_bits).collect();
+        (patterns_of(buffer.as_slice()), weights, report.recomputed)
+    })
+}
+
+/// Layers of which many lie in one part, and some in several; each third one cancels, and some hold what is not finite.
+fn mixed(format: Format, world_size: usize, shapes: &[&[usize]], seed: u64) -> Case {
+    let mut case = Case::of(Kind::Random, format, world_size, shapes, seed);
+    let opposite = Case::of(Kind::NearlyOpposite(1e-6), format, world_size, shapes, seed);
+    for (rank, layers) in case.inputs.iter_mut().enumerate() {
+        for (index, layer) in layers.iter_mut().enumerate() {
+            if index % 3 == 1 {
+                layer.clone_from(&opposite.inputs[rank][index]);
+            }
+            match (index % 11, layer.first_mut()) {
+                (4, Some(first)) if rank == 1 => *first = f64::NAN,
+                (7, Some(first)) => *first = -0.0,
+                (9, Some(first)) if rank == 0 => *first = f64::INFINITY,
+                _ => (),
+            }
+        }
+    }
+    case
+}
+
+#[test]
+fn small_layers_give_the_same_bits() {
+    guarded(120, || {
+        let lens: Vec<[usize; 1]> = (0..60).map(|index| [index * 37 % 101]).collect();
+        let shapes: Vec<&[usize]> = lens.iter().map(<[usize; 1]>::as_slice).collect();
+        for format in Format::ALL {
+            for world_size in [1, 2, 3, 4, 5, 8] {
+                for granularity in [Granularity::Tensor, Granularity::Whole] {
+                    let case = mixed(format, world_size, &shapes, 7);
+                    let case = case.with(gradsync::ops::Algorithm::Gram, granularity);
+                    let (reached, sent) = (outcome(&case, false), outcome(&case, true));
+                    assert!(reached == sent, "{}", case.name());
+                    let narrow = matches!(format, Format::F16 | Format::BF16);
+                    let cancels = world_size > 2 && granularity == Granularity::Tensor && !narrow;
+                    assert!(!cancels || reached.2 > 5, "{}: {} layers cancelled", case.name(), reached.2);
+                }
+            }
+        }
+    });
+}
+
+/// Several chunks a layer, and more in a part than is kept in the caches at a time.
+#[test]
+fn large_layers_give_the_same_bits() {
+    guarded(120, || {
+        let shapes: [&[usize]; 8] = [&[200_003], &[7], &[410_000], &[130_000], &[1], &[70_001], &[300_000], &[90_000]];
+        for (format, world_size) in [(Format::F32, 2), (Format::F64, 3), (Format::BF16, 4)] {
+            let case = mixed(format, world_size, &shapes, 11);
+            assert!(outcome(&case, false) == outcome(&case, true), "{}", case.name());
+        }
+    });
+}
