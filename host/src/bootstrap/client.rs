@@ -2,7 +2,7 @@
 //! wait for the others, and keep the connection.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -73,6 +73,9 @@ fn attempt(applicant: &Applicant, invitation: &Invitation) -> Result<Member, Boo
             }
         };
         for address in addresses {
+            // Which of the addresses of a name.
+            let name =
+                if host.parse::<IpAddr>().is_ok() { address.to_string() } else { format!("{name} ({})", address.ip()) };
             match approach(applicant, &name, address, &invitation.secret) {
                 Ok(socket) => return wait(applicant, &name, Arc::new(socket)),
                 Err(BootstrapError::Unreachable { reason, .. }) => silent.push((name.clone(), reason)),

@@ -88,16 +88,21 @@ impl Reduction {
                     let mut scaled = [0.0; BLOCK_LEN];
                     let scaled = &mut scaled[..len];
                     cast_chunk(scaled, values, false);
-                    scaled.iter_mut().for_each(|value| *value *= self.before);
+                    scale_block(scaled, self.before);
                     join_block(totals, scaled, rank, self.op);
                 }
             }
             if self.op == ReduceOp::Mean {
                 let world_size = inputs.len() as f64;
-                totals.iter_mut().for_each(|total| *total /= world_size);
+                // For powers of two the same bits in a fraction of the time.
+                if inputs.len().is_power_of_two() {
+                    scale_block(totals, 1.0 / world_size);
+                } else {
+                    divide_block(totals, world_size);
+                }
             }
             if self.after != 1.0 {
-                totals.iter_mut().for_each(|total| *total *= self.after);
+                scale_block(totals, self.after);
             }
             for output in outputs {
                 // SAFETY: as above; the slices of the inputs are gone.
@@ -118,6 +123,14 @@ fn join_block<T: Formula>(totals: &mut [f64], values: &[T], rank: usize, op: Red
 }
 
 vectorized! {
+    fn scale_block<>(totals: &mut [f64], factor: f64) {
+        totals.iter_mut().for_each(|total| *total *= factor);
+    }
+
+    fn divide_block<>(totals: &mut [f64], divisor: f64) {
+        totals.iter_mut().for_each(|total| *total /= divisor);
+    }
+
     fn max_block<T: Formula>(totals: &mut [f64], values: &[T]) {
         let pairs = totals.iter_mut().zip(values.iter().map(|value| value.to_f64()));
         pairs.for_each(|(total, value)| *total = first_if(*total, value, *total >= value));

@@ -174,6 +174,29 @@ fn buffers_come_and_go(comm: &MpiCommunicator, who: impl Fn(usize) -> bool) {
     }
 }
 
+/// Rank 1, the last one to end a loan inside of another, fails right behind it: the inner loan was good for all, and the others get to know of the
+/// failure in the outer one, at once.
+fn fails_behind_an_inner_loan(comm: MpiCommunicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let (mut outer, mut inner) = (shared(world_size, WINDOW), shared(world_size, WINDOW));
+    let start = Instant::now();
+    let outcome = lend(&comm, &mut outer, |_| {
+        let lent = lend(&comm, &mut inner, |_| {
+            // Long enough for the others to nap.
+            sleep(Duration::from_millis(if rank == 1 { 50 } else { 0 }));
+            Ok(())
+        });
+        assert!(lent.expect("the inner loan was good"));
+        if rank == 1 {
+            return Err(Error::InvalidArgument { operation: "work", reason: "it is wrong".into() });
+        }
+        comm.barrier()
+    });
+    assert!(start.elapsed() < AT_ONCE, "waited for the deadline");
+    let error = outcome.expect_err("a rank failed");
+    assert!(rank == 1 || matches!(error, Error::Comm(CommError::InvalidCall { rank: 1, .. })), "{error}");
+}
+
 /// A rank comes to a collective of its work when another has given up: all get to know why, and everyone their memory.
 fn late_in_a_collective(mut comm: MpiCommunicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
@@ -239,6 +262,9 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check_fresh("a rank's work ends early", |comm| {
         stays(comm, || Ok(()), |error| matches!(error, Error::Comm(CommError::Mismatch { .. })));
     });
+    for _ in 0..5 {
+        cases.check_fresh("a rank fails behind an inner loan", fails_behind_an_inner_loan);
+    }
     cases.check_fresh("a vector without windows", |comm| what_has_no_windows(comm, false));
     cases.check_fresh("vectors of other lengths", |comm| what_has_no_windows(comm, true));
     cases.check_fresh("memory that cannot be mapped", apart);

@@ -24,6 +24,7 @@ pub(super) const MOST_RANKS: usize = 1024;
 /// Where things stand on a board: what others wait for is on cache lines of its own.
 const ROUND_AT: usize = 0;
 const LOANS_AT: usize = 64;
+const FAILED_LOAN_AT: usize = 72;
 const WORDS_AT: usize = 128;
 const WORD_BYTES: usize = 256;
 const DATA_AT: usize = 4096;
@@ -89,10 +90,14 @@ impl Board {
         self.0.start().wrapping_add(DATA_AT + (call % 2) as usize * TOGETHER_BYTES)
     }
 
-    /// Whether it says that so many loans have ended, and if so, whether its rank had failed by then.
+    /// Whether it says that so many loans have ended, and if so, whether its rank had failed by the end of the last of these. It may have ended
+    /// more since, and failed in those.
     fn has_ended(&self, loans: u64) -> Option<bool> {
-        let ended = self.number(LOANS_AT).load(Ordering::Acquire);
-        (ended >> 1 >= loans).then_some(ended & 1 == 1)
+        if self.number(LOANS_AT).load(Ordering::Acquire) < loans {
+            return None;
+        }
+        let failed = self.number(FAILED_LOAN_AT).load(Ordering::Relaxed);
+        Some((1..=loans).contains(&failed))
     }
 }
 
@@ -244,8 +249,12 @@ impl Boards {
     pub(super) fn end_loan(&self, has_failed: bool) {
         self.open_loans.set(self.open_loans.get() - 1);
         self.ended_loans.set(self.ended_loans.get() + 1);
+        let (ended, failed) = (self.ended_loans.get(), self.own().number(FAILED_LOAN_AT));
+        if has_failed && failed.load(Ordering::Relaxed) == 0 {
+            failed.store(ended, Ordering::Relaxed);
+        }
         // What was written into the others' memory is there for whoever sees this.
-        self.own().number(LOANS_AT).store(self.ended_loans.get() << 1 | u64::from(has_failed), Ordering::Release);
+        self.own().number(LOANS_AT).store(ended, Ordering::Release);
     }
 
     /// Whether all others have ended every loan that this rank has; looks for a moment.
@@ -360,6 +369,19 @@ mod tests {
         assert!(ranks.iter().all(|boards| boards.have_all_ended()) && ranks[2].has_ended(0) == Some(true));
         ranks.iter().for_each(|boards| boards.end_loan(false));
         assert!(ranks.iter().all(|boards| boards.have_all_ended() && !boards.are_lent()));
+        assert_eq!(ranks[1].has_ended(0), Some(true), "it stays so");
+    }
+
+    #[test]
+    fn who_fails_in_the_loan_around_has_ended_the_one_inside_well() {
+        let ranks = ranks();
+        ranks.iter().for_each(|boards| (0..2).for_each(|_| boards.begin_loan()));
+        ranks.iter().for_each(|boards| boards.end_loan(false));
+        ranks[0].end_loan(true);
+        // The others look at the inner loan's end only now.
+        assert_eq!((ranks[1].has_ended(0), ranks[1].has_ended_early(0)), (Some(false), false));
+        ranks[1].end_loan(false);
+        assert_eq!(ranks[1].has_ended(0), Some(true));
     }
 
     #[test]

@@ -92,8 +92,8 @@ impl Meeting {
             return;
         }
         // Records are bytes that lie anywhere; what lies on boards is aligned, and so are elements.
-        let is_aligned = |piece: &[u8]| piece.as_ptr().addr() % size == 0;
-        let copied = if others.iter().all(|other| is_aligned(other)) { 0 } else { bytes * others.len() };
+        let is_aligned = |(peer, piece): (usize, &Cow<'_, [u8]>)| peer == rank || piece.as_ptr().addr() % size == 0;
+        let copied = if others.iter().enumerate().all(is_aligned) { 0 } else { bytes * others.len() };
         let mut room = Scratch::new(copied);
         let mut inputs: Vec<*const u8> = others.iter().map(|other| other.as_ptr()).collect();
         for (peer, place) in room.bytes(copied).chunks_exact_mut(bytes).enumerate().filter(|(peer, _)| *peer != rank) {

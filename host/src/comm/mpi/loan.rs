@@ -56,7 +56,10 @@ impl AddressSpace for MpiCommunicator {
         let tickets = self.tickets(Call::new(operation, len, dtype), ticket)?;
         // From here on another rank may use this one's memory, even if this one fails.
         let loan = Loan::begin(&self.meeting, boards);
-        let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else { return Ok(false) };
+        let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else {
+            drop(loan);
+            return self.meeting.check(operation).map(|()| false);
+        };
 
         let (own, bytes) = (vector.as_bytes_mut().as_mut_ptr(), window * dtype.size_bytes());
         let window = |file: &Option<Mapped>| {

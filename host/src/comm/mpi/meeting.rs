@@ -2,7 +2,8 @@
 //!
 //! A collective has two rounds. In the first every rank tells all others its call, with what it brings for each of them, and waits for theirs
 //! until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none
-//! does, and the second round needs no deadline. Ranks that have `boards` say it there, others by records; failures are always records.
+//! does, and the second round needs no deadline; where memory is lent, the loan's end can stand for it. Ranks that have `boards` say it there,
+//! others by records; failures are always records.
 //! Those of one rank come in order, so one out of place is a mismatch. Never knows what is brought, nor where it goes.
 
 use std::borrow::Cow;
@@ -160,17 +161,15 @@ impl Meeting {
         let own = Record::Call { call, enclosed: Enclosed::default() };
         self.come(call.operation, &own, brings)?;
         self.wait_for_all(call.operation, &own, Some(self.deadline))?;
-        let mut brought = vec![Cow::default(); world_size];
+        let mut brought = Vec::with_capacity(world_size);
         let mut calls = Vec::with_capacity(world_size);
-        for (peer, brought) in brought.iter_mut().enumerate() {
-            if peer == rank {
-                calls.push((rank, call));
-                continue;
-            }
-            let (record, pieces) = self.take(peer);
-            let Record::Call { call, .. } = record else { return Err(misplaced(call.operation, peer, &record)) };
-            calls.push((peer, call));
-            *brought = pieces;
+        for peer in 0..world_size {
+            let (record, piece) = if peer == rank { (own.clone(), Cow::default()) } else { self.take(peer) };
+            let Record::Call { call: theirs, .. } = record else {
+                return Err(misplaced(call.operation, peer, &record));
+            };
+            calls.push((peer, theirs));
+            brought.push(piece);
         }
         // Every rank has the same calls to compare.
         compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })?;
@@ -236,6 +235,7 @@ impl Meeting {
                 }
             }
             self.pump(operation)?;
+            // Before failures are looked for: ranks that have come may have failed since, behind a collective in which nothing is missing here.
             let mut missing = Vec::new();
             for peer in 0..self.channel.world_size() {
                 if peer != self.channel.rank() && !self.has_come(operation, peer, own)? {
@@ -389,6 +389,10 @@ pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
 }
 
 pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {
+    // On a board that is what cannot be read.
+    if let Record::Failed { error, .. } = record {
+        return Failure { error: error.clone(), is_news: true };
+    }
     let reason = format!("it sent {record:?} where no rank of this version does");
     Failure { error: CommError::Transport { operation, rank, reason }, is_news: true }
 }

@@ -15,9 +15,11 @@
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
 //! 7.4.2) and never meet the caller's own.
 //!
-//! Ranks compare their calls before data move, in two rounds. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
+//! Ranks compare their calls before data move, in two rounds, so that all go on or none does; collectives of few data inside of a loan
+//! ([`AddressSpace`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
 //! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
-//! data take two or three rounds of messages behind; those of all-reduce and reduce-scatter go through the memory of one machine in chunks.
+//! data take two or three rounds of messages behind; those of reduce-scatter, and of all-reduce from three ranks on, go through the memory of
+//! one machine in chunks instead, up to some hundred ranks.
 //!
 //! # What fails how
 //!
@@ -25,8 +27,8 @@
 //!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`] on the others.
 //! * A rank that does not come is [`CommError::Timeout`]; one that dropped its communicator, or whose process is gone, is no different:
 //!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
-//! * Once all ranks have come there is no deadline: MPI has no way to take memory back that it is still to fill. A process that dies
-//!   then usually ends the whole job, by MPI's launcher.
+//! * Once all ranks have come there is no deadline: MPI has no way to take memory back that it is still to fill, nor have ranks that read each
+//!   other's. A process that dies then usually ends the whole job, by MPI's launcher.
 //! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
 //! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few

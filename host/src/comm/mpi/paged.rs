@@ -44,19 +44,17 @@ impl Pages<'_> {
     pub(super) unsafe fn all_reduce(&self, dtype: DType, op: ReduceOp, data: *mut u8, len: usize) -> Result<()> {
         let (rank, world_size) = self.place_in_world();
         let (reduction, size, chunk) = (Reduction::new(dtype, op), dtype.size_bytes(), self.part * world_size);
-        let chunks = len.div_ceil(chunk);
+        let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
         // Where a chunk's part begins in the data, and how long it is.
         let part = |number: usize, peer: usize| {
             let begin = len.min(number * chunk + peer * self.part);
             (begin, self.part.min(len - begin))
         };
-        let behind_chunk = chunk * size;
         for step in 0..=chunks {
-            let next = self.boards.next_place();
             let begin = len.min(step * chunk);
             let bytes = chunk.min(len - begin) * size;
             // SAFETY: within the data, and within the place, which nobody reads yet.
-            unsafe { copy_nonoverlapping(data.add(begin * size), next, bytes) };
+            unsafe { copy_nonoverlapping(data.add(begin * size), self.boards.next_place(), bytes) };
             self.turn()?;
             for peer in (0..world_size).filter(|&peer| step > 0 && peer != rank) {
                 let (begin, len) = part(step - 1, peer);
@@ -69,9 +67,9 @@ impl Pages<'_> {
             let (begin, len) = part(step, rank);
             let offset = rank * self.part * size;
             let inputs: Vec<_> = (0..world_size).map(|peer| self.boards.place(peer).wrapping_add(offset)).collect();
-            let next = self.boards.next_place().wrapping_add(behind_chunk);
+            let along = self.boards.next_place().wrapping_add(behind_chunk);
             // SAFETY: every rank's operands of this part, aligned; in the data, and on the own board where nobody reads yet.
-            unsafe { reduction.run(&inputs, &[data.add(begin * size), next], len) };
+            unsafe { reduction.run(&inputs, &[data.add(begin * size), along], len) };
         }
         Ok(())
     }

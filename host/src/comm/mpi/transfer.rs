@@ -33,7 +33,8 @@ impl Transfer<'_> {
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
         let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
-        if let Some(pages) = self.pages(dtype, world_size + 1) {
+        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that beats any board.
+        if let Some(pages) = self.pages(dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
             return unsafe { pages.all_reduce(dtype, op, data, len) };
         }
