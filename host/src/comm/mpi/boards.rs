@@ -2,7 +2,7 @@
 //!
 //! Ranks come to rounds, all to the same ones in the same order. Whoever comes to one writes its word, and what it brings to it, and then the
 //! number of the round; the others look until that is there. A rank comes to the next round once it has read everybody's word of this one,
-//! so nobody is more than one round ahead, and two places for words are enough: those for data likewise, by the calls.
+//! so nobody is more than one round ahead, and two places for words are enough; as many for data, used in turn by the rounds that bring some.
 //!
 //! Never waits, and never tells of failures: those travel as records, and a rank that has failed comes to no more rounds.
 
@@ -16,7 +16,7 @@ use super::channel::Record;
 use crate::error::Call;
 use crate::memory::{Mapped, MemoryFile, Ticket};
 
-/// What all ranks together bring to a call, at most; each has room for as much.
+/// What all ranks together bring to a call, at most; each has room for as much. Half and twice that were slower.
 pub(super) const TOGETHER_BYTES: usize = 256 << 10;
 /// Ranks that look at each other's boards, at most: everyone looks at everybody's.
 pub(super) const MOST_RANKS: usize = 1024;
@@ -108,7 +108,7 @@ pub(super) struct Boards {
     boards: Vec<Board>,
     /// Rounds that this rank has come to.
     round: Cell<u64>,
-    /// Those of them that were calls.
+    /// Those of them to which it brought something: calls, and turns.
     calls: Cell<u64>,
     /// Loans of this communicator that this rank is in, and those that have ended here.
     open_loans: Cell<u64>,
