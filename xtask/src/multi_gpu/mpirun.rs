@@ -11,6 +11,7 @@ use crate::process::Cmd;
 pub(crate) struct Mpirun {
     program: String,
     is_open_mpi: bool,
+    is_open_mpi_4: bool,
 }
 
 impl Mpirun {
@@ -29,12 +30,13 @@ impl Mpirun {
             return Err(format!("`{program} --version` does not work: {}", text.trim()));
         }
         let is_open_mpi = ["Open MPI", "OpenRTE", "PRRTE"].iter().any(|name| text.contains(name));
-        Ok(Self { program, is_open_mpi })
+        let is_open_mpi_4 = text.contains("(Open MPI) 4.");
+        Ok(Self { program, is_open_mpi, is_open_mpi_4 })
     }
 
-    /// Whether it takes Open MPI's options.
-    pub(crate) fn is_open_mpi(&self) -> bool {
-        self.is_open_mpi
+    /// Whether it starts ranks on other machines by what Open MPI 4 takes for ssh.
+    pub(crate) fn is_open_mpi_4(&self) -> bool {
+        self.is_open_mpi_4
     }
 
     /// The start of a command that runs what is added to it as so many ranks, and ends them all at the deadline.

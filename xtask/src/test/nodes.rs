@@ -4,6 +4,7 @@
 //! Needs Linux and its namespaces, as root or as a user who may have them; where they are refused, the stage is not run, and says why.
 
 use std::{
+    path::Path,
     process::{Command, Output},
     time::Duration,
 };
@@ -19,6 +20,8 @@ use crate::{
 /// Nodes, and ranks on each.
 const GRIDS: [(usize, usize); 2] = [(3, 1), (2, 2)];
 const DEADLINE: Duration = Duration::from_secs(180);
+/// For ranks that only say where they are.
+const START: Duration = Duration::from_secs(60);
 /// What makes a world of its own: of a user who is root in it, or of root.
 const WORLDS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
 /// What `nodes.sh` ends with where the system refuses it something.
@@ -26,8 +29,9 @@ const REFUSED: i32 = 77;
 
 pub(super) fn run() -> Result<Outcome> {
     let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
-    if !mpirun.is_open_mpi() {
-        return Ok(Outcome::NotRun("machines are made for Open MPI's launcher, and this is another".into()));
+    if !mpirun.is_open_mpi_4() {
+        let why = "machines are made for the launcher of Open MPI 4; that of 5 does not always start its ranks there";
+        return Ok(Outcome::NotRun(why.into()));
     }
     let world = match find_world()? {
         Ok(world) => world,
@@ -36,10 +40,19 @@ pub(super) fn run() -> Result<Outcome> {
     let program = mpi::program()?;
     let mut failed = Vec::new();
     for (nodes, each) in GRIDS {
-        let mut start = mpirun.command(nodes * each, DEADLINE);
-        let hosts: Vec<String> = (1..=nodes).map(|node| format!("10.77.0.{node}:{each}")).collect();
-        start.args(["--host", &hosts.join(",")]).arg(&program);
-        match mpi::watch(on_nodes(world, nodes, &start), DEADLINE)? {
+        let start = |program: &Path, deadline: Duration| {
+            let mut start = mpirun.command(nodes * each, deadline);
+            let hosts: Vec<String> = (1..=nodes).map(|node| format!("10.77.0.{node}:{each}")).collect();
+            start.args(["--host", &hosts.join(","), "--map-by", &format!("ppr:{each}:node")]).arg(program);
+            on_nodes(world, nodes, &start)
+        };
+        let mut names = names(&mut start(Path::new("hostname"), START))?;
+        names.sort();
+        let expected: Vec<String> = (1..=nodes).flat_map(|node| vec![format!("node{node}"); each]).collect();
+        if names != expected {
+            bail!("the ranks are not on the machines that were made for them, but on {names:?}");
+        }
+        match mpi::watch(start(&program, DEADLINE), DEADLINE)? {
             End::Exited(0) => println!("{nodes} machines of {each}: passed"),
             end => failed.push(format!("on {nodes} machines with {each} ranks each it {end}")),
         }
@@ -49,6 +62,15 @@ pub(super) fn run() -> Result<Outcome> {
     }
     let grids = GRIDS.map(|(nodes, each)| format!("{nodes} × {each}")).join(", ");
     Ok(Outcome::Passed(format!("machines × ranks on each: {grids}")))
+}
+
+/// What each rank of a launch prints.
+fn names(launch: &mut Command) -> Result<Vec<String>> {
+    let Output { status, stdout, stderr } = launch.output().context("cannot start `unshare`")?;
+    if !status.success() {
+        bail!("no ranks on the machines: {status}: {}", String::from_utf8_lossy(&stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&stdout).split_whitespace().map(str::to_owned).collect())
 }
 
 /// The first world in which a node can be made, or why the last cannot.

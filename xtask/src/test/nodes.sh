@@ -2,7 +2,7 @@
 # Several machines on one: nodes.sh NODES COMMAND...
 #
 # Every node has a network, processes, a host name and shared memory of its own, and they are joined by a bridge; no name stands for any of
-# them. The command, which is Open MPI's launcher, finds them at 10.77.0.1 and up, and starts processes there without ssh. Run by `unshare`
+# them. The command, which is Open MPI 4's launcher, finds them at 10.77.0.1 and up, and starts processes there without ssh. Run by `unshare`
 # with a network, mounts and processes of its own, whose end takes all of this away. Exits with 77 where the system does not allow it.
 set -euo pipefail
 nodes=$1
@@ -15,6 +15,8 @@ ip address add 10.77.0.254/24 dev fabric
 ip link set fabric up
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
+# Numbers of processes begin anew here, by which launchers name what they leave in such a folder.
+export TMPDIR=$here
 
 for ((node = 1; node <= nodes; node++)); do
     # The node is there for as long as its first process.
@@ -38,10 +40,10 @@ cat >"$here/enter" <<END
 #!/usr/bin/env bash
 read -r first <"$here/\$1"
 shift
-exec nsenter --net --uts --ipc --pid --mount --target "\$first" bash -c "\$*"
+export TMPDIR="$here"
+exec nsenter --net --uts --ipc --pid --mount --root --wd --target "\$first" bash -c "\$*"
 END
 chmod +x "$here/enter"
-# By the names of Open MPI 4 and 5. Every node believes that all cores are its own.
-export OMPI_MCA_plm_rsh_agent="$here/enter" PRTE_MCA_plm_ssh_agent="$here/enter"
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
+# Every node believes that all cores are its own.
+export OMPI_MCA_plm_rsh_agent="$here/enter" OMPI_MCA_hwloc_base_binding_policy=none
 "$@"
