@@ -93,8 +93,7 @@ impl MpiCommunicator {
         let tickets = self.tickets(SetUp::Boards.call(), ticket)?;
         let found =
             if tickets.contains(&Ticket::NONE) { None } else { self.or_log(Boards::find(&tickets, self.rank())) };
-        let all_found = self.gather(SetUp::Map.call(), &[u64::from(found.is_some())])?;
-        if let Some(boards) = found.filter(|_| !all_found.contains(&0)) {
+        if let Some(boards) = self.if_all_have(found)? {
             // Nobody else has anything on it yet, and this rank neither.
             drop(board);
             self.meeting.set_boards(boards);
@@ -107,6 +106,12 @@ impl MpiCommunicator {
             tracing::info!(rank = self.rank(), %error, "ranks do not reach each other's memory, and send messages");
         }
         outcome.ok()
+    }
+
+    /// What this rank has mapped, if all others have mapped theirs too.
+    fn if_all_have<T>(&self, own: Option<T>) -> Result<Option<T>> {
+        let have = self.gather(SetUp::Map.call(), &[u64::from(own.is_some())])?;
+        Ok(own.filter(|_| !have.contains(&0)))
     }
 
     /// All ranks' tickets, by rank.
@@ -124,9 +129,7 @@ impl MpiCommunicator {
         }
         let own = |set: &FileSet| set.tickets[self.rank()];
         sets.retain(|set| own(set).is_own() && set.files.iter().flatten().all(Mapped::has_owner));
-        let set = self.or_log(FileSet::map(tickets, self.rank(), bytes));
-        let can_map = self.gather(SetUp::Map.call(), &[u64::from(set.is_some())])?;
-        let Some(set) = set.filter(|_| !can_map.contains(&0)) else {
+        let Some(set) = self.if_all_have(self.or_log(FileSet::map(tickets, self.rank(), bytes)))? else {
             self.neighbours.are_apart.set(true);
             return Ok(None);
         };

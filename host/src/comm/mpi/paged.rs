@@ -9,14 +9,11 @@
 use std::ptr::copy_nonoverlapping;
 
 use super::boards::{Boards, TOGETHER_BYTES};
-use super::transfer::Transfer;
+use super::transfer::{LINE_LEN, Transfer};
 use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
 use crate::dtype::DType;
 use crate::error::Result;
-
-/// Parts are whole cache lines.
-const LINE_LEN: usize = 64;
 
 impl Transfer<'_> {
     /// Boards, if a chunk of so many parts, of these elements, has room on one.

@@ -17,7 +17,7 @@ const WINDOW_BYTES: usize = 8 << 20;
 /// Ranks that data are exchanged with at a time.
 const BATCH: usize = 8;
 /// Parts are whole cache lines, if there is enough to share out.
-const LINE_LEN: usize = 64;
+pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
