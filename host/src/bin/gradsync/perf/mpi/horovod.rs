@@ -69,9 +69,14 @@ impl<'a> Horovod<'a> {
             }
         }
         for (step, _) in self.steps.iter().rev() {
-            let kept = self.buffer.as_slice().as_bytes()[bytes(&step.keep)].to_vec();
-            let given = &mut self.buffer.as_mut_slice().as_bytes_mut()[bytes(&step.give)];
-            super::exchange(self.world, (step.peer as i32, &kept), (step.peer as i32, given));
+            // Two halves, one behind the other: what is kept goes out from where it lies.
+            let (keep, give) = (bytes(&step.keep), bytes(&step.give));
+            let (low, high) = self.buffer.as_mut_slice().as_bytes_mut().split_at_mut(keep.start.max(give.start));
+            let (kept, given) = match keep.start < give.start {
+                true => (&low[keep], &mut high[..give.len()]),
+                false => (&high[..keep.len()], &mut low[give]),
+            };
+            super::exchange(self.world, (step.peer as i32, kept), (step.peer as i32, given));
         }
     }
 }
