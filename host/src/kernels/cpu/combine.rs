@@ -37,6 +37,14 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
         let alike = of_one_type(first, vectors);
         for_each(parts(dst, segments), elements(vectors.len(), segments), |(segment, range, part)| {
             let weights = &weights[segment * vectors.len()..][..vectors.len()];
+            let (mut range, mut part) = (range, part);
+            if let Some(vectors) = &alike {
+                let done = combine_groups(part, vectors, range.start, weights);
+                (range.start, part) = (range.start + done, &mut part[done..]);
+            }
+            if range.is_empty() {
+                return;
+            }
             let mut halfway = vec![[0.0; BLOCK_LEN]; vectors.len()];
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
                 let mut sums = [NOTHING; BLOCK_LEN];
@@ -49,6 +57,17 @@ pub fn combine(dst: SliceMut<'_>, vectors: &[Slice<'_>], weights: &[f64], segmen
         });
     }));
     Ok(())
+}
+
+/// Combines the first elements of vectors from `begin` on, where there is a way that needs no block, and returns how many these are.
+fn combine_groups<D: Element, S: Element>(dst: &mut [D], vectors: &[&[S]], begin: usize, weights: &[f64]) -> usize {
+    if D::DTYPE != S::DTYPE {
+        return 0;
+    }
+    let from: Vec<_> = vectors.iter().map(|vector| storage(&vector[begin..begin + dst.len()]).as_ptr()).collect();
+    let to = storage_mut(dst).as_mut_ptr().cast::<S::Storage>();
+    return_on_avx512!(combine(&[to], &from, dst.len(), weights));
+    0
 }
 
 /// A vector of [`combine_in_place`].
@@ -137,15 +156,19 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
         }
     }
     for_each(pieces, elements(count, segments), |(segment, mut places)| {
-        let tree = trees.and_then(|trees| trees.wanted(segment));
+        let (tree, len) = (trees.and_then(|trees| trees.wanted(segment)), places[0].len());
+        let weights = &weights[segment * count..][..count];
+        let done = if tree.is_none() { replace_groups(&mut places, weights) } else { 0 };
+        if done == len {
+            return;
+        }
         let mut halfway = vec![[0.0; BLOCK_LEN]; count];
-        for block in blocks(0..places[0].len()) {
+        for block in blocks(done..len) {
             let mut sums = [NOTHING; BLOCK_LEN];
             if let Some(tree) = tree {
                 let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
                 sums = node(&views, block.clone(), 0..count, tree);
             } else {
-                let weights = &weights[segment * count..][..count];
                 weighted_sums(&mut sums, &mut halfway, &places, &block, weights);
             }
             // Rounded once; the places have just been read, and are in the cache.
@@ -158,6 +181,24 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
             }
         }
     });
+}
+
+/// Replaces the first elements of places, where there is a way that needs no block, and returns how many these are.
+fn replace_groups<T: Element>(places: &mut [Place<'_, T>], weights: &[f64]) -> usize {
+    let len = places[0].len();
+    let (mut from, mut to) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
+    for place in places {
+        match place {
+            Place::Read(piece) => from.push(storage(piece).as_ptr()),
+            Place::Replaced(piece) => {
+                let start = storage_mut(piece).as_mut_ptr();
+                from.push(start.cast_const());
+                to.push(start);
+            }
+        }
+    }
+    return_on_avx512!(combine(&to, &from, len, weights));
+    0
 }
 
 /// Adds to `sums`, which hold nothing yet, the weighted elements of a block of every vector, in the order of the vectors. `halfway` has
@@ -263,6 +304,25 @@ mod tests {
 
     #[test]
     fn sums_are_what_the_formula_says_in_any_place() {
+        isa::on_each(|| {
+            check::<f64>();
+            check::<f32>();
+            check::<half::f16>();
+            check::<half::bf16>();
+        });
+    }
+
+    #[test]
+    fn zeros_keep_their_signs() {
+        fn check<T: Element>() {
+            for zero in [0.0, -0.0] {
+                let input = vec![T::from_f64(zero); 70];
+                let mut found = vec![T::from_f64(1.0); 70];
+                let whole = std::slice::from_ref(&(0..70));
+                combine(T::slice_mut(&mut found), &[T::slice(&input); 3], &[0.5; 3], whole).unwrap();
+                assert_eq!(bits(&found), bits(&input), "{}", T::DTYPE);
+            }
+        }
         isa::on_each(|| {
             check::<f64>();
             check::<f32>();

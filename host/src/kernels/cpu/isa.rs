@@ -79,7 +79,7 @@ fn widest() -> Isa {
     static ANSWER: std::sync::LazyLock<Isa> = std::sync::LazyLock::new(|| {
         let avx2 = has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("f16c") && has!("fma");
         match avx2 {
-            true if has!("avx512f") && has!("avx512bw") => Isa::Avx512,
+            true if has!("avx512f") && has!("avx512bw") && has!("avx512vl") => Isa::Avx512,
             true => Isa::Avx2,
             false => Isa::Baseline,
         }

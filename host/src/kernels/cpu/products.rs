@@ -1,8 +1,8 @@
 //! Inner products per segment in `f64`: [`squared_norms`], [`dots`], [`gram`], and the weights that Adasum makes of
 //! them.
 //!
-//! A chunk of every vector is widened block by block into the cache and multiplied there, so that memory is read once
-//! whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight
+//! Vectors are multiplied block by block while these are in the cache, widened there unless there is a way to do that in registers, so that
+//! memory is read once whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight
 //! interleaved lanes a chunk, then over the lanes, then over the chunks in order.
 
 use std::ops::Range;
@@ -35,33 +35,13 @@ pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64)
 #[repr(C, align(64))]
 pub(super) struct Block(pub(super) [f64; BLOCK_LEN]);
 
-/// Adds the products of a block of all vectors with each other, but those of the first `done` vectors.
-fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], done: usize, fused: bool) {
-    let done = if fused && done == 0 { add_wide_tiles(lanes, wide) } else { done };
+/// Adds the products of a block of all vectors with each other.
+fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {
     for i in (0..wide.len()).step_by(2) {
-        for j in (i.max(done)..wide.len()).step_by(2) {
+        for j in (i..wide.len()).step_by(2) {
             add_tile(lanes, wide, i, j, fused);
         }
     }
-}
-
-/// Adds the products of the first vectors, which make up tiles of four; returns how many these are.
-fn add_wide_tiles(lanes: &mut [[f64; LANES]], wide: &[Block]) -> usize {
-    return_on_avx512!(add_tiles(lanes, wide));
-    0
-}
-
-/// As [`add_wide_tiles`], for a whole block of vectors of 16 bits, which is widened on the way.
-fn widen_tiles<T: Element>(
-    lanes: &mut [[f64; LANES]],
-    wide: &mut [Block],
-    vectors: &[&[T]],
-    block: &Range<usize>,
-) -> usize {
-    if size_of::<T>() == 2 && block.len() == BLOCK_LEN {
-        return_on_avx512!(widen_tiles(lanes, wide, vectors, block.start));
-    }
-    0
 }
 
 /// Adds the products of vectors `i` and `j`, up to two of each, to those of all pairs.
@@ -131,7 +111,6 @@ pub(super) fn widen(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, vector:
     with_typed!(Slice, vector.range(range), data => widen_slice(block, halfway, storage(data)));
 }
 
-/// As [`widen`].
 fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, data: &[T]) {
     block[data.len()..].fill(0.0);
     if size_of::<T>() == 2 {
@@ -203,51 +182,34 @@ fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Rang
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
-        Ok(sum_chunks(vectors.len(), segments, count, |_, mut chunk| {
-            let mut lanes = vec![[0.0; LANES]; count];
-            let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
-            let mut halfway = [0.0; BLOCK_LEN];
-            if let Some(alike) = &alike {
-                chunk.start += add_few(&mut lanes, alike, &chunk);
-            }
-            for block in blocks(chunk) {
-                let mut done = 0;
-                match &alike {
-                    Some(alike) => {
-                        done = widen_tiles(&mut lanes, &mut wide, alike, &block);
-                        for (wide, vector) in wide.iter_mut().zip(alike).skip(done) {
-                            widen_slice(&mut wide.0, &mut halfway, storage(&vector[block.clone()]));
-                        }
-                    }
-                    None => {
-                        for (wide, vector) in wide.iter_mut().zip(vectors) {
-                            widen(&mut wide.0, &mut halfway, *vector, block.clone());
-                        }
-                    }
-                }
-                add_tiles(&mut lanes, &wide, done, fused);
-            }
-            lanes.into_iter().map(lane_sum).collect()
+        Ok(sum_chunks(vectors.len(), segments, count, |_, chunk| {
+            products_of_chunk(alike.as_deref(), vectors, chunk, fused).into_iter().map(lane_sum).collect()
         }))
     })
 }
 
-/// Adds the products of the first elements of a chunk, where there is a way that needs no block, and returns how many
-/// elements these are: with one or two vectors of 16 bits, widening is most of the work.
-fn add_few<T: Element>(lanes: &mut [[f64; LANES]], vectors: &[&[T]], chunk: &Range<usize>) -> usize {
-    if size_of::<T>() == 2 {
-        match *vectors {
-            [vector] => {
-                return_on_avx512!(add_squares(&mut lanes[0], storage(&vector[chunk.clone()])));
-            }
-            [first, second] => {
-                let lanes = (&mut lanes[..3]).try_into().expect("two vectors have three products");
-                return_on_avx512!(add_dots(lanes, storage(&first[chunk.clone()]), storage(&second[chunk.clone()])));
-            }
-            _ => (),
-        }
+/// The products of all vectors with each other in a chunk. `alike` are the same vectors, if they are of one type; `fused` is for products that
+/// are exact.
+fn products_of_chunk<T: Element>(
+    alike: Option<&[&[T]]>,
+    vectors: &[Slice<'_>],
+    chunk: Range<usize>,
+    fused: bool,
+) -> Vec<[f64; LANES]> {
+    if let Some(alike) = alike {
+        let parts: Vec<&[T::Storage]> = alike.iter().map(|vector| storage(&vector[chunk.clone()])).collect();
+        return_on_avx512!(products(&parts));
     }
-    0
+    let mut lanes = vec![[0.0; LANES]; products(vectors.len())];
+    let mut wide = vec![Block([0.0; BLOCK_LEN]); vectors.len()];
+    let mut halfway = [0.0; BLOCK_LEN];
+    for block in blocks(chunk) {
+        for (wide, vector) in wide.iter_mut().zip(vectors) {
+            widen(&mut wide.0, &mut halfway, *vector, block.clone());
+        }
+        add_tiles(&mut lanes, &wide, fused);
+    }
+    lanes
 }
 
 /// The vectors as such of the type of `_first`, if that is what all are.
@@ -342,7 +304,7 @@ mod tests {
                             add_dot(&mut expected[product_index(i, j, count)], &wide[i].0, &wide[j].0);
                         }
                     }
-                    add_tiles(&mut lanes, &wide[..count], 0, fused);
+                    add_tiles(&mut lanes, &wide[..count], fused);
                     assert_eq!(lanes, expected, "{count} vectors of {digits} digits");
                 }
             }

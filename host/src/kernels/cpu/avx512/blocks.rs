@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 use gradsync_device::math::Element as Formula;
 
-use super::lanes::{Halfway, changed, load_wide};
+use super::lanes::{CONSTANTS, changed, load_wide};
 use super::{GROUP, NEAR_BYTES};
 use crate::dtype::{DType, Element, storage};
 use crate::kernels::cpu::avx2;
@@ -18,13 +18,12 @@ use crate::kernels::cpu::avx2;
 pub(in crate::kernels::cpu) unsafe fn widen<T: Formula>(block: &mut [f64], src: &[T]) {
     let len = block.len().min(src.len());
     let end = len / GROUP * GROUP;
-    let mut halfway = Halfway::new();
     for first in (0..end).step_by(GROUP) {
         // SAFETY: the caller's promise; groups lie within both slices.
         unsafe {
             let from = src.as_ptr().add(first);
             _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(NEAR_BYTES));
-            widen_group(block.as_mut_ptr().add(first), from, &mut halfway);
+            widen_group(block.as_mut_ptr().add(first), from);
         }
     }
     // SAFETY: the caller's promise.
@@ -36,17 +35,17 @@ pub(in crate::kernels::cpu) unsafe fn widen<T: Formula>(block: &mut [f64], src: 
 /// # Safety
 /// As [`widen`]; both pointers are valid for 32 elements.
 #[inline(always)]
-unsafe fn widen_group<T: Formula>(to: *mut f64, from: *const T, halfway: &mut Halfway) {
+unsafe fn widen_group<T: Formula>(to: *mut f64, from: *const T) {
     macro_rules! group {
         ($dtype:ident) => {
             changed!(
-                "// {halfway}",
+                "// {constants}",
                 load_wide!($dtype, "{from}", 16, 17, 18, 19),
                 "vmovupd [{to}], zmm16",
                 "vmovupd [{to} + 64], zmm17",
                 "vmovupd [{to} + 128], zmm18",
                 "vmovupd [{to} + 192], zmm19",
-                to = in(reg) to, from = in(reg) from, halfway = in(reg) halfway
+                to = in(reg) to, from = in(reg) from, constants = in(reg) &CONSTANTS
             )
         };
     }
@@ -75,7 +74,6 @@ pub(in crate::kernels::cpu) unsafe fn add_all_weighted<T: Element, V: Deref<Targ
     assert!(vectors.iter().all(|vector| begin + len <= vector.len()), "a block of {len} from {begin} exceeds a vector");
     let weights = &weights[..vectors.len()];
     let end = len / GROUP * GROUP;
-    let mut halfway = Halfway::new();
     for (vectors, weights) in vectors.chunks(TURN).zip(weights.chunks(TURN)) {
         let mut pointers = [std::ptr::null(); TURN];
         for (pointer, vector) in pointers.iter_mut().zip(vectors) {
@@ -85,7 +83,7 @@ pub(in crate::kernels::cpu) unsafe fn add_all_weighted<T: Element, V: Deref<Targ
             // SAFETY: the caller's promise; groups lie within the sums and within every vector.
             unsafe {
                 let sums = sums.as_mut_ptr().add(first);
-                add_group(sums, &pointers[..vectors.len()], first, weights, &mut halfway);
+                add_group(sums, &pointers[..vectors.len()], first, weights);
             }
         }
     }
@@ -103,17 +101,11 @@ const TURN: usize = 16;
 /// # Safety
 /// As [`widen`]; `sums` are valid for 32 elements, and so is every vector from `first` on; there are as many weights.
 #[inline(always)]
-unsafe fn add_group<T: Formula>(
-    sums: *mut f64,
-    vectors: &[*const T],
-    first: usize,
-    weights: &[f64],
-    halfway: &mut Halfway,
-) {
+unsafe fn add_group<T: Formula>(sums: *mut f64, vectors: &[*const T], first: usize, weights: &[f64]) {
     macro_rules! group {
         ($dtype:ident, $($fetch:literal),*) => {
             changed!(
-                "// {halfway}",
+                "// {constants}",
                 "vmovupd zmm16, [{sums}]",
                 "vmovupd zmm17, [{sums} + 64]",
                 "vmovupd zmm18, [{sums} + 128]",
@@ -142,7 +134,7 @@ unsafe fn add_group<T: Formula>(
                 "vmovupd [{sums} + 192], zmm19",
                 sums = in(reg) sums, vectors = inout(reg) vectors.as_ptr() => _, offset = in(reg) size_of::<T>() * first,
                 weights = inout(reg) weights.as_ptr() => _, count = inout(reg) vectors.len() => _,
-                halfway = in(reg) halfway, from = out(reg) _, ahead = const NEAR_BYTES
+                constants = in(reg) &CONSTANTS, from = out(reg) _, ahead = const NEAR_BYTES
             )
         };
     }

@@ -6,7 +6,7 @@
 use gradsync_device::math::Element as Formula;
 
 use super::GROUP;
-use super::lanes::{CONSTANTS, Halfway, changed, cut, load_narrow, load_wide, pack};
+use super::lanes::{CONSTANTS, changed, cut, load_narrow, load_wide, pack};
 use crate::dtype::DType;
 use crate::kernels::cpu::avx2;
 
@@ -25,10 +25,9 @@ pub(in crate::kernels::cpu) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D]
     // streaming.
     let end = unsafe {
         avx2::cast(&mut dst[..begin], &src[..begin], false);
-        let mut halfway = Halfway::new();
         let end = each_group(begin, len, |first| {
             avx2::prefetch(from.wrapping_add(first));
-            cast_group(to.add(first), from.add(first), &mut halfway, stream);
+            cast_group(to.add(first), from.add(first), stream);
         });
         if stream {
             // Such stores are ordered with nothing else; whoever reads them next may be another thread.
@@ -48,10 +47,9 @@ pub(in crate::kernels::cpu) unsafe fn cast_near<S: Formula, D: Formula>(dst: &mu
     let len = dst.len().min(src.len());
     let end = len / GROUP * GROUP;
     let (to, from) = (dst.as_mut_ptr(), src.as_ptr());
-    let mut halfway = Halfway::new();
     for first in (0..end).step_by(GROUP) {
         // SAFETY: the caller's promise; groups lie within both slices.
-        unsafe { cast_group(to.add(first), from.add(first), &mut halfway, false) };
+        unsafe { cast_group(to.add(first), from.add(first), false) };
     }
     // SAFETY: the caller's promise.
     unsafe { avx2::cast_near(&mut dst[end..len], &src[end..len]) };
@@ -65,14 +63,13 @@ pub(in crate::kernels::cpu) unsafe fn accumulate<T: Formula, G: Formula>(sum: &m
     let len = sum.len().min(value.len());
     let begin = sum.as_ptr().align_offset(LINE_BYTES).min(len);
     let (to, from) = (sum.as_mut_ptr(), value.as_ptr());
-    let mut halfway = Halfway::new();
     // SAFETY: the caller's promise; groups lie within both slices.
     unsafe {
         avx2::accumulate(&mut sum[..begin], &value[..begin]);
         let end = each_group(begin, len, |first| {
             avx2::prefetch(to.wrapping_add(first).cast_const());
             avx2::prefetch(from.wrapping_add(first));
-            accumulate_group(to.add(first), from.add(first), &mut halfway);
+            accumulate_group(to.add(first), from.add(first));
         });
         avx2::accumulate(&mut sum[end..len], &value[end..len]);
     }
@@ -92,20 +89,20 @@ fn each_group(begin: usize, end: usize, mut work: impl FnMut(usize)) -> usize {
 
 /// Assembly that leaves 32 elements in register 20, and the store of that.
 macro_rules! group {
-    ($to:ident, $from:ident, $halfway:ident, $store:literal, $($piece:expr),*) => {
+    ($to:ident, $from:ident, $store:literal, $($piece:expr),*) => {
         changed!(
             // Not every piece needs every operand.
-            "// {halfway} {constants}",
+            "// {constants}",
             $($piece,)*
             $store,
-            to = in(reg) $to, from = in(reg) $from, halfway = in(reg) $halfway, constants = in(reg) &CONSTANTS
+            to = in(reg) $to, from = in(reg) $from, constants = in(reg) &CONSTANTS
         )
     };
-    ($to:ident, $from:ident, $halfway:ident, $stream:expr, $($piece:expr),*) => {
+    ($to:ident, $from:ident, $stream:expr, $($piece:expr),*) => {
         if $stream {
-            group!($to, $from, $halfway, "vmovntdq [{to}], zmm20", $($piece),*)
+            group!($to, $from, "vmovntdq [{to}], zmm20", $($piece),*)
         } else {
-            group!($to, $from, $halfway, "vmovdqu64 [{to}], zmm20", $($piece),*)
+            group!($to, $from, "vmovdqu64 [{to}], zmm20", $($piece),*)
         }
     };
 }
@@ -132,15 +129,15 @@ macro_rules! by_dtypes {
 /// # Safety
 /// As [`cast`]; both pointers are valid for 32 elements, and `to` is aligned for a cache line to `stream`.
 #[inline(always)]
-unsafe fn cast_group<S: Formula, D: Formula>(to: *mut D, from: *const S, halfway: &mut Halfway, stream: bool) {
+unsafe fn cast_group<S: Formula, D: Formula>(to: *mut D, from: *const S, stream: bool) {
     macro_rules! narrow {
         ($source:ident, $result:ident) => {
-            group!(to, from, halfway, stream, load_narrow!($source, "{from}", 20, 21), pack!($result))
+            group!(to, from, stream, load_narrow!($source, "{from}", 20, 21), pack!($result))
         };
     }
     macro_rules! wide {
         ($result:ident) => {
-            group!(to, from, halfway, stream, load_wide!(f64, "{from}", 16, 17, 18, 19), cut!(), pack!($result))
+            group!(to, from, stream, load_wide!(f64, "{from}", 16, 17, 18, 19), cut!(), pack!($result))
         };
     }
     // SAFETY: the caller's promise.
@@ -152,13 +149,12 @@ unsafe fn cast_group<S: Formula, D: Formula>(to: *mut D, from: *const S, halfway
 /// # Safety
 /// As [`cast`]; both pointers are valid for 32 elements.
 #[inline(always)]
-unsafe fn accumulate_group<T: Formula, G: Formula>(to: *mut T, from: *const G, halfway: &mut Halfway) {
+unsafe fn accumulate_group<T: Formula, G: Formula>(to: *mut T, from: *const G) {
     macro_rules! narrow {
         ($value:ident, $sum:ident) => {
             group!(
                 to,
                 from,
-                halfway,
                 "vmovdqu64 [{to}], zmm20",
                 load_narrow!($sum, "{to}", 20, 21),
                 load_narrow!($value, "{from}", 22, 23),
@@ -173,7 +169,6 @@ unsafe fn accumulate_group<T: Formula, G: Formula>(to: *mut T, from: *const G, h
             group!(
                 to,
                 from,
-                halfway,
                 "vmovdqu64 [{to}], zmm20",
                 load_wide!($sum, "{to}", 16, 17, 18, 19),
                 "vaddpd zmm16, zmm16, [{from}]",

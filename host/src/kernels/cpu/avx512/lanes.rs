@@ -5,38 +5,42 @@
 //! after this has to wait for their upper halves, and `vzeroupper` is not needed. Addresses are named operands of the
 //! assembly that the pieces become part of.
 
-use std::mem::MaybeUninit;
-
 /// What the pieces load numbers from: `{constants}`.
 #[repr(C, align(64))]
 pub(super) struct Constants {
     /// Where the quarters of a packed register come from.
     order: [u64; 8],
+    /// Which bytes of sixteen become those of eight f32 whose upper halves they are.
+    spread: [i8; 32],
     /// The digits of an f64 beyond 16.
     dropped: u64,
     one: u32,
     below_half: u32,
     quiet: u32,
+    /// The zero that keeps the sign of a zero added to it.
+    nothing: f64,
 }
+
+// The pieces say these numbers.
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(Constants, spread) == 64 && offset_of!(Constants, dropped) == 96);
+    assert!(offset_of!(Constants, one) == 104 && offset_of!(Constants, below_half) == 108);
+    assert!(offset_of!(Constants, quiet) == 112 && offset_of!(Constants, nothing) == 120);
+};
 
 pub(super) static CONSTANTS: Constants = Constants {
     order: [0, 2, 4, 6, 1, 3, 5, 7],
+    spread: [
+        -1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1,
+        14, 15,
+    ],
     dropped: (1 << 37) - 1,
     one: 1,
     below_half: 0x7fff,
     quiet: 0x0040_0000,
+    nothing: -0.0,
 };
-
-/// Room for 32 elements on their way from 16 bits to f64: `{halfway}`. Widening takes half the instructions from memory
-/// that is in the first-level cache.
-#[repr(C, align(64))]
-pub(super) struct Halfway([MaybeUninit<f32>; 32]);
-
-impl Halfway {
-    pub(super) const fn new() -> Self {
-        Self([MaybeUninit::uninit(); 32])
-    }
-}
 
 /// Loads two registers of f32 from no f64.
 macro_rules! load_narrow {
@@ -60,6 +64,39 @@ macro_rules! load_narrow {
 }
 pub(super) use load_narrow;
 
+/// Loads a register of f64 from eight elements; `$spread` is the number of the one that has [`Constants::spread`], for bf16. That is 5
+/// where all registers are below 16: they can be filled by the older form of an instruction, which is faster.
+macro_rules! load_eight {
+    (f64, $from:expr, $to:literal, $spread:literal) => {
+        concat!("vmovupd zmm", $to, ", [", $from, "]\n")
+    };
+    (f32, $from:expr, $to:literal, $spread:literal) => {
+        concat!("vcvtps2pd zmm", $to, ", ymmword ptr [", $from, "]\n")
+    };
+    (f16, $from:expr, $to:literal, $spread:literal) => {
+        concat! {
+            "vcvtph2ps ymm", $to, ", xmmword ptr [", $from, "]\n",
+            "vcvtps2pd zmm", $to, ", ymm", $to, "\n",
+        }
+    };
+    (bf16, $from:expr, $to:literal, 5) => {
+        concat! {
+            "vbroadcasti128 ymm", $to, ", xmmword ptr [", $from, "]\n",
+            "vpshufb ymm", $to, ", ymm", $to, ", ymm5\n",
+            "vcvtps2pd zmm", $to, ", ymm", $to, "\n",
+        }
+    };
+    // Both halves of the register from the same place: a shuffle stays within them.
+    (bf16, $from:expr, $to:literal, $spread:literal) => {
+        concat! {
+            "vbroadcasti32x4 ymm", $to, ", xmmword ptr [", $from, "]\n",
+            "vpshufb ymm", $to, ", ymm", $to, ", ymm", $spread, "\n",
+            "vcvtps2pd zmm", $to, ", ymm", $to, "\n",
+        }
+    };
+}
+pub(super) use load_eight;
+
 /// Loads four registers of f64 from any dtype.
 macro_rules! load_wide {
     (f64, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
@@ -71,19 +108,23 @@ macro_rules! load_wide {
         }
     };
     (f32, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+        $crate::kernels::cpu::avx512::lanes::load_wide!(@ f32, $from, 32, $first, $second, $third, $fourth)
+    };
+    (f16, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+        $crate::kernels::cpu::avx512::lanes::load_wide!(@ f16, $from, 16, $first, $second, $third, $fourth)
+    };
+    (bf16, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
         concat! {
-            "vcvtps2pd zmm", $first, ", ymmword ptr [", $from, "]\n",
-            "vcvtps2pd zmm", $second, ", ymmword ptr [", $from, " + 32]\n",
-            "vcvtps2pd zmm", $third, ", ymmword ptr [", $from, " + 64]\n",
-            "vcvtps2pd zmm", $fourth, ", ymmword ptr [", $from, " + 96]\n",
+            "vmovdqu64 ymm24, [{constants} + 64]\n",
+            $crate::kernels::cpu::avx512::lanes::load_wide!(@ bf16, $from, 16, $first, $second, $third, $fourth),
         }
     };
-    ($short:ident, $from:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
+    (@ $dtype:ident, $from:literal, $bytes:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
         concat! {
-            $crate::kernels::cpu::avx512::lanes::load_narrow!($short, $from, 24, 25),
-            "vmovups [{halfway}], zmm24\n",
-            "vmovups [{halfway} + 64], zmm25\n",
-            $crate::kernels::cpu::avx512::lanes::load_wide!(f32, "{halfway}", $first, $second, $third, $fourth),
+            $crate::kernels::cpu::avx512::lanes::load_eight!($dtype, $from, $first, 24),
+            $crate::kernels::cpu::avx512::lanes::load_eight!($dtype, concat!($from, " + ", $bytes), $second, 24),
+            $crate::kernels::cpu::avx512::lanes::load_eight!($dtype, concat!($from, " + 2*", $bytes), $third, 24),
+            $crate::kernels::cpu::avx512::lanes::load_eight!($dtype, concat!($from, " + 3*", $bytes), $fourth, 24),
         }
     };
 }
@@ -93,7 +134,7 @@ pub(super) use load_wide;
 macro_rules! cut {
     () => {
         concat! {
-            "vpbroadcastq zmm31, [{constants} + 64]\n",
+            "vpbroadcastq zmm31, [{constants} + 96]\n",
             $crate::kernels::cpu::avx512::lanes::cut!(16, 24),
             $crate::kernels::cpu::avx512::lanes::cut!(17, 25),
             $crate::kernels::cpu::avx512::lanes::cut!(18, 26),
@@ -125,9 +166,9 @@ macro_rules! pack {
     };
     (bf16) => {
         concat! {
-            "vpbroadcastd zmm29, [{constants} + 72]\n",
-            "vpbroadcastd zmm30, [{constants} + 76]\n",
-            "vpbroadcastd zmm31, [{constants} + 80]\n",
+            "vpbroadcastd zmm29, [{constants} + 104]\n",
+            "vpbroadcastd zmm30, [{constants} + 108]\n",
+            "vpbroadcastd zmm31, [{constants} + 112]\n",
             "vmovdqa64 zmm28, [{constants}]\n",
             $crate::kernels::cpu::avx512::lanes::pack!(20, 24, "k1"),
             $crate::kernels::cpu::avx512::lanes::pack!(21, 25, "k2"),

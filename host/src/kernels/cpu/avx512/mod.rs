@@ -4,17 +4,20 @@
 //! crate supports. Every function gives the bits of the one of `avx2`, which takes what is no whole group of elements.
 
 mod blocks;
-mod few;
+mod combine;
 mod halves;
 mod lanes;
 mod products;
 
 pub(super) use self::blocks::{add_all_weighted, widen};
-pub(super) use self::few::{add_dots, add_squares};
+pub(super) use self::combine::combine;
 pub(super) use self::halves::{accumulate, cast, cast_near};
-pub(super) use self::products::{add_tiles, widen_tiles};
+pub(super) use self::products::products;
 
-/// Elements in a step of any loop here but those of products.
+/// Elements in a step of any loop here.
 const GROUP: usize = 32;
 /// How far ahead operands are prefetched into the first-level cache, of several vectors at a time.
 const NEAR_BYTES: usize = 1024;
+/// The same, of any number of vectors, into the second-level cache: the first has no room for as many fetches, nor for their lines where
+/// vectors lie a multiple of its size apart.
+const AHEAD_BYTES: usize = 2048;

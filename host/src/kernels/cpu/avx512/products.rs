@@ -1,287 +1,313 @@
-//! Products of blocks that are already `f64`: all products of four vectors with four others, or with each other, of
-//! which every sum stays in one register and every element is loaded once.
+//! Products of vectors of one dtype with each other, from memory to the sums: four vectors with each other, or with four others, of which every
+//! sum stays in one register.
 //!
-//! Lanes, order and rounding are those of `add_dot`, but that nothing is rounded between a product and its addition:
-//! this is for products that are exact.
-
-use std::arch::asm;
+//! Elements become f64 on the way into a register, each time that they are multiplied there: that takes less time than to write them down as
+//! f64 once. Lanes, order and rounding are those of `add_dot`, but that nothing is rounded between a product and its addition where
+//! products are exact, which those of f64 are not.
 
 use gradsync_device::math::Element as Formula;
+use gradsync_device::math::adasum::product_index;
 
-use super::lanes::{Halfway, changed, load_wide};
-use super::{GROUP, NEAR_BYTES};
-use crate::dtype::{DType, Element};
-use crate::kernels::cpu::BLOCK_LEN;
-use crate::kernels::cpu::products::{Block, LANES};
+use super::lanes::{CONSTANTS, changed, load_eight};
+use super::{AHEAD_BYTES, GROUP};
+use crate::dtype::DType;
+use crate::kernels::cpu::products::LANES;
 
 /// Vectors on each side of a tile.
 const SIDE: usize = 4;
+/// What all vectors together have in a block: half of the first-level cache.
+const BLOCK_BYTES: usize = 16 << 10;
 
 type Sums = [f64; LANES];
 
-/// Adds the products of the first vectors with each other to those of all pairs, and returns how many vectors these
-/// are: all that make up whole tiles.
+/// The sums of four vectors with four others: of each of those with all of these. With themselves: the upper triangle, row by row.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Tile([Sums; SIDE * SIDE]);
+
+/// The sums of the products of all vectors with each other, in the order of [`product_index`].
 ///
 /// # Safety
-/// The machine has AVX-512F.
-pub(in crate::kernels::cpu) unsafe fn add_tiles(sums: &mut [Sums], vectors: &[Block]) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe {
-        for_tiles(sums, vectors.len(), |i, own| add_triangle(own, tile(vectors, i)));
-        add_squares_of_tiles(sums, vectors)
+/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512.
+pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> Vec<Sums> {
+    let (count, sides) = (vectors.len(), vectors.len().div_ceil(SIDE));
+    let len = vectors.iter().map(|vector| vector.len()).min().unwrap_or(0);
+    let mut tiles = vec![Tile([[0.0; LANES]; SIDE * SIDE]); sides * (sides + 1) / 2];
+    let mut starts = Vec::with_capacity(count);
+    let end = len / GROUP * GROUP;
+    // A single tile reads everything once, and needs no blocks.
+    let groups = if sides == 1 { end } else { BLOCK_BYTES / size_of::<T>() / count } / GROUP;
+    let block = groups.max(1) * GROUP;
+    for begin in (0..end).step_by(block) {
+        let block = begin..end.min(begin + block);
+        starts.clear();
+        starts.extend(vectors.iter().map(|vector| vector[block.clone()].as_ptr()));
+        // SAFETY: the caller's promise; from each start on there are as many elements.
+        unsafe { add_block(&mut tiles, &starts, block.len()) };
     }
+    if end < len {
+        // Zeros behind the end add nothing.
+        let mut group = vec![[T::from_f64(0.0); GROUP]; count];
+        group.iter_mut().zip(vectors).for_each(|(group, vector)| group[..len - end].copy_from_slice(&vector[end..len]));
+        starts.clear();
+        starts.extend(group.iter().map(|group| group.as_ptr()));
+        // SAFETY: as above.
+        unsafe { add_block(&mut tiles, &starts, GROUP) };
+    }
+    let pairs = (0..count).flat_map(|i| (i..count).map(move |j| (i, j)));
+    let sum = |(i, j): (usize, usize)| {
+        let (above, beside) = ((i / SIDE, i % SIDE), (j / SIDE, j % SIDE));
+        let is_triangle = above.0 == beside.0;
+        let place = if is_triangle { product_index(above.1, beside.1, SIDE) } else { beside.1 * SIDE + above.1 };
+        tiles[product_index(above.0, beside.0, sides)].0[place]
+    };
+    pairs.map(sum).collect()
 }
 
-/// As [`add_tiles`], for vectors of 16 bits, of which a block from `begin` on is widened on the way.
+/// Adds the products of a block of all vectors.
 ///
 /// # Safety
-/// The machine has AVX-512F.
-pub(in crate::kernels::cpu) unsafe fn widen_tiles<T: Element>(
-    sums: &mut [Sums],
-    wide: &mut [Block],
-    vectors: &[&[T]],
-    begin: usize,
-) -> usize {
-    let fits = |vector: &&[T]| begin + BLOCK_LEN <= vector.len();
-    assert!(vectors.iter().all(fits) && vectors.len() == wide.len(), "a block from {begin} exceeds a vector");
-    // SAFETY: the caller's promise; a block of every vector lies within it.
-    unsafe {
-        for_tiles(sums, vectors.len(), |i, own| {
-            let from = std::array::from_fn(|rank| vectors[i + rank].as_ptr().add(begin).cast::<T::Storage>());
-            widen_triangle(own, from, (&mut wide[i..i + SIDE]).try_into().expect("as many as the range has"));
-        });
-        add_squares_of_tiles(sums, wide)
-    }
-}
-
-/// The sums of four vectors with themselves and those after them.
-type Triangle<'a> = (&'a mut [Sums; 4], &'a mut [Sums; 3], &'a mut [Sums; 2], &'a mut [Sums; 1]);
-
-/// The rows of four vectors, from the first of them on, in the sums of those from there on.
-fn rows(sums: &mut [Sums], count: usize) -> ([&mut [Sums]; SIDE], &mut [Sums]) {
-    // A row is as long as there are vectors from its own on.
-    let (first, others) = sums.split_at_mut(count);
-    let (second, others) = others.split_at_mut(count - 1);
-    let (third, others) = others.split_at_mut(count - 2);
-    let (fourth, others) = others.split_at_mut(count - 3);
-    ([first, second, third, fourth], others)
-}
-
-/// Runs `work` for the first vector of each tile on the diagonal.
-fn for_tiles(sums: &mut [Sums], count: usize, mut work: impl FnMut(usize, Triangle<'_>)) {
-    let mut rest = sums;
-    for i in (0..count / SIDE * SIDE).step_by(SIDE) {
-        let ([first, second, third, fourth], others) = rows(rest, count - i);
-        rest = others;
-        work(i, (part(first, 0), part(second, 0), part(third, 0), part(fourth, 0)));
-    }
-}
-
-/// Adds the products of vectors of different tiles, and returns how many vectors there are in tiles.
-///
-/// # Safety
-/// The machine has AVX-512F.
-unsafe fn add_squares_of_tiles(sums: &mut [Sums], vectors: &[Block]) -> usize {
-    let (count, tiled) = (vectors.len(), vectors.len() / SIDE * SIDE);
-    let mut rest = sums;
-    for i in (0..tiled).step_by(SIDE) {
-        let ([first, second, third, fourth], others) = rows(rest, count - i);
-        rest = others;
-        for j in (i + SIDE..tiled).step_by(SIDE) {
-            let at = j - i;
-            let rows = [part(first, at), part(second, at - 1), part(third, at - 2), part(fourth, at - 3)];
-            // SAFETY: the caller's promise.
-            unsafe { add_square(rows, tile(vectors, i), tile(vectors, j)) };
+/// The machine has AVX-512F; from each of `starts` on there are so many elements, in whole groups.
+unsafe fn add_block<T: Formula>(tiles: &mut [Tile], starts: &[*const T], len: usize) {
+    let sides = starts.len().div_ceil(SIDE);
+    for (i, above) in starts.chunks(SIDE).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            add_triangle(&mut tiles[product_index(i, i, sides)], above, len);
+            for (j, beside) in starts.chunks(SIDE).enumerate().skip(i + 1) {
+                add_square(&mut tiles[product_index(i, j, sides)], above, beside, len);
+            }
         }
     }
-    tiled
 }
 
-fn tile(vectors: &[Block], begin: usize) -> &[Block; SIDE] {
-    vectors[begin..begin + SIDE].try_into().expect("as many as the range has")
-}
-
-fn part<const COUNT: usize>(row: &mut [Sums], begin: usize) -> &mut [Sums; COUNT] {
-    (&mut row[begin..begin + COUNT]).try_into().expect("as many as the range has")
-}
-
-macro_rules! load {
-    ($sum:literal, $row:literal, $place:literal) => {
-        concat!("vmovupd zmm", $sum, ", [{", $row, "} + ", $place, "]")
-    };
-}
-macro_rules! store {
-    ($sum:literal, $row:literal, $place:literal) => {
-        concat!("vmovupd [{", $row, "} + ", $place, "], zmm", $sum)
-    };
-}
-/// Does the same with the sums of a [`Triangle`], which are in registers 0 to 9.
-macro_rules! each_of_triangle {
-    ($piece:ident) => {
-        concat! {
-            $piece!(0, "first", 0), "\n", $piece!(1, "first", 64), "\n", $piece!(2, "first", 128), "\n",
-            $piece!(3, "first", 192), "\n",
-            $piece!(4, "second", 0), "\n", $piece!(5, "second", 64), "\n", $piece!(6, "second", 128), "\n",
-            $piece!(7, "third", 0), "\n", $piece!(8, "third", 64), "\n",
-            $piece!(9, "fourth", 0), "\n",
-        }
+/// Loads eight elements as f64.
+macro_rules! widen {
+    ($dtype:ident, $to:literal, $from:literal, $eight:literal) => {
+        load_eight!($dtype, concat!("{", $from, "} + {at} + ", $eight, "*{eight}"), $to, 5)
     };
 }
 macro_rules! add {
-    ($sum:literal, $x:literal, $y:literal) => {
-        concat!("vfmadd231pd zmm", $sum, ", zmm", $x, ", zmm", $y)
+    (f64, $sum:literal, $x:literal, $y:literal) => {
+        concat!("vmulpd zmm6, zmm", $x, ", zmm", $y, "\n", "vaddpd zmm", $sum, ", zmm", $sum, ", zmm6\n")
+    };
+    ($narrow:ident, $sum:literal, $x:literal, $y:literal) => {
+        concat!("vfmadd231pd zmm", $sum, ", zmm", $x, ", zmm", $y, "\n")
+    };
+}
+/// Prefetches a group.
+macro_rules! fetch {
+    (f64, $from:literal) => {
+        concat! {
+            fetch!(f32, $from),
+            "prefetcht1 [{", $from, "} + {at} + {ahead} + 128]\n", "prefetcht1 [{", $from, "} + {at} + {ahead} + 192]\n",
+        }
+    };
+    (f32, $from:literal) => {
+        concat!("prefetcht1 [{", $from, "} + {at} + {ahead}]\n", "prefetcht1 [{", $from, "} + {at} + {ahead} + 64]\n")
+    };
+    ($short:ident, $from:literal) => {
+        concat!("prefetcht1 [{", $from, "} + {at} + {ahead}]\n")
+    };
+}
+macro_rules! load {
+    ($sum:literal, $place:literal) => {
+        concat!("vmovupd zmm", $sum, ", [{sums} + 64*", $place, "]\n")
+    };
+}
+macro_rules! store {
+    ($sum:literal, $place:literal) => {
+        concat!("vmovupd [{sums} + 64*", $place, "], zmm", $sum, "\n")
+    };
+}
+/// Does the same with all sums of a tile, which are in registers 16 to 31.
+macro_rules! each_sum {
+    ($piece:ident) => {
+        concat! {
+            $piece!(16, 0), $piece!(17, 1), $piece!(18, 2), $piece!(19, 3), $piece!(20, 4), $piece!(21, 5),
+            $piece!(22, 6), $piece!(23, 7), $piece!(24, 8), $piece!(25, 9), $piece!(26, 10), $piece!(27, 11),
+            $piece!(28, 12), $piece!(29, 13), $piece!(30, 14), $piece!(31, 15),
+        }
+    };
+}
+/// Goes through all groups, with a piece for eight elements that the caller gives the dtype and the number of vectors on one side, and with what
+/// else it has for its operands. Not every dtype and not every number needs every operand.
+macro_rules! groups {
+    ($dtype:ident, $count:tt, $sums:ident, $len:ident, $fetch:ident, $eight:ident, $unused:literal, $($operands:tt)*) => {
+        changed!(
+            "vmovdqu ymm5, [{constants} + 64]",
+            each_sum!(load),
+            "2:",
+            $fetch!($dtype, $count),
+            $eight!($dtype, $count, 0),
+            $eight!($dtype, $count, 1),
+            $eight!($dtype, $count, 2),
+            $eight!($dtype, $count, 3),
+            "add {at}, 4*{eight}",
+            "jnz 2b",
+            each_sum!(store),
+            "vzeroupper",
+            $unused,
+            sums = in(reg) $sums, at = inout(reg) -(($len * size_of::<T>()) as isize) => _, constants = in(reg) &CONSTANTS,
+            eight = const 8 * size_of::<T>(), $($operands)*,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _
+        )
+    };
+}
+/// Runs the caller's macro for the dtype and for a number of vectors up to four.
+macro_rules! by_dtype_and_count {
+    ($count:expr, $tile:ident) => {
+        match (T::DTYPE, $count) {
+            (DType::F64, 1) => $tile!(f64, 1),
+            (DType::F64, 2) => $tile!(f64, 2),
+            (DType::F64, 3) => $tile!(f64, 3),
+            (DType::F64, _) => $tile!(f64, 4),
+            (DType::F32, 1) => $tile!(f32, 1),
+            (DType::F32, 2) => $tile!(f32, 2),
+            (DType::F32, 3) => $tile!(f32, 3),
+            (DType::F32, _) => $tile!(f32, 4),
+            (DType::F16, 1) => $tile!(f16, 1),
+            (DType::F16, 2) => $tile!(f16, 2),
+            (DType::F16, 3) => $tile!(f16, 3),
+            (DType::F16, _) => $tile!(f16, 4),
+            (DType::BF16, 1) => $tile!(bf16, 1),
+            (DType::BF16, 2) => $tile!(bf16, 2),
+            (DType::BF16, 3) => $tile!(bf16, 3),
+            (DType::BF16, _) => $tile!(bf16, 4),
+        }
     };
 }
 
-/// Adds the products of each of `left` with each of `right`; `sums` are those of each of `left`, in the order of
-/// `right`.
+/// Adds the products of up to four vectors with each other.
 ///
 /// # Safety
-/// The machine has AVX-512F.
-#[inline(never)]
-unsafe fn add_square(sums: [&mut [Sums; SIDE]; SIDE], left: &[Block; SIDE], right: &[Block; SIDE]) {
-    let [first, second, third, fourth] = sums.map(|sums| sums.as_mut_ptr());
-    // SAFETY: the caller's promise. Eight elements of each vector a turn, a whole number of which make a block; four
-    // registers of sums for each of `left`.
-    unsafe {
-        asm!(
-            load!(0, "first", 0), load!(1, "first", 64), load!(2, "first", 128), load!(3, "first", 192),
-            load!(4, "second", 0), load!(5, "second", 64), load!(6, "second", 128), load!(7, "second", 192),
-            load!(8, "third", 0), load!(9, "third", 64), load!(10, "third", 128), load!(11, "third", 192),
-            load!(12, "fourth", 0), load!(13, "fourth", 64), load!(14, "fourth", 128), load!(15, "fourth", 192),
-            "2:",
-            load!(16, "right", "0"), load!(17, "right", "{block}"),
-            load!(18, "right", "2*{block}"), load!(19, "right", "3*{block}"),
-            load!(20, "left", "0"),
-            add!(0, 20, 16), add!(1, 20, 17), add!(2, 20, 18), add!(3, 20, 19),
-            load!(21, "left", "{block}"),
-            add!(4, 21, 16), add!(5, 21, 17), add!(6, 21, 18), add!(7, 21, 19),
-            load!(22, "left", "2*{block}"),
-            add!(8, 22, 16), add!(9, 22, 17), add!(10, 22, 18), add!(11, 22, 19),
-            load!(23, "left", "3*{block}"),
-            add!(12, 23, 16), add!(13, 23, 17), add!(14, 23, 18), add!(15, 23, 19),
-            "add {left}, 64",
-            "add {right}, 64",
-            "dec {turns}",
-            "jnz 2b",
-            store!(0, "first", 0), store!(1, "first", 64), store!(2, "first", 128), store!(3, "first", 192),
-            store!(4, "second", 0), store!(5, "second", 64), store!(6, "second", 128), store!(7, "second", 192),
-            store!(8, "third", 0), store!(9, "third", 64), store!(10, "third", 128), store!(11, "third", 192),
-            store!(12, "fourth", 0), store!(13, "fourth", 64), store!(14, "fourth", 128), store!(15, "fourth", 192),
-            "vzeroupper",
-            first = in(reg) first, second = in(reg) second, third = in(reg) third, fourth = in(reg) fourth,
-            left = inout(reg) left => _, right = inout(reg) right => _, turns = inout(reg) BLOCK_LEN / LANES => _,
-            block = const size_of::<Block>(),
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
-            out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
-            out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _, out("zmm18") _,
-            out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
-            options(nostack),
-        );
-    }
-}
-
-/// Adds the products of four vectors with each other; `sums` are those of each with itself and those after it.
-///
-/// # Safety
-/// The machine has AVX-512F.
-#[inline(never)]
-unsafe fn add_triangle((first, second, third, fourth): Triangle<'_>, vectors: &[Block; SIDE]) {
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            each_of_triangle!(load),
-            "2:",
-            load!(16, "vectors", "0"), load!(17, "vectors", "{block}"),
-            load!(18, "vectors", "2*{block}"), load!(19, "vectors", "3*{block}"),
-            add!(0, 16, 16), add!(1, 16, 17), add!(2, 16, 18), add!(3, 16, 19),
-            add!(4, 17, 17), add!(5, 17, 18), add!(6, 17, 19),
-            add!(7, 18, 18), add!(8, 18, 19),
-            add!(9, 19, 19),
-            "add {vectors}, 64",
-            "dec {turns}",
-            "jnz 2b",
-            each_of_triangle!(store),
-            "vzeroupper",
-            first = in(reg) first, second = in(reg) second, third = in(reg) third, fourth = in(reg) fourth,
-            vectors = inout(reg) vectors => _, turns = inout(reg) BLOCK_LEN / LANES => _,
-            block = const size_of::<Block>(),
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
-            out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
-            out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _, out("zmm18") _,
-            out("zmm19") _,
-            options(nostack),
-        );
-    }
-}
-
-/// As [`add_triangle`], for vectors of 16 bits, of which a block each becomes f64 in `wide` on the way.
-///
-/// # Safety
-/// The machine has AVX-512F; all of `from` are valid for a block.
-#[inline(never)]
-unsafe fn widen_triangle<T: Formula>(
-    (first, second, third, fourth): Triangle<'_>,
-    [a, b, c, d]: [*const T; SIDE],
-    wide: &mut [Block; SIDE],
-) {
-    macro_rules! widen {
-        ($dtype:ident, $from:literal, $to:literal, $first:literal, $second:literal, $third:literal, $fourth:literal) => {
-            concat! {
-                "prefetcht0 [", $from, " + {ahead}]\n",
-                load_wide!($dtype, $from, $first, $second, $third, $fourth),
-                "vmovupd [", $to, "], zmm", $first, "\n",
-                "vmovupd [", $to, " + 64], zmm", $second, "\n",
-                "vmovupd [", $to, " + 128], zmm", $third, "\n",
-                "vmovupd [", $to, " + 192], zmm", $fourth, "\n",
-                "add ", $from, ", 64\n",
-            }
+/// As [`add_block`].
+unsafe fn add_triangle<T: Formula>(sums: &mut Tile, vectors: &[*const T], len: usize) {
+    macro_rules! fetched {
+        ($dtype:ident, 1) => {
+            fetch!($dtype, "a")
+        };
+        ($dtype:ident, 2) => {
+            concat!(fetched!($dtype, 1), fetch!($dtype, "b"))
+        };
+        ($dtype:ident, 3) => {
+            concat!(fetched!($dtype, 2), fetch!($dtype, "c"))
+        };
+        ($dtype:ident, 4) => {
+            concat!(fetched!($dtype, 3), fetch!($dtype, "d"))
         };
     }
-    macro_rules! multiply {
-        ($a:literal, $b:literal, $c:literal, $d:literal) => {
-            concat! {
-                add!(0, $a, $a), "\n", add!(1, $a, $b), "\n", add!(2, $a, $c), "\n", add!(3, $a, $d), "\n",
-                add!(4, $b, $b), "\n", add!(5, $b, $c), "\n", add!(6, $b, $d), "\n",
-                add!(7, $c, $c), "\n", add!(8, $c, $d), "\n",
-                add!(9, $d, $d), "\n",
-            }
+    macro_rules! widened {
+        ($dtype:ident, 1, $eight:literal) => {
+            widen!($dtype, 0, "a", $eight)
+        };
+        ($dtype:ident, 2, $eight:literal) => {
+            concat!(widened!($dtype, 1, $eight), widen!($dtype, 1, "b", $eight))
+        };
+        ($dtype:ident, 3, $eight:literal) => {
+            concat!(widened!($dtype, 2, $eight), widen!($dtype, 2, "c", $eight))
+        };
+        ($dtype:ident, 4, $eight:literal) => {
+            concat!(widened!($dtype, 3, $eight), widen!($dtype, 3, "d", $eight))
         };
     }
+    macro_rules! added {
+        ($dtype:ident, 1) => {
+            add!($dtype, 16, 0, 0)
+        };
+        ($dtype:ident, 2) => {
+            concat!(added!($dtype, 1), add!($dtype, 17, 0, 1), add!($dtype, 20, 1, 1))
+        };
+        ($dtype:ident, 3) => {
+            concat!(added!($dtype, 2), add!($dtype, 18, 0, 2), add!($dtype, 21, 1, 2), add!($dtype, 23, 2, 2))
+        };
+        ($dtype:ident, 4) => {
+            concat!(
+                added!($dtype, 3),
+                add!($dtype, 19, 0, 3),
+                add!($dtype, 22, 1, 3),
+                add!($dtype, 24, 2, 3),
+                add!($dtype, 25, 3, 3)
+            )
+        };
+    }
+    macro_rules! eight {
+        ($dtype:ident, $count:tt, $eight:literal) => {
+            concat!(widened!($dtype, $count, $eight), added!($dtype, $count))
+        };
+    }
+    let [a, b, c, d] = ends(vectors, len);
     macro_rules! triangle {
-        ($dtype:ident) => {
-            changed!(
-                each_of_triangle!(load),
-                "2:",
-                widen!($dtype, "{a}", "{wide}", 10, 11, 12, 13),
-                widen!($dtype, "{b}", "{wide} + {block}", 14, 15, 16, 17),
-                widen!($dtype, "{c}", "{wide} + 2*{block}", 18, 19, 20, 21),
-                widen!($dtype, "{d}", "{wide} + 3*{block}", 22, 23, 26, 27),
-                multiply!(10, 14, 18, 22),
-                multiply!(11, 15, 19, 23),
-                multiply!(12, 16, 20, 26),
-                multiply!(13, 17, 21, 27),
-                "add {wide}, 256",
-                "dec {turns}",
-                "jnz 2b",
-                each_of_triangle!(store),
-                "vzeroupper",
-                first = in(reg) first, second = in(reg) second, third = in(reg) third, fourth = in(reg) fourth,
-                a = inout(reg) a => _, b = inout(reg) b => _, c = inout(reg) c => _, d = inout(reg) d => _,
-                wide = inout(reg) wide => _, turns = inout(reg) BLOCK_LEN / GROUP => _,
-                halfway = in(reg) &mut Halfway::new(), block = const size_of::<Block>(), ahead = const NEAR_BYTES,
-                out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
-                out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
-                out("zmm13") _, out("zmm14") _, out("zmm15") _
+        ($dtype:ident, $count:tt) => {
+            groups!(
+                $dtype, $count, sums, len, fetched, eight, "// {b} {c} {d}",
+                a = in(reg) a, b = in(reg) b, c = in(reg) c, d = in(reg) d, ahead = const AHEAD_BYTES
             )
         };
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        match T::DTYPE {
-            DType::F16 => triangle!(f16),
-            DType::BF16 => triangle!(bf16),
-            DType::F64 | DType::F32 => unreachable!("these vectors have 16 bits"),
-        }
+    unsafe { by_dtype_and_count!(vectors.len(), triangle) }
+}
+
+/// Adds the products of each of four vectors, which are in the caches by now, with each of up to four others.
+///
+/// # Safety
+/// As [`add_block`].
+unsafe fn add_square<T: Formula>(sums: &mut Tile, above: &[*const T], beside: &[*const T], len: usize) {
+    macro_rules! row {
+        ($dtype:ident, $from:literal, $eight:literal, $a:literal, $b:literal, $c:literal, $d:literal) => {
+            concat!(
+                widen!($dtype, 4, $from, $eight),
+                add!($dtype, $a, 4, 0),
+                add!($dtype, $b, 4, 1),
+                add!($dtype, $c, 4, 2),
+                add!($dtype, $d, 4, 3)
+            )
+        };
     }
+    macro_rules! rows {
+        ($dtype:ident, 1, $eight:literal) => {
+            row!($dtype, "e", $eight, 16, 17, 18, 19)
+        };
+        ($dtype:ident, 2, $eight:literal) => {
+            concat!(rows!($dtype, 1, $eight), row!($dtype, "f", $eight, 20, 21, 22, 23))
+        };
+        ($dtype:ident, 3, $eight:literal) => {
+            concat!(rows!($dtype, 2, $eight), row!($dtype, "g", $eight, 24, 25, 26, 27))
+        };
+        ($dtype:ident, 4, $eight:literal) => {
+            concat!(rows!($dtype, 3, $eight), row!($dtype, "h", $eight, 28, 29, 30, 31))
+        };
+    }
+    macro_rules! eight {
+        ($dtype:ident, $count:tt, $eight:literal) => {
+            concat! {
+                widen!($dtype, 0, "a", $eight), widen!($dtype, 1, "b", $eight),
+                widen!($dtype, 2, "c", $eight), widen!($dtype, 3, "d", $eight),
+                rows!($dtype, $count, $eight),
+            }
+        };
+    }
+    macro_rules! nothing {
+        ($dtype:ident, $count:tt) => {
+            ""
+        };
+    }
+    let ([a, b, c, d], [e, f, g, h]) = (ends(above, len), ends(beside, len));
+    macro_rules! square {
+        ($dtype:ident, $count:tt) => {
+            groups!(
+                $dtype, $count, sums, len, nothing, eight, "// {f} {g} {h}",
+                a = in(reg) a, b = in(reg) b, c = in(reg) c, d = in(reg) d,
+                e = in(reg) e, f = in(reg) f, g = in(reg) g, h = in(reg) h
+            )
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { by_dtype_and_count!(beside.len(), square) }
+}
+
+/// Where up to four vectors end, and where there are fewer, the last of them.
+fn ends<T>(starts: &[*const T], len: usize) -> [*const T; SIDE] {
+    std::array::from_fn(|place| starts[place.min(starts.len() - 1)].wrapping_add(len))
 }
