@@ -57,7 +57,7 @@ impl MemoryFile {
         getrandom::fill(&mut number).map_err(|error| io::Error::other(error.to_string()))?;
         let file_bytes = bytes.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let (file, descriptor) = system::create(file_bytes as u64)?;
-        let map = MmapOptions::new().len(file_bytes).map_raw(&file)?;
+        let map = map(&file, file_bytes)?;
         let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
         let file = Self { map, ticket, file };
         file.set_number(ticket.number);
@@ -142,7 +142,7 @@ impl Ticket {
         if bytes.checked_add(HEADER_BYTES).is_none_or(|least| len < least) {
             return Err(other("another length than that"));
         }
-        let map = MmapOptions::new().len(len).map_raw(&file)?;
+        let map = map(&file, len)?;
         let mapped = Mapped { map, number: self.number };
         if mapped.has_owner() { Ok(mapped) } else { Err(other("another number than that")) }
     }
@@ -160,6 +160,16 @@ impl Mapped {
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(HEADER_BYTES)
     }
+}
+
+/// Maps a file in large pages, where the system has such for files of this kind.
+fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
+    let map = MmapOptions::new().len(bytes).map_raw(file)?;
+    #[cfg(target_os = "linux")]
+    if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+        tracing::debug!(%error, "no large pages");
+    }
+    Ok(map)
 }
 
 #[cfg(target_os = "linux")]
