@@ -360,7 +360,7 @@ impl Communicator for MpiCommunicator {
     }
 
     fn address_space(&self) -> Option<&dyn AddressSpace> {
-        Some(self)
+        self.shares_memory().then_some(self)
     }
 
     fn barrier(&self) -> Result<()> {

@@ -100,9 +100,9 @@ impl<'a> Collective<'a> {
         };
         let buffers = match row.operation {
             Operation::Adasum => {
-                let buffer = |_| {
-                    if place == Place::Ranks(TransportChoice::Mpi) { shared_gradients(row) } else { gradients(row) }
-                };
+                // Threads reach each other's memory of any kind.
+                let is_shared = place == Place::Ranks(TransportChoice::Mpi) && comm.address_space().is_some();
+                let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }
             _ => Vec::new(),
