@@ -10,6 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+/// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
+/// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// What stands in front of a file's bytes: the number that a ticket names, so that nobody takes another file for the one that was meant.
 /// A page, which leaves the bytes behind it aligned for everything.
 const HEADER_BYTES: usize = 4096;
@@ -162,12 +165,14 @@ impl Mapped {
     }
 }
 
-/// Maps a file in large pages, where the system has such for files of this kind.
+/// Maps a file, in large pages if it fills one and the system has such for files of this kind.
 fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
     let map = MmapOptions::new().len(bytes).map_raw(file)?;
     #[cfg(target_os = "linux")]
-    if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-        tracing::debug!(%error, "no large pages");
+    if bytes >= LARGE_PAGE {
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "no large pages");
+        }
     }
     Ok(map)
 }

@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::memory::MemoryFile;
+use crate::memory::{LARGE_PAGE, MemoryFile};
 use crate::plan::layout::TENSOR_ALIGNMENT;
 use crate::slice::{Slice, SliceMut};
 
@@ -17,10 +17,6 @@ struct Block([u8; TENSOR_ALIGNMENT]);
 unsafe impl bytemuck::Zeroable for Block {}
 // SAFETY: as above, and every byte pattern is a value.
 unsafe impl bytemuck::Pod for Block {}
-
-/// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
-/// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
-const LARGE_PAGE: usize = 2 << 20;
 
 enum Memory {
     Small(Vec<Block>),

@@ -168,7 +168,7 @@ fn cpu_features() -> Vec<&'static str> {
     macro_rules! detected {
         ($($name:tt)*) => { [$(($name, std::arch::is_x86_feature_detected!($name))),*] };
     }
-    let found = detected!("sse4.2" "avx" "f16c" "fma" "avx2" "avx512f" "avx512bw");
+    let found = detected!("sse4.2" "avx" "f16c" "fma" "avx2" "avx512f" "avx512bw" "avx512vl");
     found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect()
 }
 

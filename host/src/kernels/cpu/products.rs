@@ -33,7 +33,7 @@ pub(super) fn add_weighted<T: Formula>(sums: &mut [f64], src: &[T], weight: f64)
 /// A widened block, aligned as the widest registers like it.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-pub(super) struct Block(pub(super) [f64; BLOCK_LEN]);
+struct Block([f64; BLOCK_LEN]);
 
 /// Adds the products of a block of all vectors with each other.
 fn add_tiles(lanes: &mut [[f64; LANES]], wide: &[Block], fused: bool) {

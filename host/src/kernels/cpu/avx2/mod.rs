@@ -25,7 +25,7 @@ const STEP: usize = 8;
 /// Elements between two prefetches: a cache line of the narrowest dtypes.
 const GROUP: usize = 32;
 /// How far ahead operands are prefetched. The hardware's own prefetching ends with the page, and stays too close to the loop.
-pub(super) const PREFETCH_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 4096;
 
 /// Fetches a group of elements that lies ahead, into the second-level cache: several vectors' blocks fill the first.
 ///

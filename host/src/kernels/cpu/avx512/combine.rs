@@ -9,14 +9,14 @@ use super::lanes::{CONSTANTS, changed, cut, load_wide, pack};
 use super::{AHEAD_BYTES, GROUP};
 use crate::dtype::DType;
 
-/// Puts `T(Σ weights[p] × from[p][i])` at every one of `to`, and returns for how many elements: those of whole groups.
+/// Puts `D(Σ weights[p] × from[p][i])` at every one of `to`, and returns for how many elements: those of whole groups.
 ///
 /// # Safety
 /// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512. All of `from` are valid for reading `len` elements and all of `to`
-/// for writing them. Two that overlap are the same.
-pub(in crate::kernels::cpu) unsafe fn combine<T: Formula>(
-    to: &[*mut T],
-    from: &[*const T],
+/// for writing them. Two that overlap are the same, dtypes included.
+pub(in crate::kernels::cpu) unsafe fn combine<D: Formula, S: Formula>(
+    to: &[*mut D],
+    from: &[*const S],
     len: usize,
     weights: &[f64],
 ) -> usize {
@@ -27,7 +27,7 @@ pub(in crate::kernels::cpu) unsafe fn combine<T: Formula>(
     let end = len / GROUP * GROUP;
     for first in (0..end).step_by(GROUP) {
         // SAFETY: the caller's promise.
-        unsafe { combine_group(to, from, first * size_of::<T>(), weights) };
+        unsafe { combine_group(to, from, first, weights) };
     }
     end
 }
@@ -72,14 +72,14 @@ macro_rules! fetch {
     };
 }
 
-/// Combines 32 elements, `offset` bytes from the beginnings.
+/// Combines 32 elements, from `first` on.
 ///
 /// # Safety
 /// As [`combine`]; the elements lie within all vectors, of which there is one at least on either side.
 #[inline(always)]
-unsafe fn combine_group<T: Formula>(to: &[*mut T], from: &[*const T], offset: usize, weights: &[f64]) {
+unsafe fn combine_group<D: Formula, S: Formula>(to: &[*mut D], from: &[*const S], first: usize, weights: &[f64]) {
     macro_rules! group {
-        ($dtype:ident) => {
+        ($source:ident, $result:ident) => {
             changed!(
                 "vbroadcastsd zmm16, [{constants} + 120]",
                 "vmovapd zmm17, zmm16",
@@ -87,10 +87,10 @@ unsafe fn combine_group<T: Formula>(to: &[*mut T], from: &[*const T], offset: us
                 "vmovapd zmm19, zmm16",
                 "2:",
                 "mov {at}, [{from}]",
-                "add {at}, {offset}",
+                "add {at}, {from_offset}",
                 "vbroadcastsd zmm26, [{weights}]",
-                fetch!($dtype),
-                load_wide!($dtype, "{at}", 20, 21, 22, 23),
+                fetch!($source),
+                load_wide!($source, "{at}", 20, 21, 22, 23),
                 "vmulpd zmm20, zmm20, zmm26",
                 "vmulpd zmm21, zmm21, zmm26",
                 "vmulpd zmm22, zmm22, zmm26",
@@ -103,28 +103,39 @@ unsafe fn combine_group<T: Formula>(to: &[*mut T], from: &[*const T], offset: us
                 "add {weights}, 8",
                 "dec {vectors}",
                 "jnz 2b",
-                round!($dtype),
+                round!($result),
                 "2:",
                 "mov {at}, [{to}]",
-                "add {at}, {offset}",
-                store!($dtype),
+                "add {at}, {to_offset}",
+                store!($result),
                 "add {to}, 8",
                 "dec {places}",
                 "jnz 2b",
                 from = inout(reg) from.as_ptr() => _, vectors = inout(reg) from.len() => _,
                 to = inout(reg) to.as_ptr() => _, places = inout(reg) to.len() => _,
-                weights = inout(reg) weights.as_ptr() => _, offset = in(reg) offset, at = out(reg) _,
+                weights = inout(reg) weights.as_ptr() => _, at = out(reg) _,
+                from_offset = in(reg) first * size_of::<S>(), to_offset = in(reg) first * size_of::<D>(),
                 constants = in(reg) &CONSTANTS, ahead = const AHEAD_BYTES
             )
         };
     }
+    macro_rules! to {
+        ($result:ident) => {
+            match S::DTYPE {
+                DType::F64 => group!(f64, $result),
+                DType::F32 => group!(f32, $result),
+                DType::F16 => group!(f16, $result),
+                DType::BF16 => group!(bf16, $result),
+            }
+        };
+    }
     // SAFETY: the caller's promise: everything is read before anything is written.
     unsafe {
-        match T::DTYPE {
-            DType::F64 => group!(f64),
-            DType::F32 => group!(f32),
-            DType::F16 => group!(f16),
-            DType::BF16 => group!(bf16),
+        match D::DTYPE {
+            DType::F64 => to!(f64),
+            DType::F32 => to!(f32),
+            DType::F16 => to!(f16),
+            DType::BF16 => to!(bf16),
         }
     }
 }

@@ -67,7 +67,7 @@ pub(in crate::kernels::cpu) unsafe fn products<T: Formula>(vectors: &[&[T]]) -> 
 /// Adds the products of a block of all vectors.
 ///
 /// # Safety
-/// The machine has AVX-512F; from each of `starts` on there are so many elements, in whole groups.
+/// The machine has what [`isa`](crate::kernels::cpu::isa) asks for AVX-512; from each of `starts` on there are so many elements, in whole groups.
 unsafe fn add_block<T: Formula>(tiles: &mut [Tile], starts: &[*const T], len: usize) {
     let sides = starts.len().div_ceil(SIDE);
     for (i, above) in starts.chunks(SIDE).enumerate() {
@@ -150,7 +150,10 @@ macro_rules! groups {
             $unused,
             sums = in(reg) $sums, at = inout(reg) -(($len * size_of::<T>()) as isize) => _, constants = in(reg) &CONSTANTS,
             eight = const 8 * size_of::<T>(), $($operands)*,
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _
+            // All that `vzeroupper` touches.
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
+            out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _,
+            out("zmm14") _, out("zmm15") _
         )
     };
 }
@@ -249,7 +252,7 @@ unsafe fn add_triangle<T: Formula>(sums: &mut Tile, vectors: &[*const T], len: u
     unsafe { by_dtype_and_count!(vectors.len(), triangle) }
 }
 
-/// Adds the products of each of four vectors, which are in the caches by now, with each of up to four others.
+/// Adds the products of each of four vectors, which are in the caches by now, with each of up to four others, of which most are.
 ///
 /// # Safety
 /// As [`add_block`].

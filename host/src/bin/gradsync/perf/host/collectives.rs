@@ -100,8 +100,9 @@ impl<'a> Collective<'a> {
         };
         let buffers = match row.operation {
             Operation::Adasum => {
-                // Threads reach each other's memory of any kind.
-                let is_shared = place == Place::Ranks(TransportChoice::Mpi) && comm.address_space().is_some();
+                // Threads reach each other's memory of any kind, and ranks of a node may where those of several nodes do not.
+                let may_share = comm.address_space().is_some() || row.nodes().is_some();
+                let is_shared = place == Place::Ranks(TransportChoice::Mpi) && may_share;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }
