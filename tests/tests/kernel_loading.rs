@@ -39,13 +39,14 @@ fn report() {
 struct Driver {
     major: u32,
     minor: u32,
+    context: u32,
     code: u32,
     ptx: u32,
 }
 
 impl Driver {
     const fn of(major: u32, minor: u32) -> Self {
-        Driver { major, minor, code: 0, ptx: 0 }
+        Driver { major, minor, context: 0, code: 0, ptx: 0 }
     }
 
     /// A library that says what it is given: of code the word that holds the architecture, of PTX its entry points and waits.
@@ -54,13 +55,15 @@ impl Driver {
             #include <stdio.h>
             #include <string.h>
             int cuInit(unsigned flags) { return flags; }
+            int cuGetErrorName(int error, const char **to) { *to = 0; return error == 218 ? (*to = "CUDA_ERROR_INVALID_PTX", 0) : 1; }
+            int cuGetErrorString(int error, const char **to) { *to = 0; return error == 218 ? (*to = "a PTX error", 0) : 1; }
             int cuDriverGetVersion(int *to) { *to = 12090; return 0; }
             static int launch(void) { return 999; }
             int cuGetProcAddress(const char *name, void **to) { *to = strcmp(name, "cuLaunchKernelEx") ? 0 : (void *)launch; return 0; }
             int cuDeviceGetCount(int *to) { *to = 1; return 0; }
             int cuDeviceGet(int *to, int ordinal) { *to = ordinal; return 0; }
             int cuDeviceGetAttribute(int *to, int attribute) { *to = attribute == 75 ? MAJOR : attribute == 76 ? MINOR : 0; return 0; }
-            int cuDevicePrimaryCtxRetain(void **to) { *to = to; return 0; }
+            int cuDevicePrimaryCtxRetain(void **to) { *to = to; return CONTEXT; }
             int cuDevicePrimaryCtxRelease_v2(void) { return 0; }
             int cuCtxSetCurrent(void) { return 0; }
             int cuStreamCreateWithPriority(void **to) { *to = to; return 0; }
@@ -86,11 +89,11 @@ impl Driver {
             int cuModuleGetFunction(void **to) { *to = to; return 0; }
             int cuModuleUnload(void) { return 0; }
         "#;
-        let Driver { major, minor, code, ptx } = self;
-        let path = folder.join(format!("driver-{major}-{minor}-{code}-{ptx}.so"));
+        let Driver { major, minor, context, code, ptx } = self;
+        let path = folder.join(format!("driver-{major}-{minor}-{context}-{code}-{ptx}.so"));
         let source = path.with_extension("c");
         fs::write(&source, SOURCE).expect("a writable folder");
-        let constants = [("MAJOR", major), ("MINOR", minor), ("CODE", code), ("PTX", ptx)];
+        let constants = [("MAJOR", major), ("MINOR", minor), ("CONTEXT", context), ("CODE", code), ("PTX", ptx)];
         let constants = constants.map(|(name, value)| format!("-D{name}={value}"));
         shared_library(&path, &source, &constants);
         path
@@ -171,9 +174,35 @@ fn what_is_refused_twice_is_an_error_with_the_last_answer() {
             .iter()
             .find(|line| line.starts_with(&format!("{name} refused")))
             .unwrap_or_else(|| panic!("{report:?}"));
-        assert!(line.contains(&format!("cuModuleLoadDataEx of {name} failed with code {INVALID_PTX}")), "{line}");
+        let expected =
+            format!("cuModuleLoadDataEx of {name} failed with code {INVALID_PTX}: CUDA_ERROR_INVALID_PTX: a PTX error");
+        assert!(line.contains(&expected), "{line}");
     }
     assert!(!report.iter().any(|line| line.contains(" from ")), "{report:?}");
+}
+
+/// What no header has that this program was made with.
+const UNKNOWN: u32 = 99999;
+/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, which `cust` does not know: another process has the device for itself.
+const DEVICE_UNAVAILABLE: u32 = 46;
+
+#[test]
+fn codes_that_nobody_knows_are_errors_like_others() {
+    let driver = Driver { code: UNKNOWN, ptx: UNKNOWN, ..Driver::of(9, 0) };
+    let report = driver.report(None);
+    for name in KERNELS {
+        let expected = format!(
+            "{name} refused: CUDA: cuModuleLoadDataEx of {name} failed with code {UNKNOWN}: the driver has no name for this code"
+        );
+        assert!(report.contains(&expected), "{report:?}");
+    }
+    for context in [DEVICE_UNAVAILABLE, UNKNOWN] {
+        let report = Driver { context, ..Driver::of(9, 0) }.report(None);
+        let expected = format!(
+            "no queue: CUDA: cuDevicePrimaryCtxRetain failed with code {context}: the driver has no name for this code"
+        );
+        assert_eq!(report, [expected]);
+    }
 }
 
 #[test]

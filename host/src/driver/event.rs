@@ -2,13 +2,12 @@
 
 use std::ptr;
 
-use cust::sys;
-
 use super::{CudaError, Queue, check};
+use crate::sys::cuda::{self, Status};
 
 /// A CUDA event without its queue. The context must be current in every call, and when it is dropped.
 #[derive(Debug)]
-pub(super) struct Mark(sys::CUevent);
+pub(super) struct Mark(cuda::CUevent);
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Mark {}
@@ -25,44 +24,44 @@ pub(super) enum Timing {
 impl Mark {
     pub(super) fn new(timing: Timing) -> Result<Self, CudaError> {
         let flags = match timing {
-            Timing::Kept => sys::CUevent_flags_enum::CU_EVENT_DEFAULT,
-            Timing::Left => sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING,
+            Timing::Kept => cuda::CU_EVENT_DEFAULT,
+            Timing::Left => cuda::CU_EVENT_DISABLE_TIMING,
         };
         let mut event = ptr::null_mut();
         // SAFETY: writes one handle; the context is current.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
+        check("cuEventCreate", unsafe { cuda::cuEventCreate(&mut event, flags) })?;
         Ok(Self(event))
     }
 
-    pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+    pub(super) fn record(&self, stream: cuda::CUstream) -> Result<(), CudaError> {
         // SAFETY: both handles are live, and of one context.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
+        check("cuEventRecord", unsafe { cuda::cuEventRecord(self.0, stream) })
     }
 
     pub(super) fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the handle is live.
-        match unsafe { sys::cuEventQuery(self.0) } {
-            sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+        match unsafe { cuda::cuEventQuery(self.0) } {
+            Status::NOT_READY => Ok(false),
             status => check("cuEventQuery", status).map(|()| true),
         }
     }
 
     pub(super) fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the handle is live.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
+        check("cuEventSynchronize", unsafe { cuda::cuEventSynchronize(self.0) })
     }
 
     /// Makes what is put into the stream from now on wait for this event.
-    pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+    pub(super) fn hold_back(&self, stream: cuda::CUstream) -> Result<(), CudaError> {
         // SAFETY: both handles are live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.0, 0) })
+        check("cuStreamWaitEvent", unsafe { cuda::cuStreamWaitEvent(stream, self.0, 0) })
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
         // SAFETY: created in `new`, destroyed once; the driver keeps it while work still refers to it.
-        if let Err(error) = check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.0) }) {
+        if let Err(error) = check("cuEventDestroy", unsafe { cuda::cuEventDestroy_v2(self.0) }) {
             tracing::error!(%error, "an event was not destroyed");
         }
     }
@@ -126,7 +125,7 @@ impl Event {
         let mut milliseconds = 0.0;
         // SAFETY: both handles are live.
         check("cuEventElapsedTime", unsafe {
-            sys::cuEventElapsedTime(&mut milliseconds, earlier.mark().0, self.mark().0)
+            cuda::cuEventElapsedTime(&mut milliseconds, earlier.mark().0, self.mark().0)
         })?;
         Ok(f64::from(milliseconds) / 1e3)
     }

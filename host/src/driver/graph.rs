@@ -4,16 +4,15 @@
 
 use std::ptr;
 
-use cust::sys;
-
 use super::{CudaError, Queue, check};
 use crate::error::Result;
+use crate::sys::cuda::{self, Status};
 
 /// Recorded work of a queue (a CUDA graph).
 #[derive(Debug)]
 pub struct Graph {
     queue: Queue,
-    executable: sys::CUgraphExec,
+    executable: cuda::CUgraphExec,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -30,23 +29,23 @@ impl Queue {
     /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.make_current()?;
-        let (stream, mode) = (self.raw_stream(), sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED);
+        let (stream, mode) = (self.raw_stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
         // SAFETY: the handle is live. Relaxed: kernels are loaded when they are first needed, which other modes forbid.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })?;
+        check("cuStreamBeginCapture", unsafe { cuda::cuStreamBeginCapture_v2(stream, mode) })?;
         let outcome = work();
         self.make_current()?;
         let mut graph = ptr::null_mut();
         // SAFETY: ends what was begun above; writes one handle, null if the recording is spoiled.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut graph) });
+        let ended = check("cuStreamEndCapture", unsafe { cuda::cuStreamEndCapture(stream, &mut graph) });
         let mut executable = ptr::null_mut();
         let made = outcome.and(ended.map_err(Into::into)).and_then(|()| {
             // SAFETY: the graph is live; writes one handle.
-            let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
+            let status = unsafe { cuda::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
             Ok(check("cuGraphInstantiateWithFlags", status)?)
         });
         if !graph.is_null() {
             // SAFETY: made above, destroyed once; what was instantiated of it lives on.
-            if let Err(error) = check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }) {
+            if let Err(error) = check("cuGraphDestroy", unsafe { cuda::cuGraphDestroy(graph) }) {
                 tracing::error!(%error, "a recording was not destroyed");
             }
         }
@@ -55,10 +54,10 @@ impl Queue {
 
     /// Whether work is being recorded.
     pub(crate) fn is_capturing(&self) -> Result<bool, CudaError> {
-        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the handle is live; writes one status.
-        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.raw_stream(), &mut status) })?;
-        Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+        check("cuStreamIsCapturing", unsafe { cuda::cuStreamIsCapturing(self.raw_stream(), &mut status) })?;
+        Ok(status != cuda::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Refuses what would be wrong when it runs again: it uses memory that is somebody else's by then.
@@ -68,7 +67,7 @@ impl Queue {
         }
         Err(CudaError {
             call: what.into(),
-            code: sys::cudaError_enum::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32,
+            code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
             text: "not while work of this queue is being recorded; run it once before".into(),
         })
     }
@@ -86,7 +85,7 @@ impl Graph {
     pub fn launch(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
         // SAFETY: both handles are live.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, self.queue.raw_stream()) })
+        check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })
     }
 
     /// The queue that it was recorded from.
@@ -99,7 +98,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let destroyed = self.queue.make_current().and_then(|()| {
             // SAFETY: made in `capture`, destroyed once; the driver keeps it for launches that are under way.
-            check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.executable) })
+            check("cuGraphExecDestroy", unsafe { cuda::cuGraphExecDestroy(self.executable) })
         });
         if let Err(error) = destroyed {
             tracing::error!(%error, "a graph was not destroyed");

@@ -6,10 +6,10 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use cust::sys;
 use gradsync_device::abi::{Entry, Param};
 
-use super::{CudaError, check};
+use super::{CudaError, check, check_named};
+use crate::sys::cuda::{self, Status};
 
 /// A kernel parameter.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +43,14 @@ impl From<usize> for Argument {
 /// See `Queue::launch`; the function is the entry point's, and its context current. With `early`, every thread of the kernel begins with
 /// `griddepcontrol.wait`.
 pub(super) unsafe fn launch(
-    (entry, function): (&Entry, sys::CUfunction),
-    stream: sys::CUstream,
+    (entry, function): (&Entry, cuda::CUfunction),
+    stream: cuda::CUstream,
     blocks: u64,
     arguments: &[Argument],
     early: Option<EarlyLaunch>,
 ) -> Result<(), CudaError> {
-    let failed = |code: u32, text: String| CudaError { call: format!("launch of {}", entry.name), code, text };
-    let invalid = cust::error::CudaError::InvalidValue as u32;
+    let call = || format!("launch of {}", entry.name);
+    let invalid = |text| CudaError { call: call(), code: Status::INVALID_VALUE.0, text };
     let kinds = arguments.iter().map(|argument| match argument {
         Argument::Pointer(_) => Param::Pointer,
         Argument::U64(_) => Param::U64,
@@ -58,12 +58,12 @@ pub(super) unsafe fn launch(
     });
     if !kinds.eq(entry.params.iter().copied()) {
         let text = format!("arguments {arguments:?} do not match the parameters {:?}", entry.params);
-        return Err(failed(invalid, text));
+        return Err(invalid(text));
     }
     let blocks = u32::try_from(blocks)
         .ok()
         .filter(|&blocks| blocks <= i32::MAX as u32)
-        .ok_or_else(|| failed(invalid, format!("{blocks} blocks exceed the largest grid, 2^31 - 1")))?;
+        .ok_or_else(|| invalid(format!("{blocks} blocks exceed the largest grid, 2^31 - 1")))?;
     let mut pointers: Vec<*mut c_void> = arguments
         .iter()
         .map(|argument| match argument {
@@ -73,7 +73,7 @@ pub(super) unsafe fn launch(
         .collect();
     let (pointers, none, threads) = (pointers.as_mut_ptr(), ptr::null_mut(), entry.bounds.threads);
     // SAFETY: the argument list has the entry point's types in its order; the rest is the caller's promise.
-    let (code, status) = unsafe {
+    let status = unsafe {
         match early {
             Some(EarlyLaunch(launch)) => {
                 let id = PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -81,26 +81,19 @@ pub(super) unsafe fn launch(
                 let [grid, block] = [[blocks, 1, 1], [threads, 1, 1]];
                 let config =
                     Config { grid, block, shared_bytes: 0, stream, attributes: &attribute, attribute_count: 1 };
-                (launch(&config, function, pointers, none) as u32, None)
+                launch(&config, function, pointers, none)
             }
-            None => {
-                let status = sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none);
-                (status as u32, Some(status))
-            }
+            None => cuda::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, none),
         }
     };
-    if code == 0 {
-        return Ok(());
-    }
-    Err(failed(code, status.map_or_else(|| format!("result {code} of the driver"), |status| format!("{status:?}"))))
+    check_named(call, status)
 }
 
 /// The driver's launch with attributes, which `cust` does not declare, for launches whose blocks take their places as those of the launch
 /// before them leave, and wait there for its end: programmatic dependent launch. That hides most of what lies between two launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlyLaunch(
-    // The result is a `CUresult`; as a number, because drivers that have this call have codes that `cust` does not know.
-    unsafe extern "C" fn(*const Config, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> i32,
+    unsafe extern "C" fn(*const Config, cuda::CUfunction, *mut *mut c_void, *mut *mut c_void) -> Status,
 );
 
 impl EarlyLaunch {
@@ -111,14 +104,14 @@ impl EarlyLaunch {
     pub(super) fn of_driver() -> Option<Self> {
         let (mut version, mut address) = (0, ptr::null_mut());
         // SAFETY: writes one number.
-        let known = check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) });
+        let known = check("cuDriverGetVersion", unsafe { cuda::cuDriverGetVersion(&mut version) });
         let found = known.and_then(|()| {
             if version < Self::CUDA_VERSION {
                 return Ok(());
             }
             let name = c"cuLaunchKernelEx".as_ptr();
             // SAFETY: a terminated name; writes one address.
-            let status = unsafe { sys::cuGetProcAddress(name, &mut address, Self::CUDA_VERSION, 0) };
+            let status = unsafe { cuda::cuGetProcAddress(name, &mut address, Self::CUDA_VERSION, 0) };
             check("cuGetProcAddress of cuLaunchKernelEx", status)
         });
         if let Err(error) = found {
@@ -134,10 +127,10 @@ impl EarlyLaunch {
     pub(super) fn never_called() -> Self {
         unsafe extern "C" fn launch(
             _: *const Config,
-            _: sys::CUfunction,
+            _: cuda::CUfunction,
             _: *mut *mut c_void,
             _: *mut *mut c_void,
-        ) -> i32 {
+        ) -> Status {
             unreachable!("a test launches nothing")
         }
         Self(launch)
@@ -150,7 +143,7 @@ struct Config {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    stream: sys::CUstream,
+    stream: cuda::CUstream,
     attributes: *const Attribute,
     attribute_count: u32,
 }

@@ -6,13 +6,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use cust::sys;
-
 use super::{Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut};
+use crate::sys::cuda;
 
 /// Owned device memory of one dtype, at a multiple of 256 bytes.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl DeviceBuffer {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(buffer.address, byte, bytes, queue.raw_stream()) })?;
+        check("cuMemsetD8Async", unsafe { cuda::cuMemsetD8Async(buffer.address, byte, bytes, queue.raw_stream()) })?;
         Ok(buffer)
     }
 
@@ -149,7 +148,7 @@ impl<'a> DeviceSlice<'a> {
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyDtoHAsync", unsafe {
             let stream = self.queue.raw_stream();
-            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream)
+            cuda::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream)
         })?;
         Ok(self.queue.synchronize()?)
     }
@@ -202,7 +201,7 @@ impl<'a> DeviceSliceMut<'a> {
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyHtoDAsync", unsafe {
             let stream = self.view.queue.raw_stream();
-            sys::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
+            cuda::cuMemcpyHtoDAsync_v2(self.view.address, bytes.as_ptr().cast(), bytes.len(), stream)
         })?;
         Ok(self.view.queue.synchronize()?)
     }
@@ -228,7 +227,7 @@ impl<'a> DeviceSliceMut<'a> {
         let bytes = self.view.len * self.view.dtype.size_bytes();
         // SAFETY: both sides have that many bytes.
         check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.raw_stream())
+            cuda::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.raw_stream())
         })?;
         Ok(())
     }

@@ -7,6 +7,8 @@
 //! `cargo xtask libcuda` makes; with the latter the program also starts on machines without a driver, and everything here
 //! returns a [`CudaError`] there.
 
+mod context;
+mod device;
 mod event;
 mod graph;
 mod launch;
@@ -17,8 +19,9 @@ mod pinned;
 mod pool;
 mod queue;
 
-use cust::device::Device;
+use crate::sys::cuda::Status;
 
+pub use device::{Device, DeviceAttribute};
 pub use event::Event;
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
@@ -42,26 +45,31 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    fn new(call: impl Into<String>, error: cust::error::CudaError) -> Self {
-        CudaError { call: call.into(), code: error as u32, text: format!("{error:?}: {error}") }
+    fn of(call: String, status: Status) -> Self {
+        CudaError { call, code: status.0, text: status.text() }
     }
 }
 
-fn check(call: &str, status: cust::sys::CUresult) -> Result<(), CudaError> {
-    if status == cust::sys::cudaError_enum::CUDA_SUCCESS {
+fn check(call: &str, status: Status) -> Result<(), CudaError> {
+    check_named(|| call.into(), status)
+}
+
+/// As [`check`], where the call's name has to be put together.
+fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), CudaError> {
+    if status == Status::SUCCESS {
         return Ok(());
     }
-    Err(CudaError { call: call.into(), code: status as u32, text: format!("{status:?}") })
+    Err(CudaError::of(call(), status))
 }
 
-/// Gives a refusal the name of the call.
+/// Gives a refusal of `cust`'s the name of the call.
 trait Named<T> {
     fn named(self, call: &str) -> Result<T, CudaError>;
 }
 
 impl<T> Named<T> for cust::error::CudaResult<T> {
     fn named(self, call: &str) -> Result<T, CudaError> {
-        self.map_err(|error| CudaError::new(call, error))
+        self.map_err(|error| CudaError::of(call.into(), Status(error as u32)))
     }
 }
 
@@ -70,15 +78,22 @@ impl<T> Named<T> for cust::error::CudaResult<T> {
 /// # Errors
 /// [`CudaError`] if there is no driver or no device: code 100, `CUDA_ERROR_NO_DEVICE`.
 pub fn devices() -> Result<Vec<String>, CudaError> {
-    cust::init(cust::CudaFlags::empty()).named("cuInit")?;
-    let count = Device::num_devices().named("cuDeviceGetCount")?;
+    let count = Device::count()?;
     if count == 0 {
-        return Err(CudaError::new("cuDeviceGetCount", cust::error::CudaError::NoDevice));
+        return Err(CudaError::of("cuDeviceGetCount".into(), Status::NO_DEVICE));
     }
-    (0..count)
-        .map(|ordinal| {
-            let device = Device::get_device(ordinal).named("cuDeviceGet")?;
-            device.name().named("cuDeviceGetName")
-        })
-        .collect()
+    (0..count).map(|ordinal| Device::new(ordinal)?.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_that_nobody_knows_is_passed_on_as_it_is() {
+        let error = check("cuMemAlloc of 8 bytes", Status(99999)).unwrap_err();
+        assert_eq!((error.call.as_str(), error.code), ("cuMemAlloc of 8 bytes", 99999));
+        assert!(error.to_string().starts_with("CUDA: cuMemAlloc of 8 bytes failed with code 99999: "), "{error}");
+        assert_eq!(check("cuInit", Status::SUCCESS), Ok(()));
+    }
 }

@@ -8,16 +8,15 @@
 //! gets the PTX, which the code was made from. A file of code holds its whole family: the driver takes from it what is asked for.
 
 use std::env;
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
+use std::ptr;
 use std::time::{Duration, Instant};
 
-use cust::error::CudaResult;
-use cust::module::{Module, ModuleJitOption};
-use cust::sys;
 use gradsync_device::abi::{self, Entry};
 
 use super::launch::{self, Argument, EarlyLaunch};
-use super::{CudaError, Named};
+use super::{CudaError, check, check_named};
+use crate::sys::cuda::{self, Status};
 
 /// The PTX for one architecture and all later ones, by family of entry points.
 type Families = [(&'static str, &'static str)];
@@ -102,9 +101,9 @@ impl Library {
     }
 
     /// The module that holds an entry point: from code if there is some that the driver takes, or from PTX. None if there is neither.
-    fn module(&self, entry: &Entry) -> Option<CudaResult<(Module, KernelSource)>> {
+    fn module(&self, entry: &Entry) -> Option<Result<(Module, KernelSource), CudaError>> {
         if let Some((_, cubin)) = self.cubins.iter().find(|(family, _)| *family == entry.family) {
-            match Module::from_cubin(cubin, &[]) {
+            match Module::from_cubin(entry.name, cubin) {
                 Ok(module) => return Some(Ok((module, KernelSource::Cubin))),
                 // Whatever is wrong with more than the code is wrong with the PTX too, and that error is the one to report.
                 Err(error) => {
@@ -113,7 +112,8 @@ impl Library {
             }
         }
         let text = CString::new(self.source(entry)?).ok()?;
-        let module = Module::from_ptx_cstr(&text, &[ModuleJitOption::DetermineTargetFromContext]);
+        // SAFETY: a text that ends in a zero.
+        let module = unsafe { Module::load(entry.name, text.as_ptr().cast()) };
         Some(module.map(|module| (module, KernelSource::Ptx)))
     }
 
@@ -121,14 +121,13 @@ impl Library {
     pub(super) fn load(&self, name: &str) -> Result<Kernel, CudaError> {
         let missing = || CudaError {
             call: format!("kernel {name}"),
-            code: cust::error::CudaError::NotFound as u32,
+            code: Status::NOT_FOUND.0,
             text: "there is no such entry point".into(),
         };
         let entry = abi::entries().find(|entry| entry.name == name).ok_or_else(missing)?;
         let start = Instant::now();
-        let module = self.module(entry).ok_or_else(missing)?;
-        let (module, source) = module.named(&format!("cuModuleLoadDataEx of {name}"))?;
-        let function = module.get_function(name).named(&format!("cuModuleGetFunction of {name}"))?.to_raw();
+        let (module, source) = self.module(entry).ok_or_else(missing)??;
+        let function = module.function(name)?;
         let loaded = LoadedKernel { name: entry.name, source, load_time: start.elapsed() };
         tracing::debug!(name, ?source, load_time = ?loaded.load_time, "kernel loaded");
         Ok(Kernel { entry, loaded, function, early: self.early, _module: module })
@@ -162,12 +161,55 @@ pub struct LoadedKernel {
     pub load_time: Duration,
 }
 
+/// What the driver has loaded. The context must be current where it is loaded, asked and dropped.
+#[derive(Debug)]
+struct Module(cuda::CUmodule);
+
+impl Module {
+    fn from_cubin(name: &str, cubin: &[u8]) -> Result<Self, CudaError> {
+        // What is included as bytes can lie anywhere, and an ELF file asks for a multiple of eight.
+        let mut aligned = vec![0u64; cubin.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut aligned)[..cubin.len()].copy_from_slice(cubin);
+        // SAFETY: a whole ELF file.
+        unsafe { Self::load(name, aligned.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// There is a whole ELF file at `image`, or PTX that ends in a zero.
+    unsafe fn load(name: &str, image: *const c_void) -> Result<Self, CudaError> {
+        let mut module = ptr::null_mut();
+        // Without options the driver compiles PTX for the context's device.
+        // SAFETY: writes one handle; the rest is the caller's promise.
+        let status = unsafe { cuda::cuModuleLoadDataEx(&mut module, image, 0, ptr::null_mut(), ptr::null_mut()) };
+        check_named(|| format!("cuModuleLoadDataEx of {name}"), status)?;
+        Ok(Self(module))
+    }
+
+    fn function(&self, name: &str) -> Result<cuda::CUfunction, CudaError> {
+        let terminated = CString::new(name).expect("entry points have names without zeros");
+        let mut function = ptr::null_mut();
+        // SAFETY: writes one handle; the module is live.
+        let status = unsafe { cuda::cuModuleGetFunction(&mut function, self.0, terminated.as_ptr()) };
+        check_named(|| format!("cuModuleGetFunction of {name}"), status)?;
+        Ok(function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded in `load`, unloaded once.
+        if let Err(error) = check("cuModuleUnload", unsafe { cuda::cuModuleUnload(self.0) }) {
+            tracing::error!(%error, "a kernel was not unloaded");
+        }
+    }
+}
+
 /// A loaded entry point.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) entry: &'static Entry,
     pub(super) loaded: LoadedKernel,
-    function: sys::CUfunction,
+    function: cuda::CUfunction,
     early: Option<EarlyLaunch>,
     /// Owns `function`.
     _module: Module,
@@ -178,7 +220,7 @@ impl Kernel {
     /// See `Queue::launch`; the kernel's context must be current.
     pub(super) unsafe fn launch(
         &self,
-        stream: sys::CUstream,
+        stream: cuda::CUstream,
         blocks: u64,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {

@@ -8,10 +8,10 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cust::sys;
 use serde::{Deserialize, Serialize};
 
 use super::{CudaError, Queue, check};
+use crate::sys::cuda;
 
 /// Memory of a rank, as it describes it to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,17 +52,17 @@ impl Offer {
     pub(crate) fn new(queue: &Queue, address: u64) -> Result<Self, CudaError> {
         queue.make_current()?;
         let (mut base, mut size) = (0, 0);
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        let mut handle = cuda::CUipcMemHandle([0; 64]);
         // SAFETY: each call writes what it is given room for; the address is that of an allocation.
         unsafe {
-            check("cuMemGetAddressRange", sys::cuMemGetAddressRange_v2(&mut base, &mut size, address))?;
-            check("cuIpcGetMemHandle", sys::cuIpcGetMemHandle(&mut handle, base))?;
+            check("cuMemGetAddressRange", cuda::cuMemGetAddressRange_v2(&mut base, &mut size, address))?;
+            check("cuIpcGetMemHandle", cuda::cuIpcGetMemHandle(&mut handle, base))?;
         }
         Ok(Self {
             process: process(),
             device: queue.ordinal(),
             address,
-            handle: handle.reserved.iter().map(|&byte| byte as u8).collect(),
+            handle: handle.0.to_vec(),
             offset: address - base,
         })
     }
@@ -76,12 +76,12 @@ impl Offer {
             }
             return Ok(Mapping { queue: queue.clone(), base: None, address: self.address });
         }
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-        handle.reserved.iter_mut().zip(&self.handle).for_each(|(to, &from)| *to = from as _);
+        let mut handle = cuda::CUipcMemHandle([0; 64]);
+        handle.0.iter_mut().zip(&self.handle).for_each(|(to, &from)| *to = from);
         let mut base = 0;
-        let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let lazily = cuda::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
         // SAFETY: writes one address; the handle is another process's, who keeps the memory while the group lasts.
-        check("cuIpcOpenMemHandle", unsafe { sys::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) })?;
+        check("cuIpcOpenMemHandle", unsafe { cuda::cuIpcOpenMemHandle_v2(&mut base, handle, lazily) })?;
         Ok(Mapping { queue: queue.clone(), base: Some(base), address: base + self.offset })
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Mapping {
         let Some(base) = self.base else { return };
         let closed = self.queue.make_current().and_then(|()| {
             // SAFETY: opened in `open`, closed once; the driver waits for work that uses it.
-            check("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(base) })
+            check("cuIpcCloseMemHandle", unsafe { cuda::cuIpcCloseMemHandle(base) })
         });
         if let Err(error) = closed {
             tracing::error!(%error, "a peer's memory was not unmapped");
@@ -123,9 +123,9 @@ impl HostFlag {
     pub(crate) fn new(queue: &Queue) -> Result<Self, CudaError> {
         queue.make_current()?;
         let mut place: *mut c_void = ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        let flags = cuda::CU_MEMHOSTALLOC_DEVICEMAP | cuda::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: writes one address.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut place, size_of::<AtomicU32>(), flags) })?;
+        check("cuMemHostAlloc", unsafe { cuda::cuMemHostAlloc(&mut place, size_of::<AtomicU32>(), flags) })?;
         let place = place.cast::<AtomicU32>();
         // SAFETY: room for it was just allocated, aligned to a page.
         unsafe { place.write(AtomicU32::new(0)) };
@@ -148,7 +148,7 @@ impl Drop for HostFlag {
     fn drop(&mut self) {
         let freed = self.queue.make_current().and_then(|()| {
             // SAFETY: allocated in `new`, freed once; the driver waits for the device.
-            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.place.cast()) })
+            check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(self.place.cast()) })
         });
         if let Err(error) = freed {
             tracing::error!(%error, "a flag was not freed");

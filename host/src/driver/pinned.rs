@@ -6,10 +6,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use cust::sys;
-
 use super::event::{Mark, Timing};
 use super::{CudaError, Queue, check};
+use crate::sys::cuda;
 
 /// Memory of the host that devices copy to and from, for as long as this lives.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ impl Pinned {
         let mut start: *mut c_void = ptr::null_mut();
         let bytes = count * block_bytes;
         // SAFETY: writes one address.
-        check(&format!("cuMemAllocHost of {bytes} bytes"), unsafe { sys::cuMemAllocHost_v2(&mut start, bytes) })?;
+        check(&format!("cuMemAllocHost of {bytes} bytes"), unsafe { cuda::cuMemAllocHost_v2(&mut start, bytes) })?;
         Ok(Self { start: start.cast(), block_bytes, copied, queue: queue.clone() })
     }
 
@@ -66,7 +65,7 @@ impl Pinned {
         self.queue.make_current()?;
         // SAFETY: the place has room; the rest is the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
+            cuda::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
         })
     }
 
@@ -89,7 +88,7 @@ impl Pinned {
         self.queue.make_current()?;
         // SAFETY: the place lies in a block; the rest is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())
+            cuda::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())
         })
     }
 
@@ -157,7 +156,7 @@ impl Drop for Pinned {
             }
         }
         // SAFETY: allocated in `new`, freed once, and no copy uses it any more.
-        if let Err(error) = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.start.cast()) }) {
+        if let Err(error) = check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(self.start.cast()) }) {
             tracing::error!(%error, "pinned memory was not freed");
         }
     }

@@ -8,13 +8,9 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
 
-use cust::sys;
-
 use super::event::{Mark, Timing};
 use super::{CudaError, check};
-
-/// The driver's code for memory that does not suffice.
-const OUT_OF_MEMORY: u32 = cust::error::CudaError::OutOfMemory as u32;
+use crate::sys::cuda::{self, Status};
 
 /// Bytes that a buffer of `bytes` really gets: few different sizes, so that memory is found again.
 pub(super) fn size_class(bytes: usize) -> usize {
@@ -42,7 +38,7 @@ impl Pool {
     pub(super) fn release(&mut self) {
         for address in self.free.drain().flat_map(|(_, addresses)| addresses) {
             // SAFETY: the address came from `allocate`, and nothing refers to it any more.
-            if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
+            if let Err(error) = check("cuMemFree", unsafe { cuda::cuMemFree_v2(address) }) {
                 tracing::error!(%error, "device memory was not freed");
             }
         }
@@ -98,17 +94,16 @@ impl Tables {
 pub(super) fn allocate(bytes: usize) -> Result<Option<u64>, CudaError> {
     let mut address = 0;
     // SAFETY: writes one address.
-    match check(&format!("cuMemAlloc of {bytes} bytes"), unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }) {
+    match check(&format!("cuMemAlloc of {bytes} bytes"), unsafe { cuda::cuMemAlloc_v2(&mut address, bytes) }) {
         Ok(()) => Ok(Some(address)),
-        Err(error) if error.code == OUT_OF_MEMORY => Ok(None),
+        Err(error) if error.code == Status::OUT_OF_MEMORY.0 => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// The refusal of `bytes` bytes.
 pub(super) fn out_of_memory(bytes: usize) -> CudaError {
-    let text = cust::error::CudaError::OutOfMemory.to_string();
-    CudaError { call: format!("cuMemAlloc of {bytes} bytes"), code: OUT_OF_MEMORY, text }
+    CudaError::of(format!("cuMemAlloc of {bytes} bytes"), Status::OUT_OF_MEMORY)
 }
 
 /// Pinned host memory that small uploads are written to, so that the copy to the device needs nobody to wait for it.
@@ -134,13 +129,13 @@ impl Staging {
     ///
     /// # Safety
     /// There are as many bytes at `address`, of the stream's device, and nothing but work in the stream uses them.
-    pub(super) unsafe fn upload(&mut self, stream: sys::CUstream, address: u64, data: &[u8]) -> Result<(), CudaError> {
+    pub(super) unsafe fn upload(&mut self, stream: cuda::CUstream, address: u64, data: &[u8]) -> Result<(), CudaError> {
         let block = self.find(data.len())?;
         // SAFETY: the block has room, and its last copy is over.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), block.start, data.len()) };
         // SAFETY: the block stays until its event has passed; the destination is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(address, block.start.cast_const().cast::<c_void>(), data.len(), stream)
+            cuda::cuMemcpyHtoDAsync_v2(address, block.start.cast_const().cast::<c_void>(), data.len(), stream)
         })?;
         block.copied.record(stream)
     }
@@ -160,7 +155,7 @@ impl Staging {
                 let copied = Mark::new(Timing::Left)?;
                 let mut start = ptr::null_mut();
                 // SAFETY: writes one address.
-                check("cuMemAllocHost", unsafe { sys::cuMemAllocHost_v2(&mut start, bytes) })?;
+                check("cuMemAllocHost", unsafe { cuda::cuMemAllocHost_v2(&mut start, bytes) })?;
                 self.blocks.push(Block { start: start.cast(), bytes, copied });
                 self.blocks.len() - 1
             }
@@ -173,7 +168,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         for block in &self.blocks {
             // SAFETY: allocated in `find`, freed once; the stream is done with it, or is being destroyed too, and the driver waits.
-            if let Err(error) = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.start.cast()) }) {
+            if let Err(error) = check("cuMemFreeHost", unsafe { cuda::cuMemFreeHost(block.start.cast()) }) {
                 tracing::error!(%error, "pinned memory was not freed");
             }
         }

@@ -4,17 +4,15 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cust::context::{Context, CurrentContext};
-use cust::device::{Device, DeviceAttribute};
-use cust::stream::{Stream, StreamFlags};
-use cust::sys;
-
+use super::context::{OwnedStream, Primary};
+use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Tables};
-use super::{CudaError, Named, check};
+use super::{CudaError, check};
 use crate::error::Error;
+use crate::sys::cuda::{self, Status};
 
 /// A device's primary context, a non-blocking stream in it, and the kernels loaded so far. Clones share all of it.
 ///
@@ -32,11 +30,11 @@ struct Inner {
     pool: Mutex<Pool>,
     staging: Mutex<Staging>,
     tables: Mutex<Tables>,
-    stream: sys::CUstream,
+    stream: cuda::CUstream,
     /// Destroys `stream`, unless it belongs to somebody else.
-    _owned: Option<Stream>,
-    context: Context,
-    ordinal: u32,
+    _owned: Option<OwnedStream>,
+    context: Primary,
+    device: Device,
     library: Library,
 }
 
@@ -52,8 +50,8 @@ impl Queue {
     /// [`CudaError`] if there is no driver (code 100), no device of that ordinal (101), or its compute capability is below 7.5.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         Self::open(ordinal, || {
-            let stream = Stream::new(StreamFlags::NON_BLOCKING, None).named("cuStreamCreate")?;
-            Ok((stream.as_inner(), Some(stream)))
+            let stream = OwnedStream::new()?;
+            Ok((stream.raw(), Some(stream)))
         })
     }
 
@@ -71,36 +69,28 @@ impl Queue {
 
     fn open(
         ordinal: u32,
-        stream: impl FnOnce() -> Result<(sys::CUstream, Option<Stream>), CudaError>,
+        stream: impl FnOnce() -> Result<(cuda::CUstream, Option<OwnedStream>), CudaError>,
     ) -> Result<Self, CudaError> {
-        cust::init(cust::CudaFlags::empty()).named("cuInit")?;
-        let count = Device::num_devices().named("cuDeviceGetCount")?;
-        if ordinal >= count {
-            let (call, code) = (format!("device {ordinal}"), cust::error::CudaError::InvalidDevice as u32);
-            return Err(CudaError { call, code, text: format!("there are {count} devices, numbered from 0") });
-        }
-        let device = Device::get_device(ordinal).named("cuDeviceGet")?;
-        let capability = |attribute| device.get_attribute(attribute).named("cuDeviceGetAttribute");
-        let major = capability(DeviceAttribute::ComputeCapabilityMajor)?;
-        let minor = capability(DeviceAttribute::ComputeCapabilityMinor)?;
+        let device = Device::new(ordinal)?;
+        let major = device.attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+        let minor = device.attribute(DeviceAttribute::ComputeCapabilityMinor)?;
         let library = Library::for_capability(major, minor, EarlyLaunch::of_driver).ok_or_else(|| CudaError {
             call: format!("device {ordinal}"),
-            code: cust::error::CudaError::NoBinaryForGpu as u32,
+            code: Status::NO_BINARY_FOR_GPU.0,
             text: format!("compute capability {major}.{minor}, and the kernels need 7.5"),
         })?;
         let library = library.as_told();
-        let context = Context::new(device).named("cuDevicePrimaryCtxRetain")?;
-        CurrentContext::set_current(&context).named("cuCtxSetCurrent")?;
+        let context = Primary::retain(device)?;
         let (stream, owned) = stream()?;
         let (kernels, pool) = (Mutex::default(), Mutex::default());
         let (staging, tables) = (Mutex::default(), Mutex::default());
-        let inner = Inner { kernels, pool, staging, tables, stream, _owned: owned, context, ordinal, library };
+        let inner = Inner { kernels, pool, staging, tables, stream, _owned: owned, context, device, library };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The ordinal of the device.
     pub fn ordinal(&self) -> u32 {
-        self.inner.ordinal
+        self.inner.device.ordinal()
     }
 
     /// The CUDA stream (`cudaStream_t`, `CUstream`), for other libraries to order their work on.
@@ -108,7 +98,7 @@ impl Queue {
         self.inner.stream.cast()
     }
 
-    pub(super) fn raw_stream(&self) -> sys::CUstream {
+    pub(super) fn raw_stream(&self) -> cuda::CUstream {
         self.inner.stream
     }
 
@@ -117,11 +107,7 @@ impl Queue {
     /// # Errors
     /// [`CudaError`] of the driver.
     pub fn device_uuid(&self) -> Result<[u8; 16], CudaError> {
-        let device = Device::get_device(self.inner.ordinal).named("cuDeviceGet")?;
-        let mut uuid = sys::CUuuid { bytes: [0; 16] };
-        // SAFETY: writes 16 bytes; the handle is that of a device.
-        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid(&mut uuid, device.as_raw()) })?;
-        Ok(uuid.bytes.map(|byte| byte as u8))
+        self.inner.device.uuid()
     }
 
     /// Waits for everything in the queue.
@@ -131,7 +117,7 @@ impl Queue {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the handle is live.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.inner.stream) })
+        check("cuStreamSynchronize", unsafe { cuda::cuStreamSynchronize(self.inner.stream) })
     }
 
     /// Puts an event at the end of the queue.
@@ -183,17 +169,17 @@ impl Queue {
 
     /// Lets this device's kernels reach all memory of another device, through their primary contexts.
     pub(super) fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
-        let peer = Device::get_device(ordinal).named("cuDeviceGet")?;
+        let peer = Device::new(ordinal)?;
         // The context stays retained: access lasts as long as the process.
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle; the other context is live.
         let status = unsafe {
-            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, peer.as_raw()))?;
+            check("cuDevicePrimaryCtxRetain", cuda::cuDevicePrimaryCtxRetain(&mut context, peer.handle()))?;
             self.make_current()?;
-            sys::cuCtxEnablePeerAccess(context, 0)
+            cuda::cuCtxEnablePeerAccess(context, 0)
         };
         match status {
-            sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            Status::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             status => check(&format!("cuCtxEnablePeerAccess to device {ordinal}"), status),
         }
     }
@@ -210,7 +196,7 @@ impl Queue {
 
     /// Makes the context current on this thread, which every call of the driver needs.
     pub(crate) fn make_current(&self) -> Result<(), CudaError> {
-        CurrentContext::set_current(&self.inner.context).named("cuCtxSetCurrent")
+        self.inner.context.make_current()
     }
 
     /// Device memory for `bytes` bytes, ordered on this queue: what an earlier buffer left, or new.
@@ -245,7 +231,7 @@ impl Queue {
         }
         self.make_current()?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
+        check("cuMemcpyDtoDAsync", unsafe { cuda::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
     /// Where a table is on the device; one that is not there yet is put there, in the queue's order.
@@ -307,7 +293,7 @@ impl Queue {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The fields' own ends need the context too.
-        if let Err(error) = CurrentContext::set_current(&self.context).named("cuCtxSetCurrent") {
+        if let Err(error) = self.context.make_current() {
             tracing::error!(%error, "a queue's memory was not freed");
             return;
         }

@@ -1,7 +1,6 @@
 //! Vectors in device memory, several of each for the iterations to take turns with, and the copy that they are held against.
 
-use cust::device::{Device, DeviceAttribute};
-use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::driver::{Device, DeviceAttribute, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::{DType, GradientBuffer};
 
 use crate::perf::PerfError;
@@ -23,8 +22,8 @@ pub(super) fn slots(queue: &Queue, working_set: Option<usize>, bytes: usize, mos
     let (set, least) = match working_set {
         Some(set) => (set, 1),
         None => {
-            let device = Device::get_device(queue.ordinal());
-            let cache = device.and_then(|device| device.get_attribute(DeviceAttribute::L2CacheSize));
+            let device = Device::new(queue.ordinal());
+            let cache = device.and_then(|device| device.attribute(DeviceAttribute::L2CacheSize));
             let cache = cache.ok().and_then(|bytes| usize::try_from(bytes).ok());
             (CACHES * cache.unwrap_or(0), 2)
         }

@@ -164,16 +164,16 @@ fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
 
 #[cfg(feature = "cuda")]
 fn gpus() -> (Vec<Gpu>, Option<String>) {
-    use cust::device::{Device, DeviceAttribute};
+    use gradsync::driver::{Device, DeviceAttribute};
     let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
     let nvml = nvml::Nvml::open();
     let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
-        let device = Device::get_device(ordinal as u32).ok();
+        let device = Device::new(ordinal as u32).ok();
         let attribute = |attribute: DeviceAttribute| {
-            let value = device.as_ref().and_then(|device| device.get_attribute(attribute).ok())?;
+            let value = device.and_then(|device| device.attribute(attribute).ok())?;
             usize::try_from(value).ok().filter(|&value| value > 0)
         };
-        let uuid = device.as_ref().and_then(uuid);
+        let uuid = device.and_then(|device| device.uuid().ok());
         let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
         // kHz and bits; two transfers a clock.
         let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
@@ -188,14 +188,6 @@ fn gpus() -> (Vec<Gpu>, Option<String>) {
         }
     });
     (gpus.collect(), nvml.as_ref().and_then(nvml::Nvml::driver))
-}
-
-#[cfg(feature = "cuda")]
-fn uuid(device: &cust::device::Device) -> Option<[u8; 16]> {
-    let mut uuid = cust::sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: writes 16 bytes; the handle is that of a device.
-    let status = unsafe { cust::sys::cuDeviceGetUuid(&mut uuid, device.as_raw()) };
-    (status == cust::sys::cudaError_enum::CUDA_SUCCESS).then(|| uuid.bytes.map(|byte| byte as u8))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -1,0 +1,84 @@
+//! A device's primary context, and a stream in it: `cust` makes them, and declarations of ours release them, whose results are integers
+//! (`sys::cuda` says why).
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+
+use cust::context::Context;
+use cust::stream::{Stream, StreamFlags};
+
+use super::device::Device;
+use super::{CudaError, Named, check};
+use crate::sys::cuda;
+
+/// A device's primary context, retained for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Primary {
+    context: ManuallyDrop<Context>,
+    device: Device,
+}
+
+impl Primary {
+    /// Retains the context, and makes it current on this thread.
+    pub(super) fn retain(device: Device) -> Result<Self, CudaError> {
+        // Whatever the device refuses, it refuses here, and not in `cust`.
+        let mut context = ptr::null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe { cuda::cuDevicePrimaryCtxRetain(&mut context, device.handle()) };
+        check("cuDevicePrimaryCtxRetain", status)?;
+        let made = set_current(context).and_then(|()| {
+            let device = cust::device::Device::get_device(device.ordinal()).named("cuDeviceGet")?;
+            Context::new(device).named("cuDevicePrimaryCtxRetain")
+        });
+        release(device);
+        Ok(Self { context: ManuallyDrop::new(made?), device })
+    }
+
+    /// Makes the context current on this thread.
+    pub(super) fn make_current(&self) -> Result<(), CudaError> {
+        set_current(self.context.as_raw())
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        release(self.device);
+    }
+}
+
+fn set_current(context: cuda::CUcontext) -> Result<(), CudaError> {
+    // SAFETY: the handle is that of a retained context.
+    check("cuCtxSetCurrent", unsafe { cuda::cuCtxSetCurrent(context) })
+}
+
+fn release(device: Device) {
+    // SAFETY: for each release there is one `cuDevicePrimaryCtxRetain` before it.
+    let status = unsafe { cuda::cuDevicePrimaryCtxRelease_v2(device.handle()) };
+    if let Err(error) = check("cuDevicePrimaryCtxRelease", status) {
+        tracing::error!(%error, "a context was not released");
+    }
+}
+
+/// A stream that does not wait for the legacy default stream, of the context that is current where this is made, and where it is dropped.
+#[derive(Debug)]
+pub(super) struct OwnedStream(ManuallyDrop<Stream>);
+
+impl OwnedStream {
+    pub(super) fn new() -> Result<Self, CudaError> {
+        let stream = Stream::new(StreamFlags::NON_BLOCKING, None).named("cuStreamCreate")?;
+        Ok(Self(ManuallyDrop::new(stream)))
+    }
+
+    pub(super) fn raw(&self) -> cuda::CUstream {
+        self.0.as_inner()
+    }
+}
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once; the driver keeps it until its work is over.
+        if let Err(error) = check("cuStreamDestroy", unsafe { cuda::cuStreamDestroy_v2(self.raw()) }) {
+            tracing::error!(%error, "a stream was not destroyed");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Device`]: a GPU of this machine, and what the driver says of it. It holds nothing and makes no context.
+
+use std::ffi::CStr;
+
+use super::{CudaError, check};
+use crate::sys::cuda::{self, Status};
+
+/// A CUDA device of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    ordinal: u32,
+    handle: cuda::CUdevice,
+}
+
+/// What [`Device::attribute`] can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[repr(u32)]
+#[allow(missing_docs)] // the names are the driver's
+pub enum DeviceAttribute {
+    MultiprocessorCount = 16,
+    /// In kHz.
+    MemoryClockRate = 36,
+    /// In bits.
+    GlobalMemoryBusWidth = 37,
+    /// In bytes.
+    L2CacheSize = 38,
+    ComputeCapabilityMajor = 75,
+    ComputeCapabilityMinor = 76,
+}
+
+impl Device {
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// [`CudaError`] if there is no driver (code 100).
+    pub fn count() -> Result<u32, CudaError> {
+        // SAFETY: takes a number.
+        check("cuInit", unsafe { cuda::cuInit(0) })?;
+        let mut count = 0;
+        // SAFETY: writes one number.
+        check("cuDeviceGetCount", unsafe { cuda::cuDeviceGetCount(&mut count) })?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// The device of that ordinal.
+    ///
+    /// # Errors
+    /// [`CudaError`] if there is no driver (code 100), or no device of that ordinal (101).
+    pub fn new(ordinal: u32) -> Result<Self, CudaError> {
+        let count = Self::count()?;
+        if ordinal >= count {
+            let (call, code) = (format!("device {ordinal}"), Status::INVALID_DEVICE.0);
+            return Err(CudaError { call, code, text: format!("there are {count} devices, numbered from 0") });
+        }
+        let mut handle = 0;
+        // SAFETY: writes one number.
+        check("cuDeviceGet", unsafe { cuda::cuDeviceGet(&mut handle, ordinal as i32) })?;
+        Ok(Self { ordinal, handle })
+    }
+
+    /// Its number among the devices that this process sees.
+    pub fn ordinal(self) -> u32 {
+        self.ordinal
+    }
+
+    pub(super) fn handle(self) -> cuda::CUdevice {
+        self.handle
+    }
+
+    /// The name of its model.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn name(self) -> Result<String, CudaError> {
+        let mut name = [0u8; 256];
+        // One byte stays zero, whatever the driver writes.
+        let len = name.len() as i32 - 1;
+        // SAFETY: writes at most as many bytes.
+        check("cuDeviceGetName", unsafe { cuda::cuDeviceGetName(name.as_mut_ptr().cast(), len, self.handle) })?;
+        Ok(CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// Its UUID, which no other device in the world has.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn uuid(self) -> Result<[u8; 16], CudaError> {
+        let mut uuid = [0; 16];
+        // SAFETY: writes 16 bytes.
+        check("cuDeviceGetUuid", unsafe { cuda::cuDeviceGetUuid(&mut uuid, self.handle) })?;
+        Ok(uuid)
+    }
+
+    /// A number that the driver knows of it.
+    ///
+    /// # Errors
+    /// [`CudaError`] of the driver.
+    pub fn attribute(self, attribute: DeviceAttribute) -> Result<i32, CudaError> {
+        let mut value = 0;
+        // SAFETY: writes one number.
+        let status = unsafe { cuda::cuDeviceGetAttribute(&mut value, attribute as u32, self.handle) };
+        check("cuDeviceGetAttribute", status)?;
+        Ok(value)
+    }
+}
