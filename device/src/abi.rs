@@ -9,7 +9,7 @@ mod peers;
 
 use core::fmt;
 
-pub use self::peers::{MOST_PEERS, PEER_LAYERS, Peers, Row, peer_reducers, peer_senders, peer_tile_shift};
+pub use self::peers::{MOST_PEERS, PEER_LAYERS, Peers, Row, peer_senders, peer_tile_shift};
 
 /// The element types of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -375,17 +375,18 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
 ];
 /// Kernels over one dtype that reach into the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
-    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count, chunk length, senders): one block for each sender,
-    // chunk, PEER_LAYERS layers and chunk, in this order; every rank's window becomes Adasum of all
+    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count, chunk length, senders): one job for each sender, chunk,
+    // PEER_LAYERS layers and chunk, in this order, on any number of blocks; every rank's window becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
-    // (peers, tree, partials, spans, span count, chunk count, chunk length, senders): one block for each sender, for each level for each chunk
+    // (peers, tree, partials, spans, span count, chunk count, chunk length, senders): one job for each sender, for each level for each chunk
     // and PEER_LAYERS layers, and for each chunk; as above, for groups of exactly that many ranks
     dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE),
     dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE),
     dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE),
-    // (peers, factor, senders, reducers): one block for each sender and reducer; every rank's window becomes the sum times the factor
+    // (peers, factor, senders, reducers): one job for each sender and reducer, on any number of blocks; every rank's window becomes the sum
+    // times the factor
     dtypes_of!("peer_reduce", "_p2", LaunchBounds::of_peers(2), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),

@@ -1,12 +1,16 @@
 //! How blocks of kernels meet, on one GPU and on several: flags in each other's mailboxes, written with release and read with acquire.
 //!
 //! A flag counts up and never down: each run of a group has its own values, so that nothing is ever cleared. Whoever waits also
-//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing. A launch has its kinds of blocks in order:
-//! those that send, then those that multiply and those that find weights, level by level, then those that write. Blocks wait for earlier
-//! kinds only, on any rank, or for their like on other ranks: devices give blocks their places in order, so that nobody is waited for who
-//! has none. What is sent besides flags are tiles, whose content is nothing to this file.
+//! looks at the host's abort flag; after that nobody is waited for, and results mean nothing.
+//!
+//! A launch has its kinds of jobs in order: those that send, then those that multiply and those that find weights, level by level, then those
+//! that write. A job waits for earlier kinds only, on any rank, or for the job of its own number on other ranks. Blocks draw the numbers of jobs
+//! from a counter ([`Group::draw`]), so that every job before one that waits has a block which runs it: a launch comes to its end on any number
+//! of blocks, one at least on each rank, in whatever order the device gives them places. What is sent besides flags are tiles, whose content
+//! is nothing to this file.
 
 use crate::abi::{MOST_PEERS, PEER_THREADS, Peers, Row, VECTOR_BYTES};
+use crate::shared::Ticket;
 use crate::{arch, memory, thread};
 
 /// What is met for in a run; the value of a flag is the number of runs before times [`STAGES`], plus this.
@@ -140,18 +144,36 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Of the blocks of a launch, lets the first `senders` send; gives the others their numbers behind those.
+    /// The number of the next job of a launch that has `jobs` of them, for the whole block; `None` if all have been drawn.
+    ///
+    /// # Safety
+    /// Every thread of the block must get here.
+    #[inline(always)]
+    pub(crate) unsafe fn draw(self, jobs: u64) -> Option<u64> {
+        let shared = Ticket::of_block();
+        // SAFETY: the caller's promise. The first barrier lets all threads read the ticket before, the second this one.
+        unsafe {
+            thread::sync_threads();
+            if thread::thread_idx_x() == 0 {
+                shared.write(arch::draw(self.peers.runs + 4));
+            }
+            thread::sync_threads();
+            let ticket = shared.read() as u64;
+            (ticket < jobs).then_some(ticket)
+        }
+    }
+
+    /// Sends, if the job is one of the first `senders`; gives the others their numbers behind those.
     ///
     /// # Safety
     /// As [`send`](Self::send).
     #[inline(always)]
-    pub(crate) unsafe fn send_or(self, senders: u64) -> Option<u64> {
-        let block = thread::block_idx_x() as u64;
-        if block >= senders {
-            return Some(block - senders);
+    pub(crate) unsafe fn send_or(self, job: u64, senders: u64) -> Option<u64> {
+        if job >= senders {
+            return Some(job - senders);
         }
         // SAFETY: the caller's promise; the whole block takes this branch.
-        unsafe { self.send(block, senders) };
+        unsafe { self.send(job, senders) };
         None
     }
 

@@ -1,5 +1,5 @@
-//! Shared memory, after `cuda_std::shared`: one static array of `f64`, which block-wide reductions use, and one through which a thread's
-//! loads pass where registers are short. Never dynamic: a launch does not say how much there is.
+//! Shared memory, after `cuda_std::shared`: one static array of `f64`, which block-wide reductions use, one through which a thread's
+//! loads pass where registers are short, and the number of the job that a block works on. Never dynamic: a launch does not say how much there is.
 
 #[cfg(gradsync_sm = "80")]
 use crate::abi::{THREADS, VECTOR_BYTES};
@@ -34,6 +34,33 @@ impl Partials {
     pub(crate) unsafe fn read(self, slot: usize) -> f64 {
         // SAFETY: as above.
         unsafe { arch::shared_load(self.0 + slot as u32 * 8) }
+    }
+}
+
+/// The number of the job that the block has drawn: one thread writes it, all read it.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket(u32);
+
+impl Ticket {
+    #[inline(always)]
+    pub(crate) fn of_block() -> Self {
+        Ticket(arch::ticket_base())
+    }
+
+    /// # Safety
+    /// No other thread may access it before the next barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn write(self, number: u32) {
+        // SAFETY: unshared by the caller's promise, aligned.
+        unsafe { arch::shared_store_u32(self.0, number) }
+    }
+
+    /// # Safety
+    /// Written by some thread before the last barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn read(self) -> u32 {
+        // SAFETY: as above.
+        unsafe { arch::shared_load_u32(self.0) }
     }
 }
 

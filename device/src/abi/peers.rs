@@ -9,16 +9,11 @@ use crate::math::adasum::products;
 pub const MOST_PEERS: usize = 8;
 /// Layers whose weights one block of `peer_adasum` or `peer_tree` finds.
 pub const PEER_LAYERS: usize = 4;
-/// Most blocks of a launch of that width that send. By measurement on two and four H200: 66 for each peer, but never so many that the blocks
-/// that work on what has arrived find no places beside them on its 132 multiprocessors.
+/// Most jobs of a launch of that width that send, where it has all of an H200. By measurement on two and four: 66 for each peer, but never so
+/// many that the blocks that work on what has arrived find no places beside them on its 132 multiprocessors.
 pub const fn peer_senders(width: usize, world_size: u64) -> u64 {
     let (wanted, places) = (66 * (world_size - 1), 99 * LaunchBounds::of_peers(width).blocks as u64);
     if wanted < places { wanted } else { places }
-}
-
-/// Most blocks of `peer_reduce` of that width that add up: as many as an H200 has places for. More compete for the links with themselves.
-pub const fn peer_reducers(width: usize) -> u64 {
-    132 * LaunchBounds::of_peers(width).blocks as u64
 }
 
 /// The binary logarithm of the bytes of a tile, for windows of so many bytes: about 256 tiles, of 4 KiB to 64 KiB. A tile ends with a
@@ -43,7 +38,8 @@ pub struct Peers {
     pub rank: u64,
     /// Number of ranks.
     pub world_size: u64,
-    /// Address of this rank's count of completed runs, a u32 that `peer_barrier` increases.
+    /// Address of two u32 of this rank: the count of completed runs, and the tickets drawn in the run under way. `peer_barrier` increases
+    /// the first and clears the second.
     pub runs: u64,
     /// Address of a u32 that becomes nonzero when a peer is not to be waited for any more.
     pub abort: u64,

@@ -176,6 +176,36 @@ pub(crate) unsafe fn shared_load(address: u32) -> f64 {
     value
 }
 
+/// The place of the block's [`Ticket`](crate::shared::Ticket).
+#[inline(always)]
+pub(crate) fn ticket_base() -> u32 {
+    let base: u32;
+    // SAFETY: as for `shared_base`.
+    unsafe {
+        asm!("{{ .shared .align 4 .b8 gradsync_ticket[4]; mov.u32 {0}, gradsync_ticket; }}", out(reg32) base,
+            options(pure, nomem, nostack))
+    };
+    base
+}
+
+/// # Safety
+/// As [`shared_store`], aligned to 4 bytes.
+#[inline(always)]
+pub(crate) unsafe fn shared_store_u32(address: u32, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("st.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) };
+}
+
+/// # Safety
+/// As [`shared_load`], aligned to 4 bytes.
+#[inline(always)]
+pub(crate) unsafe fn shared_load_u32(address: u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) address, options(pure, nostack, readonly)) };
+    value
+}
+
 /// The block's staging memory: two steps of eight vectors, 16 bytes a thread and vector, for blocks of 128 threads.
 #[cfg(gradsync_sm = "80")]
 #[inline(always)]
@@ -368,6 +398,20 @@ pub(crate) unsafe fn store_release(address: u64, value: u32) {
 pub(crate) unsafe fn count_release(address: u64) {
     // SAFETY: the caller's promise.
     unsafe { asm!("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [{0}], 1;", in(reg64) address, options(nostack)) };
+}
+
+/// `atom.relaxed.gpu.add` of one: gives back what was there before. Each number is drawn once on this device.
+///
+/// # Safety
+/// As [`load_acquire`], of this device, writable.
+#[inline(always)]
+pub(crate) unsafe fn draw(address: u64) -> u32 {
+    let before: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("atom.relaxed.gpu.global.add.u32 {0}, [{1}], 1;", out(reg32) before, in(reg64) address, options(nostack))
+    };
+    before
 }
 
 /// What a panic would become; no kernel contains one, which a test of the PTX asserts.

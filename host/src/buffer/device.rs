@@ -2,8 +2,10 @@
 //!
 //! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
 
+use std::sync::Arc;
+
 use super::{GradientBuffer, TensorTable};
-use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -51,6 +53,11 @@ impl DeviceGradientBuffer {
     /// The elements of tensor `index`, to write.
     pub fn tensor_mut(&mut self, index: usize) -> DeviceSliceMut<'_> {
         self.arena.as_mut_slice().range_mut(self.table.segments()[index].clone())
+    }
+
+    /// The arena's allocation.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        self.arena.memory()
     }
 
     /// The whole arena.

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::ReduceOp;
-use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Mapping, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Mapping, Queue, Sharers};
 use crate::dtype::DataType;
 use crate::error::{Call, Error, Operation, Result};
 use crate::kernels::same_len;
@@ -105,8 +105,9 @@ impl Agreements {
 pub struct SharedMemory {
     pub(super) addresses: Vec<u64>,
     /// Keeps what the addresses lead to.
-    pub(super) _mappings: Vec<Mapping>,
+    pub(super) mappings: Vec<Mapping>,
     pub(super) abort: Arc<HostFlag>,
+    pub(super) sharers: Sharers,
 }
 
 impl SharedMemory {
@@ -120,17 +121,23 @@ impl SharedMemory {
     /// One address a rank, in rank order, each of what that rank has called [`share`](DeviceCommunicator::share) with; all within reach of that
     /// device, and valid as long as any rank uses what it makes of this.
     pub unsafe fn new(queue: &Queue, addresses: Vec<u64>) -> Result<Self> {
-        Ok(Self { addresses, _mappings: Vec::new(), abort: Arc::new(HostFlag::new(queue)?) })
+        let abort = Arc::new(HostFlag::new(queue)?);
+        Ok(Self { addresses, mappings: Vec::new(), abort, sharers: Sharers::ONE })
     }
 
-    /// Where each rank's memory begins, in this rank's address space.
-    pub(crate) fn addresses(&self) -> &[u64] {
-        &self.addresses
+    /// Where each rank's memory begins, in this rank's address space, and what has to be kept for that.
+    pub(crate) fn into_parts(self) -> (Vec<u64>, Vec<Mapping>) {
+        (self.addresses, self.mappings)
     }
 
-    /// The address of a u32 that becomes nonzero when kernels are not to wait for their peers any more.
-    pub(crate) fn abort_flag(&self) -> u64 {
-        self.abort.address()
+    /// Set when kernels are not to wait for their peers any more; one for each communicator.
+    pub(crate) fn abort_flag(&self) -> &Arc<HostFlag> {
+        &self.abort
+    }
+
+    /// The ranks on this rank's GPU.
+    pub(crate) fn sharers(&self) -> Sharers {
+        self.sharers
     }
 }
 

@@ -1,18 +1,73 @@
 //! [`Graph`]: work that is recorded once and put into its queue as a whole, again and again, at the cost of one launch.
 //!
-//! It records what is put into a queue, and knows nothing of it. Memory that recorded work uses is the caller's to keep.
+//! It records what is put into a queue, and knows nothing of it. What the recorded work uses, a [`Recording`] keeps.
 
 use std::ptr;
+use std::sync::Arc;
 
+use super::recording::Recording;
 use super::{CudaError, Queue, check};
 use crate::error::Result;
 use crate::sys::cuda::{self, Status};
 
-/// Recorded work of a queue (a CUDA graph).
+/// Recorded work of a queue (a CUDA graph), and everything that it uses.
+///
+/// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and the
+/// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
+/// the work uses it or not.
 #[derive(Debug)]
 pub struct Graph {
     queue: Queue,
     executable: cuda::CUgraphExec,
+    /// Dropped after the executable.
+    _recording: Arc<Recording>,
+}
+
+/// A stream whose work is being recorded. What ends the recording, whatever happened, is the drop.
+struct Capture<'a> {
+    queue: &'a Queue,
+    graph: cuda::CUgraph,
+    is_over: bool,
+}
+
+impl<'a> Capture<'a> {
+    fn begin(queue: &'a Queue) -> Result<Self, CudaError> {
+        queue.make_current()?;
+        let (stream, mode) = (queue.raw_stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
+        // SAFETY: the handle is live. Relaxed: kernels are loaded when they are first needed, which other modes forbid.
+        check("cuStreamBeginCapture", unsafe { cuda::cuStreamBeginCapture_v2(stream, mode) })?;
+        Ok(Self { queue, graph: ptr::null_mut(), is_over: false })
+    }
+
+    fn end(&mut self) -> Result<(), CudaError> {
+        self.is_over = true;
+        self.queue.make_current()?;
+        // SAFETY: ends what was begun above, once; writes one handle, null if the recording is spoiled.
+        check("cuStreamEndCapture", unsafe { cuda::cuStreamEndCapture(self.queue.raw_stream(), &mut self.graph) })
+    }
+
+    fn instantiate(&self) -> Result<cuda::CUgraphExec, CudaError> {
+        let mut executable = ptr::null_mut();
+        // SAFETY: the graph is live; writes one handle.
+        let status = unsafe { cuda::cuGraphInstantiateWithFlags(&mut executable, self.graph, 0) };
+        check("cuGraphInstantiateWithFlags", status).map(|()| executable)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let ended = if self.is_over { Ok(()) } else { self.end() };
+        let destroyed = ended.and_then(|()| {
+            if self.graph.is_null() {
+                return Ok(());
+            }
+            // SAFETY: made in `end`, destroyed once; what was instantiated of it lives on.
+            check("cuGraphDestroy", unsafe { cuda::cuGraphDestroy(self.graph) })
+        });
+        if let Err(error) = destroyed {
+            tracing::error!(%error, "a recording was not destroyed");
+        }
+    }
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -22,34 +77,17 @@ impl Queue {
     /// Records what `work` puts into this queue, on this thread, instead of running it.
     ///
     /// Work can be recorded that launches kernels or collectives on memory that is there: reductions of gradient buffers by objects that
-    /// have run once before, casts, sums. What allocates device memory, sends tables to the device or waits for the queue cannot, and
-    /// fails. Ranks record the same collectives in the same order.
+    /// have run once before, casts, sums. What allocates device memory, sends tables to the device, copies to or from the host or waits for the
+    /// queue cannot, and fails. Ranks record the same collectives in the same order. The graph keeps what the work uses ([`Graph`]), but not
+    /// memory that this crate has only been given the address of, by an unsafe function: the promise made there includes the graph.
     ///
     /// # Errors
     /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        self.make_current()?;
-        let (stream, mode) = (self.raw_stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
-        // SAFETY: the handle is live. Relaxed: kernels are loaded when they are first needed, which other modes forbid.
-        check("cuStreamBeginCapture", unsafe { cuda::cuStreamBeginCapture_v2(stream, mode) })?;
-        let outcome = work();
-        self.make_current()?;
-        let mut graph = ptr::null_mut();
-        // SAFETY: ends what was begun above; writes one handle, null if the recording is spoiled.
-        let ended = check("cuStreamEndCapture", unsafe { cuda::cuStreamEndCapture(stream, &mut graph) });
-        let mut executable = ptr::null_mut();
-        let made = outcome.and(ended.map_err(Into::into)).and_then(|()| {
-            // SAFETY: the graph is live; writes one handle.
-            let status = unsafe { cuda::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
-            Ok(check("cuGraphInstantiateWithFlags", status)?)
-        });
-        if !graph.is_null() {
-            // SAFETY: made above, destroyed once; what was instantiated of it lives on.
-            if let Err(error) = check("cuGraphDestroy", unsafe { cuda::cuGraphDestroy(graph) }) {
-                tracing::error!(%error, "a recording was not destroyed");
-            }
-        }
-        made.map(|()| Graph { queue: self.clone(), executable })
+        let recording = Recording::begin(self);
+        let mut capture = Capture::begin(self)?;
+        work().and(capture.end().map_err(Into::into))?;
+        Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, _recording: recording.recording() })
     }
 
     /// Whether work is being recorded.

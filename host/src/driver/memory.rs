@@ -1,11 +1,14 @@
 //! Device memory: owned buffers and views of them, with dtype and length.
 //!
-//! A buffer belongs to the queue that made it, and its memory goes back to that queue. Copies between host and device wait;
+//! A buffer belongs to the queue that made it, and its memory goes back to that queue when nothing uses it any more: no buffer, no recorded
+//! work, no peer. Copies between host and device wait;
 //! everything else is in the queue's order.
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
+use super::recording::Memory;
 use super::{Queue, check};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -16,8 +19,7 @@ use crate::sys::cuda;
 /// Owned device memory of one dtype, at a multiple of 256 bytes.
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    queue: Queue,
-    address: u64,
+    memory: Arc<Memory>,
     dtype: DType,
     len: usize,
 }
@@ -52,7 +54,9 @@ impl DeviceBuffer {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
         // SAFETY: `bytes` bytes were just allocated.
-        check("cuMemsetD8Async", unsafe { cuda::cuMemsetD8Async(buffer.address, byte, bytes, queue.raw_stream()) })?;
+        check("cuMemsetD8Async", unsafe {
+            cuda::cuMemsetD8Async(buffer.memory.address(), byte, bytes, queue.raw_stream())
+        })?;
         Ok(buffer)
     }
 
@@ -73,25 +77,23 @@ impl DeviceBuffer {
             operation: "device buffer",
             reason: format!("{len} elements of {dtype} exceed the address space"),
         })?;
-        let address = queue.allocate(bytes)?;
-        Ok(Self { queue: queue.clone(), address, dtype, len })
+        Ok(Self { memory: Arc::new(Memory::new(queue, bytes)?), dtype, len })
+    }
+
+    /// The allocation, which stays for as long as anybody holds it.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// The whole buffer.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
-        DeviceSlice { queue: &self.queue, address: self.address, dtype: self.dtype, len: self.len }
+        let (queue, address) = (self.memory.queue(), self.memory.address());
+        DeviceSlice { queue, address, dtype: self.dtype, len: self.len }
     }
 
     /// The whole buffer, to write.
     pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
         DeviceSliceMut { view: self.as_slice(), unique: PhantomData }
-    }
-}
-
-impl Drop for DeviceBuffer {
-    fn drop(&mut self) {
-        // Work in the queue may still use the memory; whoever gets it next uses it behind that work.
-        self.queue.free(self.address, self.len * self.dtype.size_bytes());
     }
 }
 
@@ -144,6 +146,7 @@ impl<'a> DeviceSlice<'a> {
     pub fn copy_to_host(self, data: SliceMut<'_>) -> Result<()> {
         same_host("copy to host", self, data.len(), data.dtype())?;
         self.queue.make_current()?;
+        self.queue.refuse_capture("a copy to the host")?;
         let bytes = data.as_bytes_mut();
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyDtoHAsync", unsafe {
@@ -197,6 +200,7 @@ impl<'a> DeviceSliceMut<'a> {
     pub fn copy_from_host(&mut self, data: Slice<'_>) -> Result<()> {
         same_host("copy from host", self.view, data.len(), data.dtype())?;
         self.view.queue.make_current()?;
+        self.view.queue.refuse_capture("a copy from the host")?;
         let bytes = data.as_bytes();
         // SAFETY: both sides have that many bytes, and the host's stay borrowed until the wait below is over.
         check("cuMemcpyHtoDAsync", unsafe {

@@ -10,6 +10,7 @@
 mod context;
 mod device;
 mod event;
+mod exposure;
 mod graph;
 mod launch;
 mod memory;
@@ -18,6 +19,8 @@ mod peer;
 mod pinned;
 mod pool;
 mod queue;
+mod recording;
+mod residency;
 
 use crate::sys::cuda::Status;
 
@@ -28,9 +31,12 @@ pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
+pub(crate) use exposure::Exposure;
 pub(crate) use launch::Argument;
 pub(crate) use peer::{HostFlag, Mapping, Offer};
 pub(crate) use pinned::Pinned;
+pub(crate) use recording::Memory;
+pub(crate) use residency::{Claim, Sharers};
 
 /// A refusal of the CUDA driver, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -63,6 +63,7 @@ impl Pinned {
             return Ok(());
         }
         self.queue.make_current()?;
+        queue.refuse_capture("a copy to pinned memory")?;
         // SAFETY: the place has room; the rest is the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
             cuda::cuMemcpyDtoHAsync_v2(place.cast(), address, bytes, queue.raw_stream())
@@ -86,6 +87,7 @@ impl Pinned {
             return Ok(());
         }
         self.queue.make_current()?;
+        queue.refuse_capture("a copy from pinned memory")?;
         // SAFETY: the place lies in a block; the rest is the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
             cuda::cuMemcpyHtoDAsync_v2(address, place.cast_const().cast(), bytes, queue.raw_stream())

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::{OwnedStream, Primary};
 use super::device::{Device, DeviceAttribute};
@@ -10,7 +10,7 @@ use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Tables};
-use super::{CudaError, check};
+use super::{CudaError, check, exposure};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
 
@@ -115,6 +115,13 @@ impl Queue {
     /// # Errors
     /// [`CudaError`], also of work that failed while it ran.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.wait()?;
+        exposure::settle(false);
+        Ok(())
+    }
+
+    /// As [`synchronize`](Self::synchronize), and nothing else.
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the handle is live.
         check("cuStreamSynchronize", unsafe { cuda::cuStreamSynchronize(self.inner.stream) })
@@ -142,6 +149,7 @@ impl Queue {
     /// [`CudaError`] of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
+        self.join_recording();
         event.mark().hold_back(self.inner.stream)
     }
 
@@ -203,22 +211,25 @@ impl Queue {
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
+        exposure::settle(false);
         let class = pool::size_class(bytes);
-        let mut pool = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(address) = pool.take(class) {
+        let kept = self.pool().take(class);
+        if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
-        if let Some(address) = pool::allocate(class)? {
-            return Ok(address);
-        }
-        // What this queue keeps may be what is missing.
-        pool.release();
+        // What this queue keeps, or the peers have let go of, may be what is missing.
+        exposure::settle(true);
+        self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
     }
 
     /// Takes back what [`allocate`](Self::allocate) gave for that many bytes.
     pub(super) fn free(&self, address: u64, bytes: usize) {
-        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).give(pool::size_class(bytes), address);
+        self.pool().give(pool::size_class(bytes), address);
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a copy of bytes on the device into the queue; nothing happens for none.

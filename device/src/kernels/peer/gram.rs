@@ -68,49 +68,51 @@ macro_rules! of_width {
             // One pair joins two ranks, and cancels nothing.
             const HAS_EXACT_PATH: bool = LEVELS > 1;
             let group = Group::of(peers);
-            let Some(mut block) = group.send_or(senders) else { return };
             // Two ranks are the least, which the compiler does not know.
             let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
             let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
-            if block < chunks {
-                let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                let size = size_of::<$T>() as u64;
-                group.receive(chunk.begin * size, chunk.end * size);
-                let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
-                reduce::block_sum::<K, PEER_THREADS>(sums, |product, sum| {
-                    let (row, column) = const { triangle::<$width, K>() }[product];
-                    if column < ranks {
-                        partials.add(reduce::partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
-                    }
-                });
-                group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
-                return;
-            }
-            block -= chunks;
             let teams = group.peers.teams() as u64;
-            if block < teams {
-                let team = Team::new(group, block as usize, ranks);
-                let multiplied = team.chunks(spans, chunks);
-                group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
-                let table = Table { weights, tree, cancelled, totals, partials, spans, span_count, chunks };
-                team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
-                group.count(team.number, Progress::Weights);
-                return;
+            while let Some(ticket) = group.draw(senders + chunks + teams + chunks) {
+                let Some(mut block) = group.send_or(ticket, senders) else { continue };
+                if block < chunks {
+                    let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                    let size = size_of::<$T>() as u64;
+                    group.receive(chunk.begin * size, chunk.end * size);
+                    let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
+                    reduce::block_sum::<K, PEER_THREADS>(sums, |product, sum| {
+                        let (row, column) = const { triangle::<$width, K>() }[product];
+                        if column < ranks {
+                            partials.add(reduce::partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
+                        }
+                    });
+                    group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
+                    continue;
+                }
+                block -= chunks;
+                if block < teams {
+                    let team = Team::new(group, block as usize, ranks);
+                    let multiplied = team.chunks(spans, chunks);
+                    group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
+                    let table = Table { weights, tree, cancelled, totals, partials, spans, span_count, chunks };
+                    team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
+                    group.count(team.number, Progress::Weights);
+                    continue;
+                }
+                block -= teams;
+                let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                let layer = layer_of(chunk);
+                group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
+                let layer_weights = weights.add(layer * ranks);
+                let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
+                let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
+                let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
+                    let tree = Tree::<$width, LEVELS>::of(tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
+                    Some(move |values| <$T>::from_f64(tree.nodes::<$T>(values)[0]))
+                } else {
+                    None
+                };
+                write_each::<$T, $width, N>(group.peers, chunk, sum, exact);
             }
-            block -= teams;
-            let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-            let layer = layer_of(chunk);
-            group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
-            let layer_weights = weights.add(layer * ranks);
-            let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
-            let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
-            let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
-                let tree = Tree::<$width, LEVELS>::of(tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
-                Some(move |values| <$T>::from_f64(tree.nodes::<$T>(values)[0]))
-            } else {
-                None
-            };
-            write_each::<$T, $width, N>(group.peers, chunk, sum, exact);
         });
     };
 }

@@ -1,10 +1,11 @@
 //! Adasum and ordered sums where ranks reach each other's memory: in one launch each rank sends its peers their windows of its arena, works
 //! on what it has received of its own, and writes the result into every rank's arena; another launch waits for all.
 //!
-//! The blocks of a launch do one thing each: the first send; the next wait for the tiles of a chunk and multiply; a few add up, meet their
-//! like on the other ranks and find weights; the last wait for the weights of a chunk and hand out its sum. So one layer's results are on
-//! their way while another's inputs still come. Only this rank writes its window of anybody's arena, after that has been received, and until the
-//! end, where all have written their results. Totals are added in rank order, so that all ranks get the same bits.
+//! The work of a launch is a list of jobs, which its blocks take in order: the first jobs send; the next wait for the tiles of a chunk and
+//! multiply; a few add up, meet the jobs of the same number on the other ranks and find weights; the last wait for the weights of a chunk and
+//! hand out its sum. So one layer's results are on their way while another's inputs still come. Only this rank writes its window of anybody's
+//! arena, after that has been received, and until the end, where all have written their results. Totals are added in rank order, so that all
+//! ranks get the same bits.
 
 /// Stamps `$body!(name type width suffix)` for every dtype and width.
 macro_rules! for_each_dtype_and_width {
@@ -158,17 +159,19 @@ macro_rules! of_width {
             fn (peers: *const Peers, factor: f64, senders: u64, reducers: u64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let group = Group::of(peers);
-            let Some(mut tile) = group.send_or(senders) else { return };
             let size = size_of::<$T>() as u64;
             let peers = group.peers;
-            while tile < peers.tiles() {
-                let (begin, end) = peers.tile(tile);
-                group.receive(begin, end);
-                let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
-                let (factors, ranks) = ([factor; $width], peers.world_size as usize);
-                let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
-                write_each::<$T, $width, N>(peers, chunk, sum, None::<fn([$T; $width]) -> $T>);
-                tile += reducers;
+            while let Some(ticket) = group.draw(senders + reducers) {
+                let Some(mut tile) = group.send_or(ticket, senders) else { continue };
+                while tile < peers.tiles() {
+                    let (begin, end) = peers.tile(tile);
+                    group.receive(begin, end);
+                    let chunk = reduce::Chunk { span: 0, begin: begin / size, end: end / size };
+                    let (factors, ranks) = ([factor; $width], peers.world_size as usize);
+                    let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
+                    write_each::<$T, $width, N>(peers, chunk, sum, None::<fn([$T; $width]) -> $T>);
+                    tile += reducers;
+                }
             }
         });
     };
@@ -183,5 +186,6 @@ kernel!("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Pe
     if thread::thread_idx_x() == 0 {
         let runs = group.peers.runs as *mut u32;
         runs.write(runs.read().wrapping_add(1));
+        runs.add(1).write(0);
     }
 });

@@ -65,52 +65,54 @@ macro_rules! of_width {
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let group = Group::of(peers);
-            let Some(mut block) = group.send_or(senders) else { return };
             let teams = group.peers.teams() as u64;
             let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
             let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
-            $(
-                if block < chunks {
-                    let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                    let layer = layer_of(chunk);
-                    let team = layer / PEER_LAYERS;
-                    if $level == 0 {
-                        let size = size_of::<$T>() as u64;
-                        group.receive(chunk.begin * size, chunk.end * size);
-                    } else {
-                        group.wait_for_count(team, Progress::Weights, $level, $levels);
+            while let Some(ticket) = group.draw(senders + $levels * (chunks + teams) + chunks) {
+                let Some(mut block) = group.send_or(ticket, senders) else { continue };
+                $(
+                    if block < chunks {
+                        let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                        let layer = layer_of(chunk);
+                        let team = layer / PEER_LAYERS;
+                        if $level == 0 {
+                            let size = size_of::<$T>() as u64;
+                            group.receive(chunk.begin * size, chunk.end * size);
+                        } else {
+                            group.wait_for_count(team, Progress::Weights, $level, $levels);
+                        }
+                        let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
+                        reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
+                            partials.add(reduce::partial_place(sum_index, chunks, block)).write(sum);
+                        });
+                        group.count(team, Progress::Multiplied);
+                        continue;
                     }
-                    let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
-                    reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
-                        partials.add(reduce::partial_place(sum_index, chunks, block)).write(sum);
-                    });
-                    group.count(team, Progress::Multiplied);
-                    return;
-                }
-                block -= chunks;
-                if block < teams {
-                    let team = Team::new(group, block as usize, $width);
-                    if $level > 0 {
-                        // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
-                        // it counts on.
-                        group.wait_for_count(team.number, Progress::Weights, $level, $levels);
+                    block -= chunks;
+                    if block < teams {
+                        let team = Team::new(group, block as usize, $width);
+                        if $level > 0 {
+                            // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
+                            // it counts on.
+                            group.wait_for_count(team.number, Progress::Weights, $level, $levels);
+                        }
+                        let multiplied = team.chunks(spans, chunks);
+                        group.wait_for_count(team.number, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
+                        team.find_coefficients::<$level, $K>(tree, partials, spans, chunks);
+                        group.count(team.number, Progress::Weights);
+                        continue;
                     }
-                    let multiplied = team.chunks(spans, chunks);
-                    group.wait_for_count(team.number, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
-                    team.find_coefficients::<$level, $K>(tree, partials, spans, chunks);
-                    group.count(team.number, Progress::Weights);
-                    return;
-                }
-                block -= teams;
-            )*
-            let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-            let layer = layer_of(chunk);
-            group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
-            let coefficients = coefficients_below::<$width, $levels>(of_layer(layer), $width, $levels);
-            let root = |values| {
-                nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
-            };
-            write_each::<$T, $width, N>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
+                    block -= teams;
+                )*
+                let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                let layer = layer_of(chunk);
+                group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
+                let coefficients = coefficients_below::<$width, $levels>(of_layer(layer), $width, $levels);
+                let root = |values| {
+                    nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
+                };
+                write_each::<$T, $width, N>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
+            }
         });
     };
 }

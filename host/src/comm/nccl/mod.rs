@@ -114,13 +114,22 @@ impl NcclOptions {
 /// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified. Operations of 0
 /// elements move nothing.
 ///
-/// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it.
+/// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. A
+/// [`Graph`](crate::driver::Graph) with its operations puts that off until the graph is dropped too.
 #[derive(Debug)]
 pub struct NcclCommunicator {
     session: Arc<Session>,
-    watcher: Option<JoinHandle<()>>,
+    /// Held by graphs too.
+    end: Arc<End>,
     agreements: Agreements,
     one_thread: PhantomData<Cell<()>>,
+}
+
+/// Ends a communicator when dropped.
+#[derive(Debug)]
+struct End {
+    session: Arc<Session>,
+    watcher: Option<JoinHandle<()>>,
 }
 
 impl NcclCommunicator {
@@ -148,7 +157,8 @@ impl NcclCommunicator {
                 let reason = format!("the thread that watches over it did not start: {error}");
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
-        Ok(Self { session, watcher: Some(watcher), agreements: Agreements::default(), one_thread: PhantomData })
+        let end = Arc::new(End { session: session.clone(), watcher: Some(watcher) });
+        Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
     }
 
     /// As [`Split::split`], on a queue of the same device, with these options.
@@ -275,6 +285,7 @@ impl NcclCommunicator {
     /// # Safety
     /// As [`Session::submit`].
     unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
+        self.keep_for_recording(queue)?;
         // SAFETY: the caller's promise.
         unsafe { self.session.submit(queue, calls, primitives) }
     }
@@ -287,6 +298,11 @@ impl NcclCommunicator {
         let primitives = if call.len == 0 { &[] } else { primitives.as_ref() };
         // SAFETY: the caller's promise.
         unsafe { self.submit(queue, &[call], primitives) }
+    }
+
+    /// NCCL's communicator must outlive graphs with its operations: destroying it waits for them.
+    fn keep_for_recording(&self, queue: &Queue) -> Result<()> {
+        Ok(queue.keep_for_recording(|| self.end.clone())?)
     }
 
     fn world(&self) -> usize {
@@ -534,6 +550,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.keep_for_recording(queue)?;
         self.session.admit_kernels(queue, call, launch)
     }
 
@@ -559,7 +576,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 }
 
-impl Drop for NcclCommunicator {
+impl Drop for End {
     fn drop(&mut self) {
         let Some(watcher) = self.watcher.take() else { return };
         if std::thread::panicking() {

@@ -17,22 +17,23 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
     }
     let own = postcard::to_stdvec(&offer.ok()).expect("plain data");
     let offers = exchange(session, &own)?;
-    let opened: Vec<Option<Mapping>> = offers
-        .iter()
-        .map(|bytes| {
-            let offer: Option<Offer> = postcard::from_bytes(bytes).ok().flatten();
-            offer?.open(data.queue()).inspect_err(|error| tracing::debug!(%error, "a peer cannot be reached")).ok()
-        })
-        .collect();
-    let mappings: Option<Vec<Mapping>> = opened.into_iter().collect();
+    let offers: Option<Vec<Offer>> = offers.iter().map(|bytes| postcard::from_bytes(bytes).ok().flatten()).collect();
+    let open = |offer: &Offer| {
+        offer.open(data.queue()).inspect_err(|error| tracing::debug!(%error, "a peer cannot be reached")).ok()
+    };
+    let mappings = offers.as_ref().and_then(|offers| offers.iter().map(open).collect::<Option<Vec<Mapping>>>());
     // One rank that cannot is enough: the others would wait for its kernels.
     let can = exchange(session, &[u8::from(mappings.is_some())])?;
     if can.iter().any(|answer| answer[..] != [1]) {
+        drop(mappings);
+        // No rank may free what another still has mapped.
+        exchange(session, &[])?;
         return Ok(None);
     }
-    Ok(mappings.map(|mappings| {
+    Ok(offers.zip(mappings).map(|(offers, mappings)| {
         let addresses = mappings.iter().map(Mapping::address).collect();
-        SharedMemory { addresses, _mappings: mappings, abort: Arc::clone(&session.abort) }
+        let sharers = Offer::sharers(&offers, session.member.rank());
+        SharedMemory { addresses, mappings, abort: Arc::clone(&session.abort), sharers }
     }))
 }
 

@@ -5,6 +5,7 @@
 //! exchanges around the `combine` kernel; where the ranks' kernels reach each other's buffers ([`PeerAllReduce`]), one launch.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::peers::Connection;
 use super::{in_place, same_plan};
@@ -142,11 +143,10 @@ impl OrderedAllReduce {
 
 /// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
 /// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
-/// ranks on one machine. After a failure, keep the buffer and this until every rank has given up, as for
-/// [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
+/// ranks on one machine. The memory stays occupied until every rank has dropped its own, as for [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
 pub struct PeerAllReduce {
-    connection: Connection,
+    connection: Arc<Connection>,
     op: ReduceOp,
     world_size: usize,
 }
@@ -161,8 +161,8 @@ impl PeerAllReduce {
     pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
         check_op(op)?;
         same_plan(OPERATION, comm, buffer.table(), op)?;
-        let connection = Connection::new(comm, buffer, PeerKernel::Reduce, 0)?;
-        Ok(connection.map(|connection| Self { connection, op, world_size: comm.world_size() }))
+        let connected = Connection::new(comm, buffer, PeerKernel::Reduce, 0, || Ok(()))?;
+        Ok(connected.map(|(connection, ())| Self { connection, op, world_size: comm.world_size() }))
     }
 
     /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
@@ -171,6 +171,7 @@ impl PeerAllReduce {
     /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
     pub fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
+        self.connection.keep_for_recording(buffer.queue())?;
         let dtype = buffer.table().dtype();
         let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
         let factor = factor(self.op, self.world_size);

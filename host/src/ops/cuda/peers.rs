@@ -2,23 +2,35 @@
 //!
 //! It maps and describes memory; what the kernels do with it is the operations' business.
 
+use std::sync::Arc;
+
 use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, SharedMemory};
-use crate::driver::DeviceBuffer;
+use crate::comm::DeviceCommunicator;
+use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{CommError, Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
+///
+/// It owns this rank's buffer together with the user: dropping the buffer first, or this while the peers go on, leaves the memory where it is
+/// until every rank has dropped its own connection ([`Exposure`]).
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
-    arena: u64,
+    arena: Arc<Memory>,
     /// What the group's addresses lead to.
-    _shared: [SharedMemory; 3],
-    _mailbox: DeviceBuffer,
-    _received: DeviceBuffer,
+    _exposure: Exposure,
+    _abort: Arc<HostFlag>,
+}
+
+/// What one rank alone can fail to get.
+struct Prepared<T> {
+    flags: DeviceBuffer,
+    mailbox: DeviceBuffer,
+    received: DeviceBuffer,
+    rest: T,
 }
 
 impl Connection {
@@ -28,65 +40,99 @@ impl Connection {
     }
 
     /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
-    /// reached. The kernels hand out sums of `layers` layers; they are loaded here.
-    pub(super) fn new(
+    /// reached. The kernels hand out sums of `layers` layers; they are loaded here. What `prepare` makes of this rank comes along; where it
+    /// fails on one rank, all ranks get an error.
+    pub(super) fn new<T>(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         kernel: PeerKernel,
         layers: usize,
-    ) -> Result<Option<Self>> {
+        prepare: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<(Arc<Self>, T)>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
         if !Self::is_possible(comm, buffer) {
             return Ok(None);
         }
         let (dtype, shard_len) = (table.dtype(), table.shard_len());
         let window_bytes = shard_len * dtype.size_bytes();
-        let mailbox_len = PeerGroup::mailbox_len(layers, world_size, window_bytes);
-        let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
-        let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
-        // Cleared before any peer can write to it: mapping it comes after.
-        queue.synchronize()?;
-        let Some(mailboxes) = comm.share(mailbox.as_slice())? else { return Ok(None) };
-        let Some(arenas) = comm.share(buffer.as_slice())? else { return Ok(None) };
-        let Some(slots) = comm.share(received.as_slice())? else { return Ok(None) };
+        let prepared = (|| {
+            let rest = prepare()?;
+            let mailbox_len = PeerGroup::mailbox_len(layers, world_size, window_bytes);
+            let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
+            let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
+            let flags = Exposure::flags(queue, world_size)?;
+            // Cleared before any peer can write to it: mapping it comes after.
+            queue.synchronize()?;
+            Ok(Prepared { flags, mailbox, received, rest })
+        })();
+        let Prepared { flags, mailbox, received, rest } = all_succeed(comm, prepared)?;
+
+        let Some(shared) = comm.share(flags.as_slice())? else { return Ok(None) };
+        let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
+        let mut share = |memory: &Arc<Memory>, data: DeviceSlice<'_>| {
+            let Some(shared) = comm.share(data)? else { return Ok(None) };
+            let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
+            let (addresses, mappings) = shared.into_parts();
+            exposure.add(memory, mappings);
+            Ok::<_, Error>(Some((addresses, abort, sharers)))
+        };
+        let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
+        let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
+        let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
 
         // A rank has a slot for every peer, in rank order.
         let place = |owner: usize, peer: usize| (peer - usize::from(peer > owner)) * window_bytes;
-        let own_arena = arenas.addresses()[rank];
+        let own_arena = arenas[rank];
         let of_ranks = |address: &dyn Fn(usize) -> u64| (0..world_size).map(address).collect::<Vec<u64>>();
         let own_window = own_arena + (rank * window_bytes) as u64;
         let addresses = PeerAddresses {
             rank,
-            abort: arenas.abort_flag(),
+            abort: abort.address(),
             window_bytes,
-            mailboxes: mailboxes.addresses().to_vec(),
-            windows: of_ranks(&|peer| arenas.addresses()[peer] + (rank * window_bytes) as u64),
+            mailboxes,
+            windows: of_ranks(&|peer| arenas[peer] + (rank * window_bytes) as u64),
             sources: of_ranks(&|peer| own_arena + (peer * window_bytes) as u64),
-            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots.addresses()[peer] + place(peer, rank) as u64 }),
+            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots[peer] + place(peer, rank) as u64 }),
             copies: of_ranks(&|peer| {
                 if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
             }),
         };
-        // SAFETY: everything that the addresses lead to is kept in the object returned; windows and slots are shards of arenas and as long,
-        // which begin at multiples of 256 bytes.
-        let group = unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses) }?;
-        // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far and keep their memory.
-        comm.gather_words(&[rank as u64])?;
-        Ok(Some(Self {
-            group,
-            arena: buffer.as_slice().address(),
-            _shared: [mailboxes, arenas, slots],
-            _mailbox: mailbox,
-            _received: received,
-        }))
+        let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
+            // SAFETY: everything that the addresses lead to is kept by the exposure; windows and slots are shards of arenas and as long,
+            // which begin at multiples of 256 bytes.
+            unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses, claim) }
+        });
+        // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far.
+        let group = all_succeed(comm, group)?;
+        let arena = buffer.memory().clone();
+        Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
+    }
+
+    /// Has the graph keep this that records work of the queue, if one does.
+    pub(super) fn keep_for_recording(self: &Arc<Self>, queue: &Queue) -> Result<()> {
+        Ok(queue.keep_for_recording(|| self.clone())?)
     }
 
     /// Refuses another buffer than the one that the peers have mapped.
     pub(super) fn check(&self, operation: &'static str, buffer: &DeviceGradientBuffer) -> Result<()> {
-        if buffer.as_slice().address() == self.arena {
+        if Arc::ptr_eq(buffer.memory(), &self.arena) {
             return Ok(());
         }
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
+    }
+}
+
+/// What every rank has got, or an error on all of them: this rank's own, or one that names the first rank which failed.
+fn all_succeed<T>(comm: &dyn DeviceCommunicator, outcome: Result<T>) -> Result<T> {
+    let failed = comm.gather_words(&[u64::from(outcome.is_err())]);
+    let own = outcome?;
+    match failed?.iter().position(|&failed| failed != 0) {
+        None => Ok(own),
+        Some(rank) => {
+            let reason =
+                "it cannot have its memory reached by the kernels of the others; its own error says why".into();
+            Err(CommError::Transport { operation: Operation::SetUp, rank, reason }.into())
+        }
     }
 }

@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use gradsync_device::abi::{GRAM_WIDTHS, MOST_PEERS, Peers, peer_reducers, peer_senders};
+use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
 
 use super::Layers;
 use super::grid::Grids;
-use crate::driver::{Argument, DeviceBuffer, Queue};
+use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
@@ -20,12 +20,11 @@ pub(crate) struct PeerGroup {
     /// What the group does, and the name of the kernel that does it.
     kernel: PeerKernel,
     entry: String,
-    /// Blocks of a launch that send.
-    senders: u64,
-    /// Blocks of [`reduce`](Self::reduce) that add up.
-    reducers: u64,
-    /// Blocks of the other launches that find weights.
-    teams: u64,
+    /// Of the kernel, for how many ranks.
+    width: usize,
+    peers: Peers,
+    /// This group's part of the GPU.
+    claim: Claim,
     table: DeviceBuffer,
     /// The count of runs.
     _runs: DeviceBuffer,
@@ -105,6 +104,7 @@ impl PeerGroup {
         (kernel, dtype): (PeerKernel, DType),
         layers: usize,
         addresses: &PeerAddresses,
+        claim: Claim,
     ) -> Result<Self> {
         let world_size = addresses.mailboxes.len();
         if !(2..=MOST_RANKS).contains(&world_size) {
@@ -126,13 +126,11 @@ impl PeerGroup {
             ..Peers::of(layers, world_size, addresses.window_bytes)
         };
         let width = width(world_size);
-        let senders = (peers.tiles() * (peers.world_size - 1)).min(peer_senders(width, peers.world_size));
-        let reducers = peers.tiles().min(peer_reducers(width));
-        let (entry, teams) = (kernel.entry(dtype, width), peers.teams() as u64);
+        let entry = kernel.entry(dtype, width);
         queue.load(&entry)?;
         queue.load(BARRIER)?;
         let table = upload_words(queue, &words(&peers))?;
-        Ok(Self { queue: queue.clone(), kernel, entry, senders, reducers, teams, table, _runs: runs })
+        Ok(Self { queue: queue.clone(), kernel, entry, width, peers, claim, table, _runs: runs })
     }
 
     /// What the group was made for.
@@ -144,11 +142,28 @@ impl PeerGroup {
         pointer(self.table.as_slice())
     }
 
+    /// What a launch has places for now.
+    fn grid(&self) -> Places {
+        Places::of(self.claim.places(u64::from(LaunchBounds::of_peers(self.width).blocks)), self.width, &self.peers)
+    }
+
     /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once.
     pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
-        let arguments = [self.table(), factor.into(), self.senders.into(), self.reducers.into()];
+        let Places { blocks, senders } = self.grid();
+        // More compete for the links with themselves.
+        let reducers = self.peers.tiles().min(blocks);
+        let arguments = [self.table(), factor.into(), senders.into(), reducers.into()];
         // SAFETY: the promise made to `new`.
-        unsafe { self.queue.launch(&self.entry, self.senders + self.reducers, &arguments) }?;
+        unsafe { self.launch(blocks, senders + reducers, &arguments) }
+    }
+
+    /// Launches the group's kernel with so many jobs, and waits, in the queue, until all ranks have written their results.
+    ///
+    /// # Safety
+    /// As [`Queue::launch`].
+    unsafe fn launch(&self, blocks: u64, jobs: u64, arguments: &[Argument]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.queue.launch(&self.entry, blocks.min(jobs), arguments) }?;
         self.barrier()
     }
 
@@ -156,6 +171,23 @@ impl PeerGroup {
     fn barrier(&self) -> Result<()> {
         // SAFETY: the promise made to `new`.
         Ok(unsafe { self.queue.launch(BARRIER, 1, &[self.table()]) }?)
+    }
+}
+
+/// Blocks of a launch, and jobs of it that send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Places {
+    blocks: u64,
+    senders: u64,
+}
+
+impl Places {
+    /// Of a launch with places for so many blocks. Senders keep their share of the places, which was measured with all of an H200's.
+    fn of(blocks: u64, width: usize, peers: &Peers) -> Self {
+        const MULTIPROCESSORS: u64 = 132;
+        let all = MULTIPROCESSORS * u64::from(LaunchBounds::of_peers(width).blocks);
+        let most = (peer_senders(width, peers.world_size) * blocks).div_ceil(all);
+        Self { blocks, senders: most.min(peers.tiles() * (peers.world_size - 1)) }
     }
 }
 
@@ -175,7 +207,7 @@ impl Layers {
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let grid = self.grids.of_reductions(dtype);
+        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
         let arguments = [
             group.table(),
             pointer_mut(&self.weights.as_mut_slice()),
@@ -187,17 +219,16 @@ impl Layers {
             self.count.into(),
             grid.chunks.into(),
             grid.chunk_len.into(),
-            group.senders.into(),
+            senders.into(),
         ];
-        let blocks = group.senders + grid.chunks + group.teams + grid.chunks;
+        let jobs = senders + grid.chunks + group.peers.teams() as u64 + grid.chunks;
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
-        unsafe { self.queue.launch(&group.entry, blocks, &arguments) }?;
-        group.barrier()
+        unsafe { group.launch(blocks, jobs, &arguments) }
     }
 
     /// As [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
     pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let grid = self.grids.of_reductions(dtype);
+        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
         let arguments = [
             group.table(),
             pointer_mut(&self.tree.as_mut_slice()),
@@ -206,14 +237,13 @@ impl Layers {
             self.count.into(),
             grid.chunks.into(),
             grid.chunk_len.into(),
-            group.senders.into(),
+            senders.into(),
         ];
         let levels = u64::from(self.world_size.ilog2());
-        let blocks = group.senders + levels * (grid.chunks + group.teams) + grid.chunks;
+        let jobs = senders + levels * (grid.chunks + group.peers.teams() as u64) + grid.chunks;
         debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
         // SAFETY: as above; the group has as many ranks as the kernels are wide.
-        unsafe { self.queue.launch(&group.entry, blocks, &arguments) }?;
-        group.barrier()
+        unsafe { group.launch(blocks, jobs, &arguments) }
     }
 }
 
@@ -299,9 +329,15 @@ mod tests {
     #[test]
     fn senders_leave_places_to_the_others() {
         for world_size in 2..=MOST_RANKS {
-            let width = width(world_size);
-            let senders = peer_senders(width, world_size as u64);
-            assert!((1..peer_reducers(width)).contains(&senders), "{world_size} ranks: {senders}");
+            let (width, peers) = (width(world_size), Peers::of(1, world_size, 1 << 26));
+            let all = 132 * u64::from(LaunchBounds::of_peers(width).blocks);
+            assert_eq!(Places::of(all, width, &peers).senders, peer_senders(width, world_size as u64));
+            for blocks in 2..=all {
+                let Places { senders, .. } = Places::of(blocks, width, &peers);
+                assert!((1..blocks).contains(&senders), "{world_size} ranks on {blocks} places: {senders}");
+            }
+            assert_eq!(Places::of(1, width, &peers), Places { blocks: 1, senders: 1 });
+            assert_eq!(Places::of(1, width, &Peers::of(1, world_size, 0)).senders, 0, "nothing to send");
         }
     }
 }

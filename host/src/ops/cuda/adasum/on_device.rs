@@ -17,8 +17,9 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 ///
 /// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum needs no transport: in one launch each rank
 /// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
-/// rank's arena, and one waits for all (the tree multiplies and exchanges once a level). After a failure, kernels of ranks that have not
-/// yet noticed it still write to this rank's memory: keep the buffer and this until every rank has given up.
+/// rank's arena, and one waits for all (the tree multiplies and exchanges once a level). The peers' kernels may write to this rank's memory after
+/// it has dropped the buffer or this: the memory is used for something else when every rank has dropped its own, and until then it stays
+/// occupied.
 ///
 /// Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up
 /// in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.

@@ -1,5 +1,7 @@
 //! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
 
+use std::sync::Arc;
+
 use super::{OPERATION, gram, layer_count};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
@@ -13,7 +15,7 @@ use crate::plan::segments;
 #[derive(Debug)]
 pub(super) struct Peers {
     layers: Layers,
-    connection: Connection,
+    connection: Arc<Connection>,
 }
 
 impl Peers {
@@ -30,16 +32,16 @@ impl Peers {
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let is_shared = options.granularity == Granularity::Whole;
-        // Before the connection, which nothing that fails on one rank alone may follow.
-        let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+        let layers = || Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared);
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
-        let connection = Connection::new(comm, buffer, kernel, count)?;
-        Ok(connection.map(|connection| Self { layers, connection }))
+        let connected = Connection::new(comm, buffer, kernel, count, layers)?;
+        Ok(connected.map(|(connection, layers)| Self { layers, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
+        self.connection.keep_for_recording(buffer.queue())?;
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);

@@ -1,0 +1,120 @@
+//! How many blocks a launch may have whose blocks wait for those of other ranks.
+//!
+//! Blocks that wait keep their places on the GPU's multiprocessors. If all places are taken by launches that wait for a launch which finds none,
+//! nobody goes on. A launch of this crate comes to its end on any number of places, one at least (`gradsync_device`'s `peers.rs`), so it is enough
+//! that no launch takes another's: each communicator whose kernels wait gets an equal part of the places, and launches of one communicator run
+//! one after the other. What counts is how many such communicators this process has on the GPU, times the processes that share the GPU. CUDA's
+//! cooperative launch checks the same bound for one launch alone, and not for launches beside each other.
+//!
+//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay within.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{CudaError, Device, DeviceAttribute, Queue};
+
+/// The ranks of a communicator on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sharers {
+    /// How many ranks there are.
+    pub(crate) ranks: usize,
+    /// How many processes they are in.
+    pub(crate) processes: usize,
+}
+
+impl Sharers {
+    /// A rank with a GPU of its own.
+    pub(crate) const ONE: Self = Self { ranks: 1, processes: 1 };
+}
+
+/// A communicator's part of the places on a GPU, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    entry: Entry,
+    multiprocessors: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    device: u32,
+    /// What no other communicator's rank has: the address of its abort flag.
+    owner: u64,
+    sharers: Sharers,
+}
+
+static CLAIMS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+fn lock() -> MutexGuard<'static, Vec<Entry>> {
+    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Claim {
+    /// Claims a part of the places on `queue`'s device for the communicator that `owner` stands for; all of its claims are one part.
+    pub(crate) fn new(queue: &Queue, owner: u64, sharers: Sharers) -> Result<Self, CudaError> {
+        let device = queue.ordinal();
+        let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
+        let entry = Entry { device, owner, sharers };
+        lock().push(entry);
+        Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
+    }
+
+    /// Blocks of a launch now, of kernels of which a multiprocessor holds so many blocks.
+    pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
+        places(
+            self.multiprocessors,
+            blocks_of_multiprocessor,
+            lock().iter().filter(|entry| entry.device == self.entry.device),
+        )
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = lock();
+        let own = claims.iter().position(|entry| *entry == self.entry);
+        claims.swap_remove(own.expect("entered in `new`"));
+    }
+}
+
+fn places<'a>(multiprocessors: u64, blocks: u64, claims: impl Iterator<Item = &'a Entry>) -> u64 {
+    let (mut owners, mut processes, mut is_shared) = (Vec::new(), 1, false);
+    for Entry { owner, sharers, .. } in claims {
+        if !owners.contains(owner) {
+            owners.push(*owner);
+        }
+        processes = processes.max(sharers.processes as u64);
+        is_shared |= sharers.ranks > 1;
+    }
+    let all = if is_shared { multiprocessors - multiprocessors / 4 } else { multiprocessors * blocks };
+    (all / (owners.len().max(1) as u64 * processes)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(owner: u64, ranks: usize, processes: usize) -> Entry {
+        Entry { device: 0, owner, sharers: Sharers { ranks, processes } }
+    }
+
+    #[test]
+    fn a_communicator_alone_has_all_places() {
+        assert_eq!(places(132, 2, [entry(1, 1, 1)].iter()), 264);
+        assert_eq!(places(132, 2, [entry(1, 1, 1), entry(1, 1, 1)].iter()), 264, "two operations of one");
+    }
+
+    #[test]
+    fn the_launches_of_all_have_places_together() {
+        for (ranks, processes) in [(1, 1), (2, 2), (4, 4), (8, 8), (4, 1), (8, 2), (3, 3)] {
+            for communicators in 1..20 {
+                // Ranks that are threads of one process are communicators of it each.
+                let owners = communicators * (ranks / processes) as u64;
+                let claims: Vec<Entry> = (0..owners).map(|owner| entry(owner, ranks, processes)).collect();
+                let each = places(132, 2, claims.iter());
+                let launches = owners * processes as u64;
+                assert!(each >= 1);
+                assert!(each * launches <= 264 || each == 1, "{each} for each of {launches}");
+                assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
+            }
+        }
+    }
+}
