@@ -6,6 +6,7 @@
 mod adasum;
 mod counts;
 mod elementwise;
+mod graphs;
 mod reductions;
 
 use gradsync::driver::{DeviceBuffer, Queue};
