@@ -1,0 +1,169 @@
+//! Who owns what kernels reach: memory that a rank has dropped is nobody else's while a peer or a graph may write to it, and comes back when
+//! all have let go. And launches that wait for their peers, of two communicators on the same GPUs, in another order on each rank.
+
+use std::time::{Duration, Instant};
+
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::ops::AdasumOptions;
+use gradsync::ops::cuda::{Adasum, PeerAllReduce};
+use gradsync::{DType, DeviceGradientBuffer, Error};
+
+use crate::context::Context;
+use crate::report::Report;
+
+/// Elements of a gradient buffer: windows of several tiles for every number of ranks.
+const LEN: usize = 1 << 20;
+
+pub(crate) fn run(context: &Context, report: &mut Report) {
+    report.case("a peer that goes on writes to nobody else's memory", || peer_goes_on(context, 0));
+    report.case("memory comes back when every rank has let go", || comes_back(context, 2));
+    report.case("a graph outlives all that it was recorded with", || graph_outlives(context, 3));
+    report.case("two communicators, in another order on each rank", || other_order(context, [4, 5]));
+    report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
+}
+
+fn buffer(queue: &Queue, world_size: usize) -> DeviceGradientBuffer {
+    DeviceGradientBuffer::new(queue, DType::F32, world_size, [("tensor", [LEN])]).unwrap()
+}
+
+fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &DeviceGradientBuffer) -> Adasum<'c> {
+    let adasum = Adasum::new(comm, buffer, AdasumOptions::default()).unwrap();
+    assert!(adasum.uses_peers() || comm.world_size() == 1, "kernels reach all buffers");
+    adasum
+}
+
+/// Buffers of the sizes that a dropped Adasum has left, filled with ones.
+fn successors(queue: &Queue, world_size: usize) -> Vec<DeviceBuffer> {
+    let shard = LEN / world_size;
+    let lens = [LEN, shard * (world_size - 1), LEN + 4096, shard * (world_size - 1) + 4096];
+    let filled = |len: usize| DeviceBuffer::from_host(queue, (&vec![1.0f32; len][..]).into()).unwrap();
+    lens.iter().cycle().take(16).map(|&len| filled(len)).collect()
+}
+
+fn assert_ones(buffers: &[DeviceBuffer]) {
+    for buffer in buffers {
+        let mut numbers = vec![0.0f32; buffer.as_slice().len()];
+        buffer.as_slice().copy_to_host((&mut numbers[..]).into()).unwrap();
+        let wrong = numbers.iter().filter(|&&number| number != 1.0).count();
+        assert_eq!(wrong, 0, "of {} elements of an unrelated buffer", numbers.len());
+    }
+}
+
+/// Rank 0 drops its object and its buffer after a step, and the others begin another one: their kernels send before they wait.
+fn peer_goes_on(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut gradients = buffer(queue, context.world_size);
+    let mut adasum = adasum(&comm, &gradients);
+    adasum.all_reduce(&mut gradients).unwrap();
+    comm.synchronize(queue).unwrap();
+    if context.rank == 0 {
+        drop((adasum, gradients));
+        let others = successors(queue, context.world_size);
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(50));
+            assert_ones(&others);
+        }
+        comm.abort();
+        assert_ones(&others);
+    } else {
+        let host = vec![2.0f32; LEN];
+        gradients.tensor_mut(0).copy_from_host((&host[..]).into()).unwrap();
+        adasum.all_reduce(&mut gradients).unwrap();
+        let error = comm.synchronize(queue).expect_err("rank 0 has not called it");
+        assert!(matches!(error, Error::Comm(CommError::Transport { rank: 0, .. })), "{error}");
+    }
+    let _next = context.communicator(generation + 1, &context.options());
+}
+
+/// After all ranks have dropped theirs, the memory is used again.
+fn comes_back(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut addresses = Vec::new();
+    for _ in 0..3 {
+        let mut gradients = buffer(queue, context.world_size);
+        addresses.push(gradients.as_slice().address());
+        let mut adasum = adasum(&comm, &gradients);
+        adasum.all_reduce(&mut gradients).unwrap();
+        comm.synchronize(queue).unwrap();
+        drop((gradients, adasum));
+    }
+    let begun = Instant::now();
+    let mut held = Vec::new();
+    while context.world_size > 1 {
+        let next = buffer(queue, context.world_size);
+        if addresses.contains(&next.as_slice().address()) {
+            break;
+        }
+        held.push(next);
+        assert!(begun.elapsed() < Duration::from_secs(5), "no rank's memory has come back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Communicator, object and buffer are dropped; the graph goes on with what it keeps, and nobody else's memory changes.
+fn graph_outlives(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut gradients = buffer(queue, context.world_size);
+    let mut loose = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
+    let mut adasum = adasum(&comm, &gradients);
+    let mut step = || {
+        adasum.all_reduce(&mut gradients)?;
+        comm.all_reduce(loose.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
+    };
+    step().unwrap();
+    comm.synchronize(queue).unwrap();
+    let graph = queue.capture(step).unwrap();
+    drop((adasum, gradients, loose, comm));
+    let others = successors(queue, context.world_size);
+    for _ in 0..3 {
+        graph.launch().unwrap();
+    }
+    queue.synchronize().unwrap();
+    assert_ones(&others);
+    drop(graph);
+    assert_ones(&others);
+}
+
+/// Each rank launches sums of two communicators on two queues, one rank the first before the second and its neighbour the other way round.
+/// Each has its part of the places on the GPU, so that neither waits for the other's end.
+fn other_order(context: &Context, generations: [u64; 2]) {
+    let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
+    let comms = generations.map(|generation| context.communicator(generation, &context.options()));
+    let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
+    let mut sums = Vec::new();
+    for (comm, buffer) in comms.iter().zip(&buffers) {
+        sums.push(PeerAllReduce::new(comm, buffer, ReduceOp::Mean).unwrap());
+    }
+    let first = context.rank % 2;
+    for _ in 0..20 {
+        for index in [first, 1 - first] {
+            let Some(sum) = &mut sums[index] else { return };
+            sum.run(&mut buffers[index]).unwrap();
+        }
+    }
+    for (comm, queue) in comms.iter().zip(&queues) {
+        comm.synchronize(queue).unwrap();
+    }
+}
+
+/// The buffer goes before the object that was made for it: the object keeps its memory, and refuses another buffer at the same place.
+fn dropped_first(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut gradients = buffer(queue, context.world_size);
+    let mut adasum = adasum(&comm, &gradients);
+    adasum.all_reduce(&mut gradients).unwrap();
+    drop(gradients);
+    let others = successors(queue, context.world_size);
+    let mut other = buffer(queue, context.world_size);
+    let outcome = adasum.all_reduce(&mut other);
+    let is_refused = matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped"));
+    assert!(is_refused || context.world_size == 1, "{outcome:?}");
+    comm.synchronize(queue).unwrap();
+    assert_ones(&others);
+}
