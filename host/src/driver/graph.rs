@@ -26,8 +26,10 @@ impl Queue {
     /// fails. Ranks record the same collectives in the same order.
     ///
     /// # Errors
-    /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded.
+    /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
+    /// the legacy default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        self.refuse_default_stream()?;
         self.make_current()?;
         let (stream, mode) = (self.raw_stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
         // SAFETY: the handle is live. Relaxed: kernels are loaded when they are first needed, which other modes forbid.

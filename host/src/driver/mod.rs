@@ -29,6 +29,7 @@ pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
 pub(crate) use launch::Argument;
+pub(crate) use memory::is_aligned;
 pub(crate) use peer::{HostFlag, Mapping, Offer};
 pub(crate) use pinned::Pinned;
 

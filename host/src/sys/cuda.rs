@@ -46,6 +46,8 @@ impl Status {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     /// `CUDA_ERROR_NO_BINARY_FOR_GPU`
     pub(crate) const NO_BINARY_FOR_GPU: Self = Self(209);
+    /// `CUDA_ERROR_INVALID_HANDLE`
+    pub(crate) const INVALID_HANDLE: Self = Self(400);
     /// `CUDA_ERROR_NOT_FOUND`
     pub(crate) const NOT_FOUND: Self = Self(500);
     /// `CUDA_ERROR_NOT_READY`: no failure, but work that is not done yet.
