@@ -8,13 +8,13 @@
 //!
 //! # What still passes through `cust`
 //!
-//! Three calls, all in `Queue::new` and `Queue::from_raw_stream`, and each right behind the same call by the declarations here, so that what a
-//! device refuses is seen as an integer first:
+//! Three calls, all where a queue is made. The same calls by the declarations here stand before the first two, so that what a device refuses
+//! is seen as an integer first:
 //!
 //! * `Device::get_device`, which calls `cuDeviceGet`, a look into a table;
 //! * `Context::new`: `cuDevicePrimaryCtxRetain` of a context that is retained already, and `cuCtxSetCurrent` of the one that is current already;
-//! * `Stream::new`: `cuStreamCreateWithPriority`, behind nothing but those. It can meet an unknown code where the device fails, or MPS ends the
-//!   process, between these calls.
+//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS ends the
+//!   process, right after the others.
 //!
 //! What they give is released by the declarations here.
 
