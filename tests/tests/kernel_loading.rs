@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::ptr;
 
 use gradsync::driver::{KernelSource, Queue};
 use gradsync_tests::programs::{printed_by, shared_library};
@@ -31,6 +32,21 @@ fn report() {
     }
     for kernel in queue.loaded_kernels() {
         println!("{} from {:?}", kernel.name, kernel.source);
+    }
+}
+
+/// As [`report`], of queues on the default stream that all threads have in common, by both its handles.
+#[test]
+fn report_default_streams() {
+    for handle in [0, 1] {
+        // SAFETY: that stream lives as long as the context.
+        match unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(handle)) } {
+            Ok(queue) => {
+                let refused = queue.capture(|| unreachable!("nothing is recorded")).expect_err("no recording");
+                println!("\nstream {handle} is {:?}: {refused}", queue.stream());
+            }
+            Err(error) => println!("\nno queue: {error}"),
+        }
     }
 }
 
@@ -101,14 +117,19 @@ impl Driver {
 
     /// What [`report`] says in a process with this driver, and what the driver says in it.
     fn report(self, force_ptx: Option<&str>) -> Vec<String> {
+        self.printed("report", force_ptx)
+    }
+
+    fn printed(self, test: &str, force_ptx: Option<&str>) -> Vec<String> {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let printed = printed_by("report", |command| {
+        let printed = printed_by(test, |command| {
             command.env(DRIVER, self.build(folder.path()));
             command.env_remove(FORCE_PTX).envs(force_ptx.map(|value| (FORCE_PTX, value)));
         });
         let of_us = |line: &&str| {
             line.starts_with("given")
                 || line.starts_with("no queue")
+                || line.starts_with("stream ")
                 || KERNELS.iter().any(|name| line.starts_with(name))
         };
         printed.lines().filter(of_us).map(str::to_owned).collect()
@@ -209,4 +230,25 @@ fn codes_that_nobody_knows_are_errors_like_others() {
 fn a_device_that_is_too_old_is_named() {
     let report = Driver::of(7, 0).report(None);
     assert!(matches!(&report[..], [line] if line.starts_with("no queue") && line.contains("7.0")), "{report:?}");
+}
+
+#[test]
+fn the_default_stream_of_each_thread_is_refused() {
+    // SAFETY: that stream exists wherever there is a context.
+    let error = unsafe { Queue::from_raw_stream(0, ptr::without_provenance_mut(2)) }.expect_err("no queue");
+    assert_eq!(error.code, 400, "{error}");
+    for part in ["stream 0x2", "per-thread default stream", "Device::new_cuda_with_stream"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_default_stream_of_all_threads_is_taken_and_cannot_be_recorded() {
+    let report = Driver::of(9, 0).printed("report_default_streams", None);
+    let refusal =
+        "0x1: CUDA: cuStreamBeginCapture of stream 0x1 failed with code 900: the default stream cannot be recorded";
+    assert_eq!(report.len(), 2, "{report:?}");
+    for (handle, line) in report.iter().enumerate() {
+        assert!(line.starts_with(&format!("stream {handle} is {refusal}")), "{report:?}");
+    }
 }

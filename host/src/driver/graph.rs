@@ -82,8 +82,10 @@ impl Queue {
     /// memory that this crate has only been given the address of, by an unsafe function: the promise made there includes the graph.
     ///
     /// # Errors
-    /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded.
+    /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
+    /// the legacy default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        self.refuse_default_stream()?;
         let recording = Recording::begin(self);
         let mut capture = Capture::begin(self)?;
         work().and(capture.end().map_err(Into::into))?;

@@ -101,9 +101,13 @@ impl<'a> DeviceSlice<'a> {
     /// Device memory that something else owns: a tensor of another crate, for example.
     ///
     /// # Safety
-    /// `len` elements at `address` on `queue`'s device, aligned for `dtype`, valid for `'a`, and not written by anything but work
+    /// `len` elements at `address` on `queue`'s device, at a multiple of the size of one, valid for `'a`, and not written by anything but work
     /// ordered on `queue` for as long.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
+        debug_assert!(
+            is_aligned(address, dtype.size_bytes(), len),
+            "{len} elements of {dtype} at {address:#x} are not aligned"
+        );
         Self { queue, address, dtype, len }
     }
 
@@ -235,6 +239,11 @@ impl<'a> DeviceSliceMut<'a> {
         })?;
         Ok(())
     }
+}
+
+/// Whether elements of a size may lie at an address; kernels rely on it. Where there are none, any address will do.
+pub(crate) fn is_aligned(address: u64, size: usize, len: usize) -> bool {
+    len == 0 || address % size as u64 == 0
 }
 
 fn same_host(operation: &'static str, device: DeviceSlice<'_>, len: usize, dtype: DType) -> Result<()> {

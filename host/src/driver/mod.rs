@@ -33,6 +33,7 @@ pub use queue::Queue;
 
 pub(crate) use exposure::Exposure;
 pub(crate) use launch::Argument;
+pub(crate) use memory::is_aligned;
 pub(crate) use peer::{HostFlag, Mapping, Offer};
 pub(crate) use pinned::Pinned;
 pub(crate) use recording::Memory;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::{OwnedStream, Primary};
@@ -21,6 +22,19 @@ use crate::sys::cuda::{self, Status};
 #[derive(Clone, Debug)]
 pub struct Queue {
     inner: Arc<Inner>,
+}
+
+/// `CU_STREAM_LEGACY`: the default stream that all threads have in common.
+const LEGACY_STREAM: cuda::CUstream = ptr::without_provenance_mut(1);
+
+fn per_thread_stream() -> CudaError {
+    CudaError {
+        call: "a queue on stream 0x2".into(),
+        code: Status::INVALID_HANDLE.0,
+        text: "this is the per-thread default stream (CU_STREAM_PER_THREAD), another one on every thread, and a queue is used by several; use \
+               one that was made with cuStreamCreate (candle: Device::new_cuda_with_stream instead of Device::new_cuda)"
+            .into(),
+    }
 }
 
 #[derive(Debug)]
@@ -55,16 +69,29 @@ impl Queue {
         })
     }
 
-    /// Opens a queue on a stream of another library, of the device's primary context (which the CUDA runtime uses too); null is the
-    /// default stream. Work of both is then ordered as on any one stream.
+    /// Opens a queue on a stream of another library, of the device's primary context (which the CUDA runtime uses too). Work of both is then
+    /// ordered as on any one stream.
+    ///
+    /// Null and 0x1 (`CU_STREAM_LEGACY`) are the legacy default stream, one for all threads; [`stream`](Self::stream) is 0x1 for both. CUDA
+    /// makes it wait for all streams of the context that were not made as non-blocking, and these for it; and it cannot be recorded:
+    /// [`capture`](Self::capture) says so.
+    ///
+    /// 0x2 (`CU_STREAM_PER_THREAD`) is refused, since it is another stream on every thread that uses it, so that it orders nothing between
+    /// threads. candle's `Device::new_cuda` works on it; `Device::new_cuda_with_stream` has a stream of its own.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), and [`CudaError`], code 400, for the per-thread default stream.
     ///
     /// # Safety
     /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it.
     pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
-        Self::open(ordinal, || Ok((stream.cast(), None)))
+        let stream = match stream.addr() {
+            // Some libraries take null for the per-thread default stream, depending on how they were built.
+            0 => LEGACY_STREAM,
+            2 => return Err(per_thread_stream()),
+            _ => stream.cast(),
+        };
+        Self::open(ordinal, || Ok((stream, None)))
     }
 
     fn open(
@@ -190,6 +217,20 @@ impl Queue {
             Status::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             status => check(&format!("cuCtxEnablePeerAccess to device {ordinal}"), status),
         }
+    }
+
+    /// Refuses to record the legacy default stream, for which the driver's own refusal has the words of a call in a recording.
+    pub(super) fn refuse_default_stream(&self) -> Result<(), CudaError> {
+        if self.inner.stream != LEGACY_STREAM {
+            return Ok(());
+        }
+        Err(CudaError {
+            call: "cuStreamBeginCapture of stream 0x1".into(),
+            code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
+            text:
+                "the default stream cannot be recorded; use Queue::new, or a stream that was made with cuStreamCreate"
+                    .into(),
+        })
     }
 
     /// Refuses operands whose work is ordered on another queue: nothing would order this one's work after it.

@@ -8,13 +8,13 @@
 //!
 //! # What still passes through `cust`
 //!
-//! Three calls, all in `Queue::new` and `Queue::from_raw_stream`, and each right behind the same call by the declarations here, so that what a
-//! device refuses is seen as an integer first:
+//! Three calls, all where a queue is made. The same calls by the declarations here stand before the first two, so that what a device refuses
+//! is seen as an integer first:
 //!
 //! * `Device::get_device`, which calls `cuDeviceGet`, a look into a table;
 //! * `Context::new`: `cuDevicePrimaryCtxRetain` of a context that is retained already, and `cuCtxSetCurrent` of the one that is current already;
-//! * `Stream::new`: `cuStreamCreateWithPriority`, behind nothing but those. It can meet an unknown code where the device fails, or MPS ends the
-//!   process, between these calls.
+//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS ends the
+//!   process, right after the others.
 //!
 //! What they give is released by the declarations here.
 
@@ -46,6 +46,8 @@ impl Status {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     /// `CUDA_ERROR_NO_BINARY_FOR_GPU`
     pub(crate) const NO_BINARY_FOR_GPU: Self = Self(209);
+    /// `CUDA_ERROR_INVALID_HANDLE`
+    pub(crate) const INVALID_HANDLE: Self = Self(400);
     /// `CUDA_ERROR_NOT_FOUND`
     pub(crate) const NOT_FOUND: Self = Self(500);
     /// `CUDA_ERROR_NOT_READY`: no failure, but work that is not done yet.

@@ -1,6 +1,8 @@
 //! Inner products per segment: within the rounding of a sum in another order, the same in every run and at every alignment.
 
 use std::ops::Range;
+use std::sync::Mutex;
+use std::thread;
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda::Layers;
@@ -244,6 +246,34 @@ fn long_vectors_of_every_dtype_match_the_cpu() {
         let same = download(&result, 0).tensor(0).data().as_bytes() == expected.tensor(0).data().as_bytes();
         assert!(same, "combine of {dtype}");
     }
+}
+
+/// The default stream that all threads have in common orders the work of all of them; it cannot be recorded, and each thread's own is refused.
+#[test]
+fn threads_share_the_legacy_default_stream() {
+    const LEN: usize = 1 << 20;
+    let of_handle = |handle| {
+        // SAFETY: default streams live as long as the context.
+        unsafe { Queue::from_raw_stream(0, std::ptr::without_provenance_mut(handle)) }
+    };
+    let queue = of_handle(1).unwrap();
+    let ones = DeviceBuffer::from_host(&queue, (&vec![1.0f32; LEN]).into()).unwrap();
+    let sum = Mutex::new(DeviceBuffer::zeroed(&queue, DType::F32, LEN).unwrap());
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    cuda::accumulate(sum.lock().unwrap().as_mut_slice(), ones.as_slice()).unwrap();
+                }
+            });
+        }
+    });
+    let sum = sum.into_inner().unwrap();
+    assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 200.0));
+    let error = queue.capture(|| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("code 900") && error.contains("default stream"), "{error}");
+    let error = of_handle(2).unwrap_err().to_string();
+    assert!(error.contains("per-thread default stream"), "{error}");
 }
 
 /// Kernels, copies and clearing in turn on the stream that everybody has: each finds what the one before has left.

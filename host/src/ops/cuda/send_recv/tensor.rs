@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use crate::comm::RawSlice;
-use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue, is_aligned};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::ops::send_recv::{check, spec};
@@ -43,7 +43,8 @@ impl<'a> DeviceTensorView<'a> {
     /// As [`new`](Self::new).
     ///
     /// # Safety
-    /// `data.len` elements on `queue`'s device, valid for `'a`, and not written by anything but work ordered on `queue` for as long.
+    /// `data.len` elements at `data.address` on `queue`'s device, at a multiple of the size of one, valid for `'a`, and not written by anything
+    /// but work ordered on `queue` for as long.
     pub unsafe fn from_raw_parts(queue: &'a Queue, data: RawSlice, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         let shape = shape.into();
         let bytes = data.len.checked_mul(data.dtype.size_bytes()).ok_or_else(|| Error::InvalidArgument {
@@ -51,6 +52,7 @@ impl<'a> DeviceTensorView<'a> {
             reason: format!("{} elements of {} exceed the address space", data.len, data.dtype),
         })?;
         check(data.dtype, &shape, bytes)?;
+        debug_assert!(is_aligned(data.address, data.dtype.size_bytes(), data.len), "{data:?} is not aligned");
         Ok(Self { queue, data, shape })
     }
 
@@ -114,8 +116,20 @@ impl<'a> DeviceTensorViewMut<'a> {
         Ok(Self { view: unsafe { DeviceTensorView::from_raw_parts(queue, data, shape) }?, unique: PhantomData })
     }
 
-    /// The same tensor, to read.
-    pub fn as_tensor(&self) -> &DeviceTensorView<'a> {
+    /// The same tensor, to read for as long as this one is borrowed.
+    ///
+    /// A copy of the view lives no longer, so that nobody reads what is written through this tensor later:
+    ///
+    /// ```compile_fail,E0505
+    /// use gradsync::ops::cuda::send_recv::{DeviceTensorView, DeviceTensorViewMut};
+    ///
+    /// fn keep(tensor: DeviceTensorViewMut<'_>) {
+    ///     let copy: DeviceTensorView<'_> = tensor.as_tensor().clone();
+    ///     drop(tensor);
+    ///     println!("{copy:?}");
+    /// }
+    /// ```
+    pub fn as_tensor(&self) -> &DeviceTensorView<'_> {
         &self.view
     }
 }
