@@ -1,10 +1,13 @@
 //! `cargo xtask bundle`: the GPU tier in a folder that runs where there is a GPU and no Rust.
 //!
-//! Release builds of the tests for one and for several GPUs, the bandwidth measurement, the program and xtask itself, and
-//! `run`, a POSIX shell script. Nothing is run here.
+//! Release builds of the tests for one and for several GPUs, the bandwidth measurement, the program and xtask itself, as
+//! one archive, and `run`, a POSIX shell script, which unpacks it; on demand an NCCL. Nothing is run here.
+
+mod fatbin;
+mod nccl;
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -13,10 +16,12 @@ use serde::Deserialize;
 
 use crate::{
     flags, libcuda,
-    process::{Cmd, root},
+    process::{Cmd, root, target},
     toolchain::{Need, Toolchain},
 };
 
+/// All programs of the folder.
+const ARCHIVE: &str = "programs.tar.xz";
 const RUN: &str = include_str!("bundle/run.sh");
 
 /// The rank program of the multi-GPU tests, as it is called in the folder.
@@ -26,25 +31,53 @@ const LARGEST: u64 = 64 << 20;
 
 impl flags::Bundle {
     pub(crate) fn run(self) -> Result<()> {
-        pack(&self.output, &self.setup)
+        pack(&self.output, &self.setup, if self.nccl { &self.arch } else { &[] })
     }
 }
 
-/// Makes the folder; a relative path starts at the repository's root.
-pub(crate) fn pack(folder: &Path, setup: &flags::Setup) -> Result<()> {
-    Toolchain::new(setup).provide(&[Need::CCompiler, Need::Mpi])?;
-    let folder = root().join(folder);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    for (name, build) in BUILDS {
-        let copy = folder.join(name);
-        Cmd::new("strip").arg("-o").arg(&copy).arg(build()?).run()?;
+/// Makes the folder, with an NCCL for these architectures if there are any; a relative path starts at the repository's root.
+pub(crate) fn pack(folder: &Path, setup: &flags::Setup, nccl: &[u32]) -> Result<()> {
+    let toolchain = Toolchain::new(setup);
+    toolchain.provide(&[Need::CCompiler, Need::Mpi, Need::Xz])?;
+    if !nccl.is_empty() {
+        toolchain.provide(&[Need::NcclLibrary])?;
     }
+    let (folder, programs) = (root().join(folder), target("bundled"));
+    for folder in [&folder, &programs] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    // What an earlier one has left there, packed or unpacked by `run`.
+    let names = BUILDS.map(|(name, _)| name);
+    let stamps = [ARCHIVE, nccl::ARCHIVE].map(|archive| format!(".{archive}.unpacked"));
+    let others = [ARCHIVE, nccl::ARCHIVE, nccl::LICENSE, nccl::LIBRARY];
+    for name in names.into_iter().chain(others).chain(stamps.iter().map(String::as_str)) {
+        let path = folder.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    if !nccl.is_empty() {
+        nccl::pack(&folder, nccl)?;
+    }
+    for (name, build) in BUILDS {
+        Cmd::new("strip").arg("-o").arg(programs.join(name)).arg(build()?).run()?;
+    }
+    compress(&folder.join(ARCHIVE), &programs, &names)?;
     let script = folder.join("run");
     fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
     Cmd::new("chmod").arg("+x").arg(&script).run()?;
     println!("packed {}", folder.display());
     println!("on a machine with GPUs: ./run, or ./run --multi-gpu, or ./run --sanitizer memcheck");
+    println!("with one GPU for many ranks: ./run --multi-gpu --ranks-per-gpu 8");
     print_sizes(&folder)
+}
+
+/// Packs files of a folder into an archive.
+fn compress(archive: &Path, folder: &Path, names: &[&str]) -> Result<()> {
+    Cmd::new("tar").env("XZ_OPT", "-T0").arg("-cJf").arg(archive).arg("-C").arg(folder).args(names).run()
 }
 
 /// Builds one program, and gives back its path.

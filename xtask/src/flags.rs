@@ -87,6 +87,9 @@ pub(crate) enum Stage {
     Gpu,
 }
 
+/// What `--bundle`, which runs nothing, has no use for.
+const RUNS: [&str; 8] = ["ranks", "ranks_per_gpu", "nodes", "no_mps", "suite", "prebuilt", "sanitizer", "deadline"];
+
 #[derive(Debug, Default, Args)]
 pub(crate) struct TestMultiGpu {
     #[command(flatten)]
@@ -94,11 +97,20 @@ pub(crate) struct TestMultiGpu {
     /// Only with this many ranks, instead of every number that a suite asks for
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<NonZeroUsize>,
+    /// Put this many ranks on each GPU, consecutive ones on one: by CUDA MPS where it is installed, else by turns (needs NCCL 2.30)
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks_per_gpu: Option<NonZeroUsize>,
+    /// Make NCCL and gradsync take the ranks for those of this many nodes, which exchange data by network
+    #[arg(long, value_name = "M")]
+    pub(crate) nodes: Option<NonZeroUsize>,
+    /// Let ranks on one GPU take turns, even where CUDA MPS is installed
+    #[arg(long, requires = "ranks_per_gpu")]
+    pub(crate) no_mps: bool,
     /// Only this suite (may be repeated)
     #[arg(long, value_name = "NAME")]
     pub(crate) suite: Vec<String>,
     /// Build what a machine with GPUs needs into this folder, as `cargo xtask bundle` does, and run nothing
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["ranks", "suite", "prebuilt", "sanitizer", "deadline"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = RUNS)]
     pub(crate) bundle: Option<PathBuf>,
     /// Run the programs of this folder, which was made with --bundle: needs neither Rust nor the sources
     #[arg(long, value_name = "FOLDER")]
@@ -153,6 +165,18 @@ pub(crate) struct Bundle {
     /// Where to put it
     #[arg(long, value_name = "FOLDER", default_value = "target/bundle")]
     pub(crate) output: PathBuf,
+    /// Pack an NCCL too, from PyPI, with the code for some GPUs only
+    #[arg(long)]
+    pub(crate) nccl: bool,
+    /// An architecture that this NCCL has code for (may be repeated)
+    #[arg(long, value_name = "sm_NN", value_parser = architecture, requires = "nccl", default_value = "sm_90")]
+    pub(crate) arch: Vec<u32>,
+}
+
+/// The number in the name of an architecture.
+fn architecture(name: &str) -> Result<u32, String> {
+    let number = name.strip_prefix("sm_").and_then(|number| number.parse().ok());
+    number.ok_or_else(|| format!("an architecture is called sm_90, for example, and not {name}"))
 }
 
 #[derive(Debug, Args)]

@@ -1,10 +1,13 @@
-//! `cargo xtask test-multi-gpu`: the tests that take one rank per GPU, with every number of ranks that the GPUs allow.
+//! `cargo xtask test-multi-gpu`: the tests that take one rank per GPU, with every number of ranks that the GPUs allow; or several ranks per
+//! GPU, and nodes that are made up.
 //!
 //! The rank program, `tests/tests/multi_gpu`, knows the suites and judges each rank; this starts the ranks, watches
 //! them, and adds up. With `--prebuilt` nothing here needs cargo or the sources: no path of the repository is looked at.
 
 pub(crate) mod launch;
+mod layout;
 pub(crate) mod mpirun;
+mod mps;
 mod report;
 mod results;
 mod suites;
@@ -14,7 +17,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     net::{Ipv4Addr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, exit},
     time::{Duration, Instant},
 };
@@ -28,7 +31,9 @@ use crate::{
     toolchain::{Need, Toolchain},
 };
 use launch::{Limits, Process, Stream};
+use layout::Layout;
 use mpirun::Mpirun;
+use mps::Mps;
 use report::{Counts, Ran, Row, ranks};
 use results::{Ledger, Outcome, SANITIZER_CODE, Verdict};
 use suites::{Here, Mode, Planned, Wanted, Who};
@@ -37,16 +42,19 @@ use suites::{Here, Mode, Planned, Wanted, Who};
 const GRACE: Duration = Duration::from_secs(5);
 /// How much slower everything may be under compute-sanitizer.
 const SANITIZER_SLOWDOWN: u64 = 10;
+/// How much slower where ranks are on one GPU at once, and where they are there by turns.
+const MPS_SLOWDOWN: u64 = 2;
+const TURNS_SLOWDOWN: u64 = 10;
 /// The exit code where there is no GPU, as in the bundle's `run`.
 const NO_GPU: i32 = 2;
 
 impl flags::TestMultiGpu {
     pub(crate) fn run(self) -> Result<()> {
         if let Some(folder) = &self.bundle {
-            return bundle::pack(folder, &self.setup);
+            return bundle::pack(folder, &self.setup, &[]);
         }
         let mut out = io::stdout().lock();
-        let machine = Machine { gpus: gpus(), mpirun: Mpirun::find() };
+        let machine = Machine::find(gpus());
         let code = self.test(machine, GRACE, &mut out)?.exit_code();
         out.flush().context("cannot write to standard output")?;
         if code != 0 {
@@ -64,8 +72,22 @@ impl flags::TestMultiGpu {
                 return Ok(Tested::NoGpu);
             }
         };
+        let layout = Layout {
+            ranks_per_gpu: self.ranks_per_gpu.map_or(1, usize::from),
+            nodes: self.nodes.map_or(1, usize::from),
+        };
         if let Some(ranks) = self.ranks {
-            ensure!(ranks.get() <= gpus, "--ranks {ranks} needs as many GPUs, and there are {gpus} here");
+            if layout.shares_gpus() {
+                let (each, places) = (layout.ranks_per_gpu, gpus.saturating_mul(layout.ranks_per_gpu));
+                ensure!(ranks.get() <= places, "--ranks {ranks} is more than {gpus} GPUs take with {each} on each");
+            } else {
+                ensure!(ranks.get() <= gpus, "--ranks {ranks} needs as many GPUs, and there are {gpus} here");
+            }
+            ensure!(
+                ranks.get() % layout.nodes == 0,
+                "--ranks {ranks} are not as many on each of {} nodes",
+                layout.nodes
+            );
         }
         let sanitizer = self.sanitizer.map(compute_sanitizer).transpose()?;
         let program = match &self.prebuilt {
@@ -82,25 +104,42 @@ impl flags::TestMultiGpu {
         let list = list.context("the rank program does not start; it needs the libmpi that it was built with")?;
         let suites = suites::parse(&list)?;
         let ranks = self.ranks.map(usize::from);
-        let wanted = Wanted { ranks, suites: &self.suite, sanitizer: sanitizer.is_some() };
+        let wanted = Wanted { ranks, suites: &self.suite, sanitizer: sanitizer.is_some(), layout };
         let mut rows = Vec::new();
         let mpirun = machine.mpirun.as_ref();
         let here = Here { gpus, no_mpirun: mpirun.err().map(String::as_str) };
-        for Planned { suite, world, not_run } in suites::plan(&suites, wanted, here)? {
+        let planned = suites::plan(&suites, wanted, here)?;
+        let sharing = if layout.shares_gpus() && planned.iter().any(|planned| planned.not_run.is_none()) {
+            Sharing::start(if self.no_mps { Err("--no-mps".to_owned()) } else { machine.mps }, &program)
+        } else {
+            Sharing::none()
+        };
+        let headline = layout.headline(gpus, &sharing.how);
+        if let Some(headline) = &headline {
+            writeln!(out, "{headline}")?;
+        }
+        for Planned { suite, world, not_run } in planned {
             let ran = match not_run {
                 Some(why) => Ran::Not(why),
                 None => {
                     let slowdown = if sanitizer.is_some() { SANITIZER_SLOWDOWN } else { 1 };
+                    let slowdown = slowdown * sharing.slowdown;
                     let deadline = self.deadline.map_or(suite.seconds.saturating_mul(slowdown), u64::from);
                     let limits = Limits { deadline: Duration::from_secs(deadline), grace };
-                    let (wrapper, mpirun) = (sanitizer.as_deref(), mpirun.ok());
-                    let start = Start { program: &program, wrapper, mpirun, suite, world };
-                    start.run(limits, out)?
+                    let (wrapper, mpirun, mps) = (sanitizer.as_deref(), mpirun.ok(), sharing.mps.as_ref());
+                    let start = Start { program: &program, wrapper, mpirun, suite, world, layout, mps };
+                    let ran = start.run(limits, out)?;
+                    if let (Some(mps), true) = (mps, ran.may_have_killed(suite)) {
+                        if let Err(why) = mps.settle(&program) {
+                            writeln!(out, "the server of CUDA MPS takes no clients any more: {why}")?;
+                        }
+                    }
+                    ran
                 }
             };
             rows.push(Row { suite: suite.name.clone(), world, ran });
         }
-        write!(out, "{}", report::render(&rows))?;
+        write!(out, "{}", report::render(headline.as_deref(), &rows))?;
         Ok(Tested::Rows(rows))
     }
 }
@@ -111,6 +150,45 @@ struct Machine {
     gpus: Result<usize, String>,
     /// What starts the ranks of an MPI job; if nothing does, what was tried.
     mpirun: Result<Mpirun, String>,
+    /// The daemon of CUDA MPS; if there is none, where it was looked for.
+    mps: Result<PathBuf, String>,
+}
+
+impl Machine {
+    fn find(gpus: Result<usize, String>) -> Self {
+        Self { gpus, mpirun: Mpirun::find(), mps: mps::find() }
+    }
+}
+
+/// How ranks get along on one GPU.
+struct Sharing {
+    /// By a daemon, or else by turns.
+    mps: Option<Mps>,
+    slowdown: u64,
+    /// In the report's words.
+    how: String,
+}
+
+impl Sharing {
+    fn none() -> Self {
+        Self { mps: None, slowdown: 1, how: String::new() }
+    }
+
+    /// With the daemon, if there is one and a first process can use a GPU by it; the report says if not.
+    fn start(control: Result<PathBuf, String>, program: &Path) -> Self {
+        let started = control.and_then(|control| {
+            let mps = Mps::start(&control)?;
+            mps.settle(program)?;
+            Ok((format!("at once, by CUDA MPS ({})", control.display()), mps))
+        });
+        match started {
+            Ok((how, mps)) => Self { mps: Some(mps), slowdown: MPS_SLOWDOWN, how },
+            Err(why) => {
+                let how = format!("by turns, in time slices, without CUDA MPS: {why}");
+                Self { mps: None, slowdown: TURNS_SLOWDOWN, how }
+            }
+        }
+    }
 }
 
 /// What became of it all.
@@ -132,7 +210,7 @@ impl Tested {
 
 /// For `cargo xtask test`: everything, on this many GPUs; a note of what passed, or an error if something did not.
 pub(crate) fn check(gpus: usize) -> Result<String> {
-    let machine = Machine { gpus: Ok(gpus), mpirun: Mpirun::find() };
+    let machine = Machine::find(Ok(gpus));
     let Tested::Rows(rows) = flags::TestMultiGpu::default().test(machine, GRACE, &mut io::stdout().lock())? else {
         return Ok(String::new());
     };
@@ -187,6 +265,9 @@ struct Start<'a> {
     mpirun: Option<&'a Mpirun>,
     suite: &'a suites::Suite,
     world: usize,
+    layout: Layout,
+    /// What ranks on one GPU are clients of.
+    mps: Option<&'a Mps>,
 }
 
 impl Start<'_> {
@@ -235,22 +316,23 @@ impl Start<'_> {
             let mpirun = self.mpirun.context("without mpirun, a suite that needs it is not planned")?;
             let mut command = self.program(Some(mpirun.command(self.world, deadline)));
             // We may be a rank of something ourselves, and the launcher's own variables are to decide.
-            for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            for variable in OURS {
                 command.env_remove(variable);
             }
+            let variables = self.layout.variables(self.world, Who::AllRanks);
+            command.envs(variables.into_iter().filter(|(name, _)| !OURS.contains(name)));
             return Ok(vec![Process { command, victim: false }]);
         }
         let (port, secret) = (free_port()?.to_string(), secret()?);
         let process = |&(who, victim): &(Who, bool)| {
             let mut command = self.program(None);
-            let world = self.world.to_string();
-            command.env("WORLD_SIZE", &world).env("LOCAL_WORLD_SIZE", &world);
+            command.env("WORLD_SIZE", self.world.to_string());
+            // We may be a rank of something ourselves.
+            command.env_remove("RANK").env_remove("LOCAL_RANK").envs(self.layout.variables(self.world, who));
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("GRADSYNC_SECRET", &secret);
-            match who {
-                Who::Rank(rank) => command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()),
-                // We may be a rank of something ourselves.
-                Who::AllRanks => command.env_remove("RANK").env_remove("LOCAL_RANK"),
-            };
+            if let Who::Rank(rank) = who {
+                command.env("RANK", rank.to_string());
+            }
             Process { command, victim }
         };
         Ok(processes.iter().map(process).collect())
@@ -262,9 +344,13 @@ impl Start<'_> {
         let mut words = words.chain([self.program.as_os_str(), "run".as_ref(), self.suite.name.as_ref()]);
         let mut command = launcher.or_else(|| words.next().map(Command::new)).expect("a program is a word");
         command.args(words);
+        command.envs(self.mps.map(Mps::variables).into_iter().flatten());
         command
     }
 }
+
+/// What we tell ranks of their places, where no launcher does.
+const OURS: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
 /// A port that was free a moment ago; the launch's first rank takes it.
 fn free_port() -> Result<u16> {

@@ -22,13 +22,16 @@ pub(crate) enum Need {
     Clippy,
     /// `cc` and `ar`, for the stand-in of libcuda.
     CCompiler,
-    /// python3 with pip, which fetches the four below where they are missing; they ask for it themselves.
+    /// python3 with pip, which fetches the five below where they are missing; they ask for it themselves.
     Pip,
     Ptxas,
     PythonPackages,
     NcclHeader,
+    NcclLibrary,
     Digits,
     DeviceCompiler,
+    /// `xz`, by which tar packs.
+    Xz,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
     /// `unshare`, `nsenter` and `ip`, which make machines of one.
@@ -71,7 +74,10 @@ impl Toolchain {
         for &need in needs {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is asked for only where it has something to fetch.
-            let fetches = matches!(need, Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::Digits);
+            let fetches = matches!(
+                need,
+                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Digits
+            );
             let pip = if fetches { self.missing(Need::Pip)? } else { None };
             for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
                 if self.install {
@@ -148,6 +154,11 @@ impl Toolchain {
                 format!("NVIDIA's nccl.h {} from PyPI, into target/tools", python::NCCL_VERSION),
                 python::fetch_nccl_header(),
             ),
+            Need::NcclLibrary => (
+                python::nccl_library().is_file(),
+                format!("NVIDIA's NCCL {} from PyPI, into target/tools", python::NCCL_LIBRARY_VERSION),
+                python::fetch_nccl_library(),
+            ),
             Need::Digits => {
                 let path = python::digits();
                 let here = path.exists();
@@ -173,14 +184,19 @@ impl Toolchain {
             Need::Mpi => {
                 (mpi::is_here(), "Open MPI and libclang, from the distribution".into(), self.apt(&mpi::PACKAGES))
             }
+            Need::Xz => {
+                (Cmd::new("xz").arg("--version").probe().0, "xz, from the distribution".into(), self.apt(&["xz-utils"]))
+            }
             Need::Namespaces => (
                 ["unshare", "nsenter", "ip"].iter().all(|tool| Cmd::new(*tool).arg("-V").probe().0),
                 "iproute2 and util-linux, from the distribution".into(),
                 self.apt(&["iproute2", "util-linux"]),
             ),
         };
-        let updates_apt =
-            matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi | Need::Namespaces);
+        let updates_apt = matches!(
+            need,
+            Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Xz | Need::Mpi | Need::Namespaces
+        );
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 

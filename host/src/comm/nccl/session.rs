@@ -69,6 +69,15 @@ pub(super) struct State {
     pub(super) has_ended: bool,
 }
 
+/// What ranks have told each other of where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Neighbours {
+    /// How many ranks are on this rank's GPU, this one included.
+    pub(super) on_device: usize,
+    /// Whether all ranks are on one machine; equal on all of them.
+    pub(super) on_one_host: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) nccl: &'static Nccl,
@@ -77,6 +86,8 @@ pub(super) struct Session {
     pub(super) device: Queue,
     /// What it was made with.
     pub(super) options: super::NcclOptions,
+    /// Which of the other ranks are near.
+    pub(super) neighbours: Neighbours,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Tells kernels that meet those of other ranks to give up.
@@ -96,7 +107,7 @@ impl Session {
         member: Member,
         device: Queue,
         options: &super::NcclOptions,
-        handle: Comm,
+        (handle, neighbours): (Comm, Neighbours),
         abort: Arc<HostFlag>,
     ) -> Self {
         Self {
@@ -105,6 +116,7 @@ impl Session {
             member,
             device,
             options: options.clone(),
+            neighbours,
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
             last_kernels: Mutex::default(),

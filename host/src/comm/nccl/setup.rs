@@ -12,21 +12,32 @@ use serde::{Deserialize, Serialize};
 
 use super::NcclOptions;
 use super::primitive::Refused;
+use super::session::Neighbours;
 use crate::bootstrap::Member;
 use crate::driver::Queue;
 use crate::error::{CommError, Error, Operation, Result};
-use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId};
+use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
 const OPERATION: &str = "nccl communicator";
+/// Without which NCCL refuses ranks on one GPU.
+const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+/// The first NCCL that takes several ranks on one GPU.
+const SHARED_GPU_SINCE: Version = Version::new(2, 30);
+/// By which NCCL tells machines apart, where it is set.
+const HOST_VARIABLE: &str = "NCCL_HOSTID";
 
 /// What each rank tells the others before NCCL is called.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Hello {
     /// Why this rank cannot take part.
     trouble: Option<String>,
     version: i32,
     device: [u8; 16],
+    /// The machine that it is on.
+    host: String,
     has_checks: bool,
+    /// Whether ranks may be on one GPU, and whether NCCL has been told so.
+    shared_gpu: [bool; 2],
     /// The fewest and the most thread blocks.
     ctas: [Option<u32>; 2],
     /// NCCL's meeting point, from rank 0.
@@ -40,15 +51,18 @@ struct Handle(Comm);
 unsafe impl Send for Handle {}
 
 /// Makes this rank's communicator.
-pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, Comm)> {
+pub(super) fn connect(
+    member: &Member,
+    queue: &Queue,
+    options: &NcclOptions,
+) -> Result<(&'static Nccl, Comm, Neighbours)> {
     let prepared = prepare(member, queue, options);
     let nothing = Hello {
-        trouble: None,
-        version: 0,
-        device: [0; 16],
+        host: host(),
         has_checks: options.checks,
+        shared_gpu: [options.shared_gpu, is_on(std::env::var(SHARED_GPU_VARIABLE).ok().as_deref())],
         ctas: [options.min_ctas, options.max_ctas],
-        meeting_point: Vec::new(),
+        ..Hello::default()
     };
     let hello = match &prepared {
         Ok((nccl, device, meeting_point)) => {
@@ -58,7 +72,9 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> 
     };
     let hellos = exchange(member, &hello, options.deadline)?;
     let (nccl, ..) = prepared?;
-    check(&hellos, member)?;
+    check(&hellos)?;
+    tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
+    let neighbours = neighbours(&hellos, member.rank());
 
     let meeting_point = unique_id(&hellos[0].meeting_point, member)?;
     let outcome = init(nccl, member, queue, options, meeting_point);
@@ -72,7 +88,28 @@ pub(super) fn connect(member: &Member, queue: &Queue, options: &NcclOptions) -> 
         unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
         return Err(error);
     }
-    Ok((nccl, handle.0))
+    Ok((nccl, handle.0, neighbours))
+}
+
+/// What tells this machine from others: what NCCL is told to, if it is, so that both of us see the same machines.
+fn host() -> String {
+    let named = std::env::var_os(HOST_VARIABLE).filter(|name| !name.is_empty());
+    let named = named.map(|name| name.to_string_lossy().into_owned());
+    // Containers on one machine have names of their own and reach each other's memory; a kernel has one number from its start to its end.
+    let booted = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
+    named.or_else(booted).unwrap_or_else(|| gethostname::gethostname().to_string_lossy().into_owned())
+}
+
+/// Whether a variable of NCCL's, a number, is not 0.
+fn is_on(variable: Option<&str>) -> bool {
+    variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0))
+}
+
+fn neighbours(hellos: &[Hello], rank: usize) -> Neighbours {
+    Neighbours {
+        on_device: hellos.iter().filter(|other| other.device == hellos[rank].device).count(),
+        on_one_host: hellos.iter().all(|other| other.host == hellos[0].host),
+    }
 }
 
 fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
@@ -113,7 +150,7 @@ fn trouble(hellos: &[Hello]) -> Result<()> {
 }
 
 /// Refuses what NCCL would fail on, or hang.
-fn check(hellos: &[Hello], member: &Member) -> Result<()> {
+fn check(hellos: &[Hello]) -> Result<()> {
     trouble(hellos)?;
     let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
     for (rank, hello) in hellos.iter().enumerate() {
@@ -128,12 +165,34 @@ fn check(hellos: &[Hello], member: &Member) -> Result<()> {
             let [first, other] = [hellos[0].ctas, hello.ctas].map(|[min, max]| format!("({min:?}, {max:?})"));
             return refuse(format!("rank 0 has {first} as min_ctas and max_ctas, rank {rank} has {other}"));
         }
+        if hello.shared_gpu[0] != hellos[0].shared_gpu[0] {
+            return refuse(format!("ranks 0 and {rank} differ in whether ranks may be on one GPU (shared_gpu)"));
+        }
         if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
-            return refuse(format!("ranks {other} and {rank} are on the same GPU; each needs one of its own"));
+            if let Some(lacking) = lacking_for_one_gpu([other, rank].map(|rank| (rank, &hellos[rank]))) {
+                return refuse(format!(
+                    "ranks {other} and {rank} are on the same GPU; each needs one of its own, or all of them the option \
+                     NcclOptions::shared_gpu, the variable {SHARED_GPU_VARIABLE}=1 from before the process starts, and NCCL \
+                     {SHARED_GPU_SINCE} or later: {lacking}"
+                ));
+            }
         }
     }
-    tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
     Ok(())
+}
+
+/// What two ranks lack to be on one GPU.
+fn lacking_for_one_gpu(ranks: [(usize, &Hello); 2]) -> Option<String> {
+    let version = Version(ranks[0].1.version);
+    if version < SHARED_GPU_SINCE {
+        return Some(format!("NCCL is {version}"));
+    }
+    let (allowed, told) = (|hello: &Hello| hello.shared_gpu[0], |hello: &Hello| hello.shared_gpu[1]);
+    if ranks.iter().any(|(_, hello)| !allowed(hello)) {
+        return Some(format!("the option is not set, and NCCL is {version}"));
+    }
+    let untold = ranks.iter().find(|(_, hello)| !told(hello));
+    untold.map(|(rank, _)| format!("the variable is not set on rank {rank}, and NCCL is {version}"))
 }
 
 fn unique_id(bytes: &[u8], member: &Member) -> Result<UniqueId> {
@@ -243,4 +302,78 @@ fn call_init(
         unsafe { (nccl.functions.ncclCommAbort)(comm) };
     }
     Err(Refused { call, code })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank with this GPU, on this machine, of NCCL 2.32.
+    fn hello(device: u8, host: &str, shared_gpu: [bool; 2]) -> Hello {
+        let version = Version::new(2, 32).0;
+        Hello { version, device: [device; 16], host: host.into(), shared_gpu, ..Hello::default() }
+    }
+
+    #[track_caller]
+    fn refusal(hellos: &[Hello]) -> String {
+        match check(hellos) {
+            Err(Error::InvalidArgument { reason, .. }) => reason,
+            other => panic!("in place of a refusal: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn ranks_on_one_gpu_need_the_option_the_variable_and_the_version() {
+        let all = |shared_gpu| [1, 2, 1].map(|device| hello(device, "a", shared_gpu));
+        let what_it_takes = "ranks 0 and 2 are on the same GPU; each needs one of its own, or all of them the option \
+                             NcclOptions::shared_gpu, the variable NCCL_MULTI_RANK_GPU_ENABLE=1 from before the process starts, \
+                             and NCCL 2.30.1 or later: ";
+        for shared_gpu in [[false, false], [false, true]] {
+            let expected = format!("{what_it_takes}the option is not set, and NCCL is 2.32.1");
+            assert_eq!(refusal(&all(shared_gpu)), expected);
+        }
+        let mut hellos = all([true, true]);
+        check(&hellos).unwrap();
+        hellos[1].shared_gpu[1] = false;
+        // It has a GPU of its own.
+        check(&hellos).unwrap();
+        hellos[2].shared_gpu[1] = false;
+        let expected = format!("{what_it_takes}the variable is not set on rank 2, and NCCL is 2.32.1");
+        assert_eq!(refusal(&hellos), expected);
+        let mut hellos = all([true, true]);
+        hellos.iter_mut().for_each(|hello| hello.version = 22907);
+        assert_eq!(refusal(&hellos), format!("{what_it_takes}NCCL is 2.29.7"));
+        hellos.iter_mut().for_each(|hello| hello.version = 23003);
+        check(&hellos).unwrap();
+    }
+
+    #[test]
+    fn ranks_agree_on_whether_gpus_are_shared_even_where_none_is() {
+        let mut hellos = [1, 2, 3].map(|device| hello(device, "a", [false, true]));
+        check(&hellos).unwrap();
+        hellos[2].shared_gpu[0] = true;
+        assert_eq!(refusal(&hellos), "ranks 0 and 2 differ in whether ranks may be on one GPU (shared_gpu)");
+    }
+
+    #[test]
+    fn neighbours_are_on_one_gpu_or_on_one_machine() {
+        let here = |hellos: &[Hello], rank| {
+            let Neighbours { on_device, on_one_host } = neighbours(hellos, rank);
+            (on_device, on_one_host)
+        };
+        let hellos = [(1, "a"), (1, "a"), (2, "a")].map(|(device, host)| hello(device, host, [true; 2]));
+        assert_eq!([0, 1, 2].map(|rank| here(&hellos, rank)), [(2, true), (2, true), (1, true)]);
+        // Machines that are only said to be several have the same GPUs.
+        let hellos = [(1, "a"), (1, "b")].map(|(device, host)| hello(device, host, [true; 2]));
+        assert_eq!([0, 1].map(|rank| here(&hellos, rank)), [(2, false), (2, false)]);
+    }
+
+    #[test]
+    fn a_variable_is_on_as_nccl_reads_it() {
+        assert_eq!(
+            [Some("1"), Some(" 2"), Some("0"), Some("yes"), Some(""), None].map(is_on),
+            [true, true, false, false, false, false]
+        );
+        assert!(!host().is_empty() && host() == host());
+    }
 }

@@ -11,6 +11,11 @@ use crate::error::Result;
 
 /// Shares memory among all ranks, or tells all of them that some cannot be reached.
 pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+    // A handle of another machine's means nothing here, and nobody promises that opening it fails.
+    if !session.neighbours.on_one_host {
+        tracing::debug!(rank = session.member.rank(), "memory is not shared: the ranks are on several machines");
+        return Ok(None);
+    }
     let offer = Offer::new(data.queue(), data.address());
     if let Err(error) = &offer {
         tracing::debug!(rank = session.member.rank(), %error, "memory cannot be shared");

@@ -22,7 +22,8 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
             let case = Case::of(Kind::Random, Format::F32, world_size, &SHAPES, 1);
             let Runner { comm, way, .. } = cases.runner;
             let adasum = way.prepare(comm, &cases.runner.buffer(&case), case.options()).unwrap();
-            assert_eq!(adasum.uses_peers(), way == Way::Best, "GPUs of one machine reach each other");
+            let can = way == Way::Best && cases.context.layout.reaches_peers();
+            assert_eq!(adasum.uses_peers(), can, "GPUs of one machine reach each other, and others do not");
         });
     }
     for &format in cases.formats {

@@ -18,14 +18,15 @@ use super::grid::SHAPES;
 use super::on_nodes::OnNodes;
 use crate::checks::Checks;
 use crate::context::Context;
+use crate::mpi::operations::groups;
 use crate::report::Report;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let mut comm = None;
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
-    if let Some(comm) = comm {
-        run_over(&context.queue, &comm, "NCCL", report);
-    }
+    let Some(comm) = comm else { return };
+    run_over(&context.queue, &comm, "NCCL", report);
+    report.case("groups of a topology, over NCCL", || groups(context, context.communicator(1, &context.options())));
 }
 
 /// The same over any transport.

@@ -15,9 +15,9 @@ use std::time::Duration;
 use gradsync::CommError;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 
-use crate::Suite;
 use crate::context::Context;
 use crate::report::Report;
+use crate::{SEVERAL, Suite};
 use act::Act;
 use work::{Kind, Work};
 
@@ -46,8 +46,8 @@ impl Fault {
         Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false }
     }
 
-    fn options(self) -> NcclOptions {
-        NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..NcclOptions::default() }
+    fn options(self, context: &Context) -> NcclOptions {
+        NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..context.options() }
     }
 
     /// Whether a failure is what becomes of this.
@@ -58,7 +58,6 @@ impl Fault {
 
 /// Every suite of faults.
 pub(crate) fn suites() -> Vec<Suite> {
-    const SEVERAL: &[usize] = &[2, 3, 4];
     const EXIT: Fault = Fault::new(Act::Exit);
     const KILL: Fault = Fault::new(Act::Kill);
     const STOP: Fault = Fault::new(Act::Stop);
@@ -85,7 +84,11 @@ pub(crate) fn suites() -> Vec<Suite> {
         ("fault-rank0", &[0], |context, report| run(context, report, Fault { rank: 0, ..KILL })),
         ("fault-stop-rank0", &[0], |context, report| run(context, report, Fault { rank: 0, ..STOP })),
     ];
-    let of_processes = faults.map(|(name, victims, run)| Suite { victims, ..Suite::new(name, SEVERAL, run) });
+    let of_processes = faults.map(|(name, victims, run)| {
+        let by_peers = name.ends_with("-peers");
+        let needs_one_node = by_peers.then_some("its ranks wait in kernels that reach into the memory of peers");
+        Suite { victims, needs_one_node, ..Suite::new(name, SEVERAL, run) }
+    });
     let of_threads = Suite { in_threads: true, ..Suite::new("fault-threads", SEVERAL, threads::run) };
     of_processes.into_iter().chain([of_threads]).collect()
 }
@@ -121,7 +124,7 @@ fn familiarize(context: &Context, fault: Fault, generation: u64) {
 
 /// The communicator to which it happens, and what the ranks do with it.
 fn connect(context: &Context, fault: Fault, generation: u64) -> (NcclCommunicator, Work) {
-    let comm = context.communicator(generation, &fault.options());
+    let comm = context.communicator(generation, &fault.options(context));
     let mut work = Work::new(&context.queue, &comm, fault.work);
     if !fault.is_cold {
         work.run(&comm).unwrap();

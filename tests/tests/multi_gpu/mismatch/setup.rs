@@ -11,9 +11,18 @@ use crate::report::Report;
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("one GPU for all", || {
         let queue = Queue::new(0).unwrap();
-        let options = groups.context.options();
+        let options = NcclOptions { shared_gpu: false, ..groups.context.options() };
         let reason = refused(groups, &queue, &options);
-        assert!(reason.contains("ranks 0 and 1") && reason.contains("same GPU"), "{reason}");
+        let hints = ["ranks 0 and 1", "same GPU", "NcclOptions::shared_gpu", "NCCL_MULTI_RANK_GPU_ENABLE=1", "2.30"];
+        assert!(hints.iter().all(|hint| reason.contains(hint)), "{reason}");
+        groups.renew();
+    });
+    report.case("GPUs may be shared on one rank alone", || {
+        let last = groups.world_size() - 1;
+        let queue = groups.queue().clone();
+        let options = NcclOptions { shared_gpu: groups.context.rank == last, ..groups.context.options() };
+        let reason = refused(groups, &queue, &options);
+        assert!(reason.contains(&format!("ranks 0 and {last}")) && reason.contains("shared_gpu"), "{reason}");
         groups.renew();
     });
     report.case("checks on one rank alone", || {

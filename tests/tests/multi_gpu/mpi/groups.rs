@@ -1,7 +1,7 @@
 //! Communicators out of communicators: groups, NCCL started by MPI, and the choice between the two.
 
 use gradsync::comm::mpi::device::{MpiDeviceOptions, connect};
-use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling, Split};
 use gradsync::driver::{DeviceBuffer, Queue};
 
@@ -33,7 +33,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         let comm = NcclCommunicator::new(member, &context.queue, &context.options()).unwrap();
         assert_sums(&comm, &context.queue, rank, &(0..world_size).collect::<Vec<_>>());
     });
-    report.case("connect gives NCCL where every rank has a GPU of its own", || {
+    report.case("connect gives NCCL where every rank can have it", || {
         let comm = connect(context.world(), &context.queue, &context.options(), MpiDeviceOptions::default()).unwrap();
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &context.queue, rank, &(0..world_size).collect::<Vec<_>>());
@@ -43,12 +43,13 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     });
     report.case("connect gives MPI where ranks share a GPU", || {
         let queue = Queue::new(0).unwrap();
-        let comm = connect(context.world(), &queue, &context.options(), MpiDeviceOptions::default()).unwrap();
+        let options = NcclOptions { shared_gpu: false, ..context.options() };
+        let comm = connect(context.world(), &queue, &options, MpiDeviceOptions::default()).unwrap();
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &queue, rank, &(0..world_size).collect::<Vec<_>>());
         let data = DeviceBuffer::zeroed(&queue, gradsync::DType::F32, 5).unwrap();
         let is_nccl = comm.share(data.as_slice()).unwrap().is_some();
-        assert_eq!(is_nccl, world_size == 1, "NCCL takes no two ranks on one GPU, and MPI does");
+        assert_eq!(is_nccl, world_size == 1, "NCCL takes no two ranks on one GPU without being asked to, and MPI does");
     });
 }
 

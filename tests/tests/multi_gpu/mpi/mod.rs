@@ -7,7 +7,7 @@ mod figures;
 mod groups;
 mod large;
 mod mismatch;
-mod operations;
+pub(crate) mod operations;
 mod reductions;
 mod streams;
 
@@ -17,14 +17,13 @@ use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Random, vector};
 use gradsync_tests::oracle::Format;
 
-use crate::Suite;
 use crate::context::Context;
 use crate::placed::Placed;
 use crate::report::Report;
+use crate::{MEASURES, SEVERAL, Suite};
 
 pub(crate) fn suites() -> Vec<Suite> {
-    const RANKS: &[usize] = &[1, 2, 4];
-    const SEVERAL: &[usize] = &[2, 3, 4];
+    const RANKS: &[usize] = &[1, 2, 4, 8];
     let suites = [
         Suite::new("mpi-collectives", RANKS, |context, report| {
             on_each_path(context, report, |cases, report| {
@@ -41,7 +40,7 @@ pub(crate) fn suites() -> Vec<Suite> {
         Suite::new("mpi-mismatch", SEVERAL, mismatch::run),
         Suite::new("mpi-groups", RANKS, groups::run),
         Suite { seconds: 240, ..Suite::new("mpi-operations", RANKS, operations::run) },
-        Suite { seconds: 300, ..Suite::new("mpi-figures", &[2, 4], figures::run) },
+        Suite { seconds: 300, needs_own_gpus: MEASURES, ..Suite::new("mpi-figures", &[2, 4], figures::run) },
     ];
     suites.into_iter().map(|suite| Suite { in_job: true, ..suite }).collect()
 }

@@ -127,10 +127,12 @@ fn against_kernels(context: &Context) {
 }
 
 /// A sum over each group of a topology has its ranks and no others.
-fn groups<C: DeviceCommunicator + World>(context: &Context, comm: C) {
+pub(crate) fn groups<C: DeviceCommunicator + World>(context: &Context, comm: C) {
     let (rank, world) = (context.rank, context.world_size);
     let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };
-    let sizes = Sizes { world, local: world.div_ceil(2), data, horizontal, pipeline: 1 };
+    // On one node, two are made up.
+    let local = if context.layout.nodes > 1 { context.layout.ranks_per_node } else { world.div_ceil(2) };
+    let sizes = Sizes { world, local, data, horizontal, pipeline: 1 };
     let (groups, topology) = (Groups::new(comm, sizes).unwrap(), Topology::new(rank, sizes).unwrap());
     for kind in GroupKind::ALL {
         let Ok(planned) = topology.group(kind) else {

@@ -10,7 +10,7 @@ use crate::error::Result;
 /// The communicator of an MPI job for device memory: NCCL's where all ranks can make one, else MPI's. Every rank decides alike, and
 /// logs why. All ranks have to call it.
 ///
-/// Ranks that share a GPU, have no NCCL or other versions of it, or cannot reach each other by TCP for its control channel, get MPI's.
+/// Ranks that share a GPU without [what NCCL needs for it](crate::comm::nccl#many-ranks-on-one-gpu), have no NCCL or other versions of it, or cannot reach each other by TCP for its control channel, get MPI's.
 /// With NCCL, `comm` is freed.
 ///
 /// # Errors

@@ -1,0 +1,191 @@
+//! Makes a library of CUDA code smaller by what GPUs of other architectures would run.
+//!
+//! Such a library holds its kernels in two sections of fat binaries, one behind the other: a header, and an entry for each architecture
+//! with a header of its own and the code. The code of entries that are not wanted is overwritten with zeros, and nothing moves: addresses
+//! stay right, the driver finds the entry that it looks for, and zeros take no room once they are compressed.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, ensure};
+use object::{File, Object, ObjectSection};
+
+/// Code that is run.
+const LINKED: &str = ".nv_fatbin";
+/// Code that programs which link the library statically would link once more; a shared library has no use for it.
+const RELOCATABLE: &str = "__nv_relfatbin";
+const MAGIC: u32 = 0xba55_ed50;
+/// Of a fat binary: magic (u32), version and size of the header (u16), size of all entries (u64).
+const HEADER: usize = 16;
+/// Of an entry, as far as it is read: kind and version (u16), size of the header (u32), size of the code (u64), and the architecture.
+const ENTRY: usize = 32;
+const ARCHITECTURE: usize = 28;
+
+/// Blanks the code for all other architectures; fails if there is none for one of these.
+pub(super) fn keep(library: &mut [u8], architectures: &[u32]) -> Result<()> {
+    let file = File::parse(&*library).context("no ELF file")?;
+    let section = |name: &str| file.section_by_name(name).and_then(|section| section.file_range());
+    let [linked, relocatable] = [LINKED, RELOCATABLE].map(|name| section(name).map(range));
+    let linked = linked.with_context(|| format!("it has no section {LINKED}"))?;
+    let found = blank(&mut library[linked], architectures).with_context(|| format!("in section {LINKED}"))?;
+    for architecture in architectures {
+        ensure!(found.contains(architecture), "it has no code for sm_{architecture}, but for {}", list(&found));
+    }
+    if let Some(relocatable) = relocatable {
+        blank(&mut library[relocatable], &[]).with_context(|| format!("in section {RELOCATABLE}"))?;
+    }
+    Ok(())
+}
+
+fn range((begin, len): (u64, u64)) -> Range<usize> {
+    begin as usize..(begin + len) as usize
+}
+
+fn list(architectures: &[u32]) -> String {
+    architectures.iter().map(|number| format!("sm_{number}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Blanks a section's code for other architectures; gives back all that it found, in order.
+fn blank(section: &mut [u8], wanted: &[u32]) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    let mut place = 0;
+    while place < section.len() {
+        let header = section.get(place..place + HEADER).with_context(|| format!("it ends at {place} in a header"))?;
+        let magic = u32::from_le_bytes(bytes(header, 0));
+        // Fat binaries begin at multiples of 8 bytes.
+        if magic == 0 {
+            place += 8;
+            continue;
+        }
+        ensure!(magic == MAGIC, "at {place} there is {magic:#x} in place of a fat binary");
+        let (header_len, len) = (u16::from_le_bytes(bytes(header, 6)), u64::from_le_bytes(bytes(header, 8)));
+        let entries = inside(section, place + usize::from(header_len), len)?;
+        place = entries.end;
+        let mut entry = entries.start;
+        while entry < entries.end {
+            let header = section[..entries.end].get(entry..entry + ENTRY);
+            let header = header.with_context(|| format!("an entry ends at {entry} in its header"))?;
+            let (header_len, len) = (u32::from_le_bytes(bytes(header, 4)), u64::from_le_bytes(bytes(header, 8)));
+            let architecture = u32::from_le_bytes(bytes(header, ARCHITECTURE));
+            ensure!(header_len as usize >= ENTRY, "the entry at {entry} has a header of {header_len} bytes");
+            let code = inside(&section[..entries.end], entry + header_len as usize, len)?;
+            entry = code.end;
+            if !wanted.contains(&architecture) {
+                section[code].fill(0);
+            }
+            if let Err(position) = found.binary_search(&architecture) {
+                found.insert(position, architecture);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn bytes<const N: usize>(from: &[u8], place: usize) -> [u8; N] {
+    from[place..place + N].try_into().expect("as many bytes")
+}
+
+/// Where `len` bytes from `begin` on are, if the section has as many.
+fn inside(section: &[u8], begin: usize, len: u64) -> Result<Range<usize>> {
+    let end = usize::try_from(len).ok().and_then(|len| begin.checked_add(len)).filter(|&end| end <= section.len());
+    let end = end.with_context(|| format!("{len} bytes from {begin} on are more than there are"))?;
+    Ok(begin..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fat binary with an entry of some code for each of these architectures, of which the first is a text of PTX.
+    fn fatbin(architectures: &[u32]) -> Vec<u8> {
+        let mut entries = Vec::new();
+        for (index, &architecture) in architectures.iter().enumerate() {
+            let (kind, header_len, code) = (if index == 0 { 1u16 } else { 2 }, 64u32 + 8 * index as u32, [7u8; 40]);
+            let mut entry = [kind.to_le_bytes(), 0x0101u16.to_le_bytes()].concat();
+            entry.extend(header_len.to_le_bytes());
+            entry.extend((code.len() as u64).to_le_bytes());
+            entry.resize(ARCHITECTURE, 3);
+            entry.extend(architecture.to_le_bytes());
+            entry.resize(header_len as usize, 3);
+            entry.extend(code);
+            entries.extend(entry);
+        }
+        let mut all = MAGIC.to_le_bytes().to_vec();
+        all.extend([1u16, HEADER as u16].iter().flat_map(|number| number.to_le_bytes()));
+        all.extend((entries.len() as u64).to_le_bytes());
+        all.extend(entries);
+        all
+    }
+
+    /// An ELF file of these sections and nothing else.
+    fn elf(sections: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut names = vec![0];
+        let mut data = Vec::new();
+        let mut headers = vec![[0u64; 8]];
+        let mut add = |name: &str, kind: u64, content: &[u8]| {
+            let begin = names.len() as u64;
+            names.extend(name.bytes().chain([0]));
+            headers.push([begin | kind << 32, 0, 0, 64 + data.len() as u64, content.len() as u64, 0, 1, 0]);
+            data.extend_from_slice(content);
+        };
+        for (name, content) in sections {
+            add(name, 1, content);
+        }
+        let shstrtab = [&names[..], b".shstrtab\0"].concat();
+        let begin = names.len() as u64;
+        headers.push([begin | 3 << 32, 0, 0, 64 + data.len() as u64, shstrtab.len() as u64, 0, 1, 0]);
+        data.extend(shstrtab);
+        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        // A shared object for x86-64, version 1.
+        file.extend([3u16, 62].iter().flat_map(|number| number.to_le_bytes()));
+        file.extend(1u32.to_le_bytes());
+        file.extend([0, 0, 64 + data.len() as u64].iter().flat_map(|number: &u64| number.to_le_bytes()));
+        file.extend(0u32.to_le_bytes());
+        let counts = [64, 0, 0, 64, headers.len() as u16, headers.len() as u16 - 1];
+        file.extend(counts.iter().flat_map(|number: &u16| number.to_le_bytes()));
+        file.extend(data);
+        file.extend(headers.iter().flatten().flat_map(|number| number.to_le_bytes()));
+        file
+    }
+
+    /// The code bytes that are left, by architecture.
+    fn left(section: &[u8]) -> usize {
+        section.iter().filter(|&&byte| byte == 7).count()
+    }
+
+    #[test]
+    fn only_the_code_of_other_architectures_goes() {
+        let (one, two) = (fatbin(&[120, 90, 80]), fatbin(&[90]));
+        let linked = [&one[..], &[0; 8], &two].concat();
+        let relocatable = fatbin(&[90, 80]);
+        let before = elf(&[(".text", &[7; 20]), (LINKED, &linked), (RELOCATABLE, &relocatable), (".data", &[7; 9])]);
+        let mut after = before.clone();
+        keep(&mut after, &[90]).unwrap();
+        assert_eq!(after.len(), before.len());
+        assert!(before.iter().zip(&after).all(|(before, after)| before == after || (*before, *after) == (7, 0)));
+        let file = File::parse(&after[..]).unwrap();
+        let section = |name: &str| file.section_by_name(name).unwrap().data().unwrap();
+        assert_eq!([".text", LINKED, RELOCATABLE, ".data"].map(|name| left(section(name))), [20, 2 * 40, 0, 9]);
+        let mut both = before.clone();
+        keep(&mut both, &[90, 120]).unwrap();
+        let file = File::parse(&both[..]).unwrap();
+        assert_eq!(left(file.section_by_name(LINKED).unwrap().data().unwrap()), 3 * 40);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let refusal = |section: &[u8], wanted: &[u32]| {
+            let error = keep(&mut elf(&[(LINKED, section)]), wanted).unwrap_err();
+            format!("{error:#}")
+        };
+        assert_eq!(refusal(&fatbin(&[120, 80]), &[90]), "it has no code for sm_90, but for sm_80, sm_120");
+        let whole = fatbin(&[90]);
+        assert!(refusal(&whole[..whole.len() - 1], &[90]).contains("more than there are"));
+        assert!(refusal(&[9; 32], &[90]).contains("0x9090909 in place of a fat binary"));
+        assert!(refusal(&whole[..10], &[90]).contains("ends at 0 in a header"));
+        let mut short = whole.clone();
+        short[HEADER + 4] = 8;
+        assert!(refusal(&short, &[90]).contains("a header of 8 bytes"));
+        assert!(format!("{:#}", keep(&mut elf(&[]), &[90]).unwrap_err()).contains("no section .nv_fatbin"));
+        assert!(keep(&mut b"a text".to_vec(), &[90]).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! How the ranks of a launch are spread over GPUs and nodes, and what their processes are told of it.
+//!
+//! Consecutive ranks fill a GPU, and a node. Nodes of one machine are made up: NCCL takes ranks with different values of `NCCL_HOSTID`
+//! for ranks of different machines and moves their data by sockets, and the library's own idea of a machine follows the same variable.
+
+use std::env;
+
+use super::suites::Who;
+
+/// Thread blocks that NCCL's kernels may have on one GPU, those of all its ranks together. A block of each channel waits for the other
+/// ranks' blocks, so all of them have to be there at once: without a limit, four ranks hang from 1 Mi elements on.
+const CHANNELS: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) ranks_per_gpu: usize,
+    pub(crate) nodes: usize,
+}
+
+impl Layout {
+    /// One rank a GPU on one node, of which processes are told nothing.
+    pub(crate) const PLAIN: Self = Self { ranks_per_gpu: 1, nodes: 1 };
+
+    pub(crate) fn shares_gpus(self) -> bool {
+        self.ranks_per_gpu > 1
+    }
+
+    /// What the processes of a launch find in their environment, beside the rank and where to meet. What limits NCCL and chooses its network
+    /// is left alone where the caller has set it.
+    pub(crate) fn variables(self, world: usize, who: Who) -> Vec<(&'static str, String)> {
+        let per_node = world / self.nodes;
+        let mut variables = vec![("LOCAL_WORLD_SIZE", per_node.to_string())];
+        if let Who::Rank(rank) = who {
+            variables.push(("LOCAL_RANK", (rank % per_node).to_string()));
+            if self.nodes > 1 {
+                let node = rank / per_node;
+                variables.push(("GROUP_RANK", node.to_string()));
+                variables.push(("NCCL_HOSTID", format!("gradsync-node-{node}")));
+            }
+        }
+        if self != Self::PLAIN {
+            variables.push(("GRADSYNC_TEST_RANKS_PER_GPU", self.ranks_per_gpu.to_string()));
+            variables.push(("GRADSYNC_TEST_NODES", self.nodes.to_string()));
+        }
+        let mut defaults = Vec::new();
+        if self.shares_gpus() {
+            variables.push(("NCCL_MULTI_RANK_GPU_ENABLE", "1".to_owned()));
+            let channels = (CHANNELS / self.ranks_per_gpu.min(world)).clamp(1, 4).to_string();
+            defaults.push(("NCCL_MAX_NCHANNELS", channels.clone()));
+            defaults.push(("NCCL_MAX_P2P_NCHANNELS", channels));
+            defaults.push(("NCCL_NVLS_ENABLE", "0".to_owned()));
+            if who == Who::AllRanks {
+                // Streams of one process that share one of the driver's ways to the GPU, of which there are eight, wait for each other.
+                defaults.push(("CUDA_DEVICE_MAX_CONNECTIONS", "32".to_owned()));
+            }
+        }
+        if self.nodes > 1 {
+            defaults.push(("NCCL_SOCKET_IFNAME", "lo".to_owned()));
+            defaults.push(("NCCL_IB_DISABLE", "1".to_owned()));
+        }
+        variables.extend(defaults.into_iter().filter(|(name, _)| env::var_os(name).is_none()));
+        variables
+    }
+
+    /// What a report begins with; nothing of what is plain.
+    pub(crate) fn headline(self, gpus: usize, how: &str) -> Option<String> {
+        if self == Self::PLAIN {
+            return None;
+        }
+        let mut line = format!("{gpus} GPU{}", if gpus == 1 { "" } else { "s" });
+        if self.shares_gpus() {
+            line.push_str(&format!(", up to {} ranks on each, {how}", self.ranks_per_gpu));
+        }
+        if self.nodes > 1 {
+            line.push_str(&format!("; {} nodes, made up by NCCL_HOSTID", self.nodes));
+        }
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(layout: Layout, world: usize, who: Who, name: &str) -> Option<String> {
+        layout.variables(world, who).into_iter().find(|(other, _)| *other == name).map(|(_, value)| value)
+    }
+
+    #[test]
+    fn what_is_plain_is_told_nothing_but_its_place() {
+        let found = Layout::PLAIN.variables(4, Who::Rank(3));
+        assert_eq!(found, [("LOCAL_WORLD_SIZE", "4".to_owned()), ("LOCAL_RANK", "3".to_owned())]);
+        assert_eq!(Layout::PLAIN.variables(4, Who::AllRanks), [("LOCAL_WORLD_SIZE", "4".to_owned())]);
+        assert_eq!(Layout::PLAIN.headline(2, ""), None);
+    }
+
+    #[test]
+    fn channels_are_as_few_as_the_ranks_of_a_gpu_need() {
+        let layout = |ranks_per_gpu| Layout { ranks_per_gpu, ..Layout::PLAIN };
+        let channels = |(ranks_per_gpu, world)| {
+            value(layout(ranks_per_gpu), world, Who::Rank(0), "NCCL_MAX_NCHANNELS").map(|text| text.parse().unwrap())
+        };
+        let found = [(1, 8), (2, 2), (8, 2), (4, 4), (8, 8), (64, 64)].map(channels);
+        assert_eq!(found, [None, Some(4), Some(4), Some(4), Some(2), Some(1)]);
+        let connections = |who| value(layout(2), 2, who, "CUDA_DEVICE_MAX_CONNECTIONS");
+        assert_eq!((connections(Who::Rank(0)), connections(Who::AllRanks)), (None, Some("32".to_owned())));
+    }
+
+    #[test]
+    fn consecutive_ranks_are_on_one_node() {
+        let layout = Layout { ranks_per_gpu: 8, nodes: 2 };
+        let names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NCCL_HOSTID"];
+        let found = [0, 3, 4, 7].map(|rank| {
+            let values = names.map(|name| value(layout, 8, Who::Rank(rank), name).unwrap());
+            values.join(" ")
+        });
+        let expected =
+            ["0 0 4 gradsync-node-0", "0 3 4 gradsync-node-0", "1 0 4 gradsync-node-1", "1 3 4 gradsync-node-1"];
+        assert_eq!(found, expected);
+        assert_eq!(value(layout, 8, Who::Rank(1), "NCCL_SOCKET_IFNAME").as_deref(), Some("lo"));
+        let expected = "1 GPU, up to 8 ranks on each, in time slices; 2 nodes, made up by NCCL_HOSTID";
+        assert_eq!(layout.headline(1, "in time slices").unwrap(), expected);
+    }
+}
