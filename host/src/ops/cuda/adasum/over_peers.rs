@@ -5,6 +5,7 @@ use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, PeerKernel};
+use crate::ops::agreement::all_prepared;
 use crate::ops::cuda::peers::Connection;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
@@ -30,8 +31,9 @@ impl Peers {
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let is_shared = options.granularity == Granularity::Whole;
-        // Before the connection, which nothing that fails on one rank alone may follow.
-        let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+        // Memory that one rank lacks is an error on all of them before they wait for each other to map it.
+        let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared);
+        let layers = all_prepared(OPERATION, comm, layers)?;
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
         let connection = Connection::new(comm, buffer, kernel, count)?;
