@@ -3,7 +3,7 @@
 //! Whatever is wrong with one rank's call becomes an error on every rank, so that nobody waits for a rank that has refused. For that,
 //! nothing that may fail on one rank alone stands between the beginning of a call and its agreement: its outcome is brought along.
 
-use std::fmt::{Debug, Display};
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
@@ -63,7 +63,7 @@ pub(crate) fn hash_of(value: impl Hash) -> u64 {
 }
 
 /// Hands back what this rank has `prepared`, if every rank could prepare its own and all of them bring the same `plan`, which `quote`
-/// describes. One exchange of two words where all is well; texts travel only where it is not.
+/// puts into words. One exchange of two words where all is well; texts travel only where it is not.
 ///
 /// # Errors
 /// On a rank that could not prepare, what it failed with, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
@@ -72,7 +72,7 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(
     operation: &'static str,
     ranks: &R,
     plan: u64,
-    quote: &dyn Display,
+    quote: &dyn Fn() -> String,
     prepared: Result<T>,
 ) -> Result<T> {
     let refusal = prepared.as_ref().err().map(ToString::to_string);
@@ -90,7 +90,7 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(
         return Err(Error::InvalidArgument { operation, reason });
     }
     let Some(odd) = of_ranks.iter().position(|words| words[0] != of_ranks[0][0]) else { return prepared };
-    let quotes = gather_texts(|words| ranks.gather(words), &quote.to_string())?;
+    let quotes = gather_texts(|words| ranks.gather(words), &quote())?;
     let reason = if quotes[0] == quotes[odd] {
         format!("rank 0 and rank {odd} differ in the names, shapes or order of their tensors: both have {}", quotes[0])
     } else {
@@ -113,7 +113,7 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
     let checked = checked.and_then(|()| table.check_world_size(operation, ranks.world_size()));
     let (count, dtype, world_size) = (table.tensor_count(), table.dtype(), table.world_size());
     let plan = hash_of((table.fingerprint(), &choices));
-    let quote = format_args!("{count} tensors of {dtype} for {world_size} ranks, with {choices:?}");
+    let quote = || format!("{count} tensors of {dtype} for {world_size} ranks, with {choices:?}");
     agree(operation, ranks, plan, &quote, checked)
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 /// lacks memory. The host waits for the other ranks.
 #[cfg(feature = "cuda")]
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: &'static str, ranks: &R, prepared: Result<T>) -> Result<T> {
-    agree(operation, ranks, 0, &"", prepared)
+    agree(operation, ranks, 0, &String::new, prepared)
 }
 
 /// Every rank's text, in rank order.

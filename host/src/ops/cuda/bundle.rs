@@ -2,7 +2,8 @@
 //! the latter two.
 //!
 //! Tensors that follow each other in memory are reduced where they lie, by one collective. Others are packed by one launch, one right after
-//! the other, so that a rank whose tensors lie apart sends as many elements as one whose tensors do not. Who owns which tensor is [`plan::ownership`](crate::plan::ownership)'s business.
+//! the other, so that a rank whose tensors lie apart sends as many elements as one whose tensors do not. Who owns which
+//! tensor is [`plan::ownership`](crate::plan::ownership)'s business.
 
 use crate::comm::nccl::NcclCommunicator;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
@@ -54,7 +55,8 @@ impl Place {
 
 /// Replaces every rank's tensors by their reduction over ranks (NcclAllReduce), by one collective: over the range that they fill, if
 /// each begins where the one before it ends; otherwise over a copy, made by one launch and taken apart by another. Each rank does what
-/// its own addresses ask for. Packing is fastest where tensors have multiples of 16 bytes. A [`DeviceGradientBuffer`](crate::DeviceGradientBuffer) needs neither: see [`all_reduce`](super::all_reduce).
+/// its own addresses ask for. Packing is fastest where tensors have multiples of 16 bytes. A
+/// [`DeviceGradientBuffer`](crate::DeviceGradientBuffer) needs neither: see [`all_reduce`](super::all_reduce).
 ///
 /// # Errors
 /// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and those of

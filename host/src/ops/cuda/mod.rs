@@ -1,8 +1,8 @@
 //! What a training loop calls where its gradients are in the memory of GPUs: the operations of [`ops`](super) on device memory, over
 //! any [`DeviceCommunicator`], and ONNX Runtime's bundle operations over NCCL.
 //!
-//! Everything is asynchronous, in the queue of the buffer. What needs workspace, or an agreement of the ranks, is an object, made once and run at
-//! every step; it borrows the communicator that it was made with, and runs over no other.
+//! Everything is asynchronous, in the queue of the buffer. What needs workspace, or an agreement of the ranks, is an object,
+//! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.
 //! No operation uses another. Those of [tensor parallelism](super::tensor_parallel) serve both kinds of memory and stand there.
 
 mod adasum;

@@ -48,9 +48,10 @@ impl<'c> OrderedAllReduce<'c> {
     /// same of each. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another reduction, and for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory does not suffice for
-    /// the other ranks' parts, almost as many bytes again as the data have on the wire, or twice as many where the wire is another dtype.
-    /// Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the communicator.
+    /// [`Error::InvalidArgument`] for another reduction, and for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory
+    /// does not suffice for the other ranks' parts, almost as many bytes again as the data have on the wire, or twice as many where the
+    /// wire is another dtype. Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the
+    /// communicator.
     pub fn new(
         comm: &'c dyn DeviceCommunicator,
         queue: &Queue,
@@ -60,7 +61,8 @@ impl<'c> OrderedAllReduce<'c> {
     ) -> Result<Self> {
         let prepared = Self::prepare(comm, queue, (dtype, wire), len, op);
         let plan = hash_of((dtype, wire, len, op));
-        agree(OPERATION, comm, plan, &format_args!("the {op} of {len} elements of {dtype} sent as {wire}"), prepared)
+        let quote = || format!("the {op} of {len} elements of {dtype} sent as {wire}");
+        agree(OPERATION, comm, plan, &quote, prepared)
     }
 
     /// What this rank needs, without the others.

@@ -122,14 +122,15 @@ impl Steps {
 }
 
 impl<'c> HierarchicalAdasum<'c> {
-    /// Prepares the reduction of buffers like this one, which were made for all ranks, over these groups; every rank must call it. The host waits for the
-    /// other ranks.
+    /// Prepares the reduction of buffers like this one, which were made for all ranks, over these groups; every rank must call
+    /// it. The host waits for the other ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
     /// buffer was made for another number of ranks than there are in all, or ranks have other tensors or options;
-    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory does not suffice. Where that
-    /// is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of the communicators.
+    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory
+    /// does not suffice. Where that is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of
+    /// the communicators.
     pub fn new(
         nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
         buffer: &DeviceGradientBuffer,

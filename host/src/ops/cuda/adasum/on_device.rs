@@ -63,8 +63,8 @@ impl Steps {
 }
 
 impl<'c> Adasum<'c> {
-    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it. The host waits for the other ranks. Kernels over peers'
-    /// memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
+    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it. The host waits for
+    /// the other ranks. Kernels over peers' memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
     /// to a quarter of a second.
     ///
     /// # Errors
