@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
 use super::ReduceOp;
@@ -279,4 +280,10 @@ pub trait DeviceCommunicator {
 
     /// Waits for everything in the queue, or for the failure of a collective, whichever comes first.
     fn synchronize(&self, queue: &Queue) -> Result<()>;
+}
+
+impl fmt::Debug for dyn DeviceCommunicator + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.world_size())
+    }
 }

@@ -125,6 +125,12 @@ pub trait AddressSpace {
     fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool>;
 }
 
+impl fmt::Debug for dyn Communicator + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.world_size())
+    }
+}
+
 /// What a rank does with the windows that it is lent.
 pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 

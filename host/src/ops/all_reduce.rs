@@ -3,7 +3,8 @@
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp, reduce_windows};
 use crate::error::Result;
-use crate::ops::same_plan;
+use crate::ops::agreement::same_plan;
+use crate::ops::memory_kind;
 use crate::slice::SliceMut;
 
 /// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
@@ -13,10 +14,10 @@ use crate::slice::SliceMut;
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size, or ranks have other
-/// tensors or kinds of memory (on every rank, naming two that differ), and those of
+/// tensors, reductions or kinds of memory (on every rank, naming two that differ), and those of
 /// [`Communicator::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
 pub fn all_reduce(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<()> {
-    same_plan("all_reduce", comm, buffer.table(), buffer.is_shared())?;
+    same_plan("all_reduce", comm, buffer.table(), (op, memory_kind(buffer)), Ok(()))?;
     let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
     if let Some(ranks) = comm.address_space().filter(|_| buffer.is_shared()) {
         let mut reduce = |windows: Vec<SliceMut<'_>>| {

@@ -152,15 +152,16 @@ pub fn adasum_step(
     }
 
     let dtype = options.delta_dtype.unwrap_or(weights.dtype());
-    let mut deltas = zeros_like(weights.table(), dtype, comm.world_size())?;
-    let outcome = optimizer.deltas(gradients, weights, &mut deltas).and_then(|()| {
+    let outcome = zeros_like(weights.table(), dtype, comm.world_size()).and_then(|mut deltas| {
+        optimizer.deltas(gradients, weights, &mut deltas)?;
         // An optimizer can put another buffer in the place of the one that it was given.
-        same_tensors(OPERATION, ("weights", weights.table()), ("deltas", deltas.table()))
+        same_tensors(OPERATION, ("weights", weights.table()), ("deltas", deltas.table()))?;
+        Ok(deltas)
     });
     let failed = ranks.not_well(outcome.is_ok())?;
-    outcome?;
+    let mut deltas = outcome?;
     if !failed.is_empty() {
-        let reason = format!("the optimizer failed on the node of {}", numbers(&failed));
+        let reason = format!("the optimizer failed, or had no memory, on the node of {}", numbers(&failed));
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
 

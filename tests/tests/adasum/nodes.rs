@@ -253,6 +253,17 @@ fn what_is_refused_is_refused_on_every_rank() {
         for message in with(ReduceOp::Max, AdasumOptions::default()) {
             assert!(message.contains("max"), "{message}");
         }
+        // On one rank alone, which the others learn.
+        let others = refusals(4, |comm| {
+            let rank = comm.rank();
+            let mut buffer = case.all.buffer(rank);
+            let groups = Groups::new(comm, case.place(rank));
+            let within_node = if rank == 3 { ReduceOp::Max } else { ReduceOp::Sum };
+            hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, within_node, AdasumOptions::default()).map(drop)
+        });
+        for (rank, message) in others.into_iter().enumerate() {
+            assert!(message.contains("max") && (rank == 3 || message.contains("rank 3 refuses")), "{message}");
+        }
         // Three nodes of one rank.
         for message in refusals(3, |comm| {
             let rank = comm.rank();

@@ -2,7 +2,7 @@
 
 use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
-use gradsync::{DType, GradientBuffer};
+use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -151,12 +151,38 @@ fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
         let outcomes = on_ranks(3, |comm| {
             let planned = if comm.rank() == 1 { 4 } else { 3 };
             let mut gradients = GradientBuffer::new(DType::F32, planned, [("a", [100])]).unwrap();
-            let world = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default());
+            let world = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default()).unwrap_err();
             let algorithm = if comm.rank() == 1 { Algorithm::Tree } else { Algorithm::Gram };
             let mut gradients = GradientBuffer::new(DType::F32, 3, [("a", [100])]).unwrap();
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-            (world.is_err(), adasum_all_reduce(&comm, &mut gradients, options).is_err())
+            (world, adasum_all_reduce(&comm, &mut gradients, options).unwrap_err())
         });
-        assert_eq!(outcomes, [(true, true); 3]);
+        for (rank, (world, tree)) in outcomes.into_iter().enumerate() {
+            let is_own = matches!(tree, Error::UnsupportedWorldSize { world_size: 3, .. });
+            assert_eq!(is_own, rank == 1, "{tree}: rank {rank} has the error of another rank");
+            for (error, why) in [(world, "over 4 ranks"), (tree, "a power of two")] {
+                let text = error.to_string();
+                assert!(text.contains(why), "\"{text}\" does not say \"{why}\"");
+                assert!(rank == 1 || text.contains("rank 1 refuses"), "\"{text}\" does not name rank 1");
+            }
+        }
+    });
+}
+
+/// Gradients that all ranks reach where they lie are reduced window by window, each by its own rank: the reduction has to be compared.
+#[test]
+fn another_reduction_on_one_rank() {
+    guarded(20, || {
+        for make in [GradientBuffer::new, GradientBuffer::new_shared] {
+            let texts = on_ranks(3, |comm| {
+                let mut gradients = make(DType::F32, 3, [("a", [100])]).unwrap();
+                let op = if comm.rank() == 2 { ReduceOp::Mean } else { ReduceOp::Sum };
+                all_reduce(&comm, &mut gradients, op).map_err(|error| error.to_string())
+            });
+            for text in texts {
+                let text = text.expect_err("ranks disagree");
+                assert!(["rank 0", "rank 2", "Sum", "Mean"].iter().all(|part| text.contains(part)), "{text}");
+            }
+        }
     });
 }

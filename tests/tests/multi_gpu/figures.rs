@@ -166,7 +166,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             let make = if with_peers { Adasum::new } else { Adasum::over_transport };
             let mut adasum = make(&comm, &buffer, options).unwrap();
             assert_eq!(adasum.uses_peers(), with_peers, "GPUs of one machine reach each other");
-            let mut ours = || adasum.all_reduce(&comm, &mut buffer).unwrap();
+            let mut ours = || adasum.all_reduce(&mut buffer).unwrap();
             let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
             let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
             let by = if with_peers { "peers" } else { "NCCL" };
@@ -181,8 +181,8 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, ranks, tensors).unwrap();
         let mut other = DeviceBuffer::zeroed(queue, DType::F32, bytes / 4).unwrap();
         let mut adasum = Adasum::new(&comm, &buffer, AdasumOptions::default()).unwrap();
-        adasum.all_reduce(&comm, &mut buffer).unwrap();
-        let graph = queue.capture(|| adasum.all_reduce(&comm, &mut buffer)).unwrap();
+        adasum.all_reduce(&mut buffer).unwrap();
+        let graph = queue.capture(|| adasum.all_reduce(&mut buffer)).unwrap();
         let call = Call::without_data(Operation::Graph);
         let mut ours = || comm.run_kernels(call, queue, &mut || Ok(graph.launch()?)).unwrap();
         let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
@@ -195,7 +195,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mut data = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
         let mut other = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
         let mut ordered = OrderedAllReduce::new(&comm, queue, (DType::BF16, DType::BF16), len, ReduceOp::Sum).unwrap();
-        let mut ours = || ordered.run(&comm, data.as_mut_slice()).unwrap();
+        let mut ours = || ordered.run(data.as_mut_slice()).unwrap();
         let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
         let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
         say(report, format!("ordered all_reduce bf16 {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
@@ -205,7 +205,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mut data = DeviceGradientBuffer::new(queue, DType::BF16, ranks, [("all", [len])]).unwrap();
         let mut other = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
         let mut peers = PeerAllReduce::new(&comm, &data, ReduceOp::Sum).unwrap().expect("GPUs of one machine");
-        let mut ours = || peers.run(&comm, &mut data).unwrap();
+        let mut ours = || peers.run(&mut data).unwrap();
         let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
         let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
         say(report, format!("ordered all_reduce by peers bf16 {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);

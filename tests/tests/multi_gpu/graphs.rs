@@ -38,7 +38,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                     Some(adasum) => adasum,
                     none => none.insert(make(&comm, buffer, options)?),
                 };
-                adasum.all_reduce(&comm, buffer)
+                adasum.all_reduce(buffer)
             });
         });
     }
@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                         Some(adasum) => adasum,
                         none => none.insert(HierarchicalAdasum::new(nodes, buffer, within_node, options)?),
                     };
-                    adasum.all_reduce(nodes, buffer)
+                    adasum.all_reduce(buffer)
                 });
             });
         }
@@ -79,7 +79,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 Some(ordered) => ordered,
                 none => none.insert(OrderedAllReduce::new(&comm, queue, (dtype, dtype), len, ReduceOp::Mean)?),
             };
-            ordered.run(&comm, buffer.as_mut_slice())
+            ordered.run(buffer.as_mut_slice())
         });
     });
     if comm.world_size() > 1 && context.layout.reaches_peers() {
@@ -92,7 +92,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                         none.insert(PeerAllReduce::new(&comm, buffer, ReduceOp::Mean)?.expect("GPUs of one machine"))
                     }
                 };
-                peers.run(&comm, buffer)
+                peers.run(buffer)
             });
         });
     }

@@ -17,6 +17,7 @@ mod layout;
 mod lifecycle;
 mod mismatch;
 mod mpi;
+mod ownership;
 mod placed;
 mod report;
 mod send_recv;
@@ -76,6 +77,7 @@ const ANY: &[usize] = &[1, 2, 3, 4, 8];
 /// Any but one.
 const SEVERAL: &[usize] = &[2, 3, 4, 8];
 const MEASURES: Option<&str> = Some("it measures times, which mean something with one rank a GPU only");
+const PEERS: Option<&str> = Some("kernels that reach into the memory of peers do so inside a node");
 const ONE_RANK: Option<&str> = Some("it has one rank, which is one node");
 
 fn suites() -> Vec<Suite> {
@@ -110,6 +112,8 @@ fn suites() -> Vec<Suite> {
         Suite { seconds: 240, ..Suite::new("mismatch", SEVERAL, mismatch::run) },
         Suite::new("graphs", ANY, graphs::run),
         Suite::new("lifecycle", ANY, lifecycle::run),
+        Suite { needs_one_node: PEERS, sanitizer: true, ..Suite::new("ownership", ANY, ownership::run) },
+        Suite { needs_one_node: PEERS, in_threads: true, ..Suite::new("ownership-threads", ANY, ownership::run) },
         Suite { needs_own_gpus: MEASURES, needs_one_node: ONE_RANK, ..Suite::new("stages", &[1], stages::run) },
         Suite {
             seconds: 300,

@@ -118,7 +118,8 @@ fn graph_outlives(context: &Context, generation: u64) {
     step().unwrap();
     comm.synchronize(queue).unwrap();
     let graph = queue.capture(step).unwrap();
-    drop((adasum, gradients, loose, comm));
+    drop((adasum, gradients, loose));
+    drop(comm);
     let others = successors(queue, context.world_size);
     for _ in 0..3 {
         graph.launch().unwrap();

@@ -37,7 +37,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mut buffer = DeviceGradientBuffer::new(&context.queue, DType::F32, ranks, tensors()).unwrap();
         buffer.copy_from_host(&host).unwrap();
         let mut adasum = Adasum::new(&comm, &buffer, AdasumOptions::default()).unwrap();
-        adasum.all_reduce(&comm, &mut buffer).unwrap();
+        adasum.all_reduce(&mut buffer).unwrap();
         comm.synchronize(&context.queue).unwrap();
         let mut result = GradientBuffer::new(DType::F32, ranks, tensors()).unwrap();
         buffer.copy_to_host(&mut result).unwrap();

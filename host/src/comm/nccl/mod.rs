@@ -22,7 +22,7 @@
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
 //! let mut gradients = DeviceGradientBuffer::new(&queue, DType::BF16, comm.world_size(), tensors)?;
 //! let mut adasum = Adasum::new(&comm, &gradients, AdasumOptions::default())?;
-//! adasum.all_reduce(&comm, &mut gradients)?;
+//! adasum.all_reduce(&mut gradients)?;
 //! comm.synchronize(&queue)?;
 //! # Ok::<(), gradsync::Error>(())
 //! ```

@@ -15,14 +15,15 @@ pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
 #[cfg(feature = "cuda")]
-pub(crate) use self::nodes::{Levels, Place, check_grid, check_within};
+pub(crate) use self::nodes::{Levels, agree};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
-use crate::ops::same_plan;
+use crate::ops::agreement::same_plan;
+use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 
 const OPERATION: &str = "adasum_all_reduce";
@@ -102,8 +103,8 @@ pub fn adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
-    same_plan(OPERATION, comm, buffer.table(), (options, buffer.is_shared()))?;
-    options.algorithm.check_ranks(OPERATION, world_size)?;
+    let checked = options.algorithm.check_ranks(OPERATION, world_size);
+    same_plan(OPERATION, comm, buffer.table(), (options, memory_kind(buffer)), checked)?;
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
     let mut parts = buffer.parts_mut();
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();

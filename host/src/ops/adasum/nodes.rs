@@ -4,16 +4,18 @@
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fmt::Debug;
+use std::hash::Hash;
 use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
-use crate::buffer::{GradientBuffer, Parts};
-use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::comm::{Communicator, ReduceOp};
 use crate::error::{Error, Result};
-use crate::ops::same_hashes;
+use crate::ops::agreement::{Ranks, same_plan};
+use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
 
@@ -24,6 +26,7 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 ///
 /// They are those of [`plan::groups`](crate::plan::groups): all ranks of a data group, those of it on this rank's node, and those in
 /// this rank's place on every node. `all` has as many ranks as `node` and `across` multiplied.
+#[derive(Debug)]
 pub struct Nodes<'a, C: ?Sized> {
     /// All ranks.
     pub all: &'a C,
@@ -79,21 +82,21 @@ struct Seat {
 
 impl Place {
     /// How many words a place travels in.
-    pub(crate) const WORDS: usize = 6;
+    const WORDS: usize = 6;
 
     /// Of this rank, with the numbers among all ranks of the first in its two groups.
-    pub(crate) fn words(node: (usize, usize, u64), across: (usize, usize, u64)) -> [u64; Self::WORDS] {
+    fn words(node: (usize, usize, u64), across: (usize, usize, u64)) -> [u64; Self::WORDS] {
         [node.0 as u64, node.1 as u64, node.2, across.0 as u64, across.1 as u64, across.2]
     }
 
-    pub(crate) fn of_words(words: &[u64]) -> Self {
+    fn of_words(words: &[u64]) -> Self {
         let seat = |words: &[u64]| Seat { rank: words[0], world_size: words[1], first: words[2] };
         Place { on_node: seat(&words[..3]), across: seat(&words[3..]) }
     }
 }
 
 /// Refuses groups that do not make a grid of nodes and places, given every rank's place, in the order of `all`. The same on every rank.
-pub(crate) fn check_grid(operation: &'static str, places: &[Place]) -> Result<()> {
+fn check_grid(operation: &'static str, places: &[Place]) -> Result<()> {
     let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
     let (node_size, nodes) = (places[0].on_node.world_size, places[0].across.world_size);
     if node_size * nodes != places.len() as u64 {
@@ -125,7 +128,7 @@ pub(crate) fn check_grid(operation: &'static str, places: &[Place]) -> Result<()
 }
 
 /// Refuses reductions inside a node that are not linear.
-pub(crate) fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> {
+fn check_within(operation: &'static str, within_node: WithinNode) -> Result<()> {
     let WithinNode::Reduce(op) = within_node else { return Ok(()) };
     if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Ok(());
@@ -207,8 +210,7 @@ pub fn hierarchical_adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
-    let places = agree(nodes, buffer, within_node, options)?;
-    check_within(OPERATION, within_node)?;
+    let places = agree(OPERATION, nodes, buffer.table(), within_node, (options, memory_kind(buffer)))?;
     let bytes = buffer.as_slice().as_bytes().len();
     let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
@@ -275,25 +277,21 @@ pub fn hierarchical_adasum_all_reduce(
     Ok(report)
 }
 
-/// Compares groups, tensors and options over all ranks, and returns every rank's place.
-fn agree(
-    nodes: Nodes<'_, dyn Communicator + '_>,
-    buffer: &GradientBuffer,
+/// Compares groups, tensors and choices over all ranks, and returns every rank's place.
+pub(crate) fn agree<C: Ranks + ?Sized>(
+    operation: &'static str,
+    nodes: Nodes<'_, C>,
+    table: &TensorTable,
     within_node: WithinNode,
-    options: AdasumOptions,
+    choices: impl Hash + Debug,
 ) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
-    let mut hasher = DefaultHasher::new();
-    (buffer.table().fingerprint(), within_node, options, buffer.is_shared()).hash(&mut hasher);
-    let first = |group: &dyn Communicator| Ok::<_, Error>(gather_words(group, &[all.rank() as u64])?[0]);
+    let first = |group: &C| Ok::<_, Error>(group.gather(&[all.rank() as u64])?[0]);
     let node = (node.rank(), node.world_size(), first(node)?);
     let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
-    let words = gather_words(all, &[&place[..], &[hasher.finish()]].concat())?;
-    let of_ranks: Vec<&[u64]> = words.chunks_exact(Place::WORDS + 1).collect();
-    let places: Vec<Place> = of_ranks.iter().map(|words| Place::of_words(words)).collect();
-    check_grid(OPERATION, &places)?;
-    same_hashes(OPERATION, &of_ranks.iter().map(|words| words[Place::WORDS]).collect::<Vec<_>>())?;
-    buffer.table().check_world_size(OPERATION, all.world_size())?;
+    let places: Vec<Place> = all.gather(&place)?.chunks_exact(Place::WORDS).map(Place::of_words).collect();
+    check_grid(operation, &places)?;
+    same_plan(operation, all, table, (within_node, choices), check_within(operation, within_node))?;
     Ok(places)
 }
 

@@ -1,7 +1,8 @@
 //! What a training loop calls where its gradients are in the memory of GPUs: the operations of [`ops`](super) on device memory, over
 //! any [`DeviceCommunicator`], and ONNX Runtime's bundle operations over NCCL.
 //!
-//! Everything is asynchronous, in the queue of the buffer. What needs workspace is an object, made once and run at every step.
+//! Everything is asynchronous, in the queue of the buffer. What needs workspace, or an agreement of the ranks, is an object,
+//! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.
 //! No operation uses another. Those of [tensor parallelism](super::tensor_parallel) serve both kinds of memory and stand there.
 
 mod adasum;
@@ -20,27 +21,7 @@ pub use bundle::{
 pub use ordered::{OrderedAllReduce, PeerAllReduce};
 pub use zero::ZeroPartition;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
-use crate::buffer::TensorTable;
-use crate::comm::DeviceCommunicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::Result;
-
-/// Refuses ranks whose buffers hold other tensors, or that made other choices, and a buffer shared out over another number of ranks
-/// than there are. The host waits for the other ranks.
-fn same_plan(
-    operation: &'static str,
-    comm: &dyn DeviceCommunicator,
-    table: &TensorTable,
-    choices: impl Hash,
-) -> Result<()> {
-    let mut hasher = DefaultHasher::new();
-    (table.fingerprint(), choices).hash(&mut hasher);
-    let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
-    comm.agree_on(operation, what, hasher.finish())?;
-    table.check_world_size(operation, comm.world_size())
-}
 
 /// Memory to write, from a view of it.
 ///

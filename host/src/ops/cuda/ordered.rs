@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::in_place;
 use super::peers::Connection;
-use super::{in_place, same_plan};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::{Layers, PeerKernel, cast};
 use crate::kernels::same_len;
+use crate::ops::agreement::{agree, hash_of, same_plan};
 
 const OPERATION: &str = "ordered all_reduce";
 
@@ -26,7 +27,8 @@ const OPERATION: &str = "ordered all_reduce";
 /// dtype on the wire. It does not depend on the length, on how tensors were put into buckets, on the machine or on its load. With a
 /// wire narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
 #[derive(Debug)]
-pub struct OrderedAllReduce {
+pub struct OrderedAllReduce<'c> {
+    comm: &'c dyn DeviceCommunicator,
     dtype: DType,
     wire: DType,
     len: usize,
@@ -42,14 +44,31 @@ pub struct OrderedAllReduce {
     narrow: Option<DeviceBuffer>,
 }
 
-impl OrderedAllReduce {
-    /// Prepares all-reduces of `len` elements of `dtype`, which travel as `wire`; `op` is `Sum` or `Mean`. Equal on all ranks.
+impl<'c> OrderedAllReduce<'c> {
+    /// Prepares all-reduces of `len` elements of `dtype`, which travel as `wire`; `op` is `Sum` or `Mean`. Every rank must call it, with the
+    /// same of each. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another reduction; [`Error::Cuda`], code 2 when memory does not suffice for the other ranks' parts, almost
-    /// as many bytes again as the data have on the wire, or twice as many where the wire is another dtype.
+    /// [`Error::InvalidArgument`] for another reduction, and for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory
+    /// does not suffice for the other ranks' parts, almost as many bytes again as the data have on the wire, or twice as many where the
+    /// wire is another dtype. Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the
+    /// communicator.
     pub fn new(
-        comm: &dyn DeviceCommunicator,
+        comm: &'c dyn DeviceCommunicator,
+        queue: &Queue,
+        (dtype, wire): (DType, DType),
+        len: usize,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        let prepared = Self::prepare(comm, queue, (dtype, wire), len, op);
+        let plan = hash_of((dtype, wire, len, op));
+        let quote = || format!("the {op} of {len} elements of {dtype} sent as {wire}");
+        agree(OPERATION, comm, plan, &quote, prepared)
+    }
+
+    /// What this rank needs, without the others.
+    fn prepare(
+        comm: &'c dyn DeviceCommunicator,
         queue: &Queue,
         (dtype, wire): (DType, DType),
         len: usize,
@@ -67,6 +86,7 @@ impl OrderedAllReduce {
             cancelled: vec![false],
         })?;
         Ok(Self {
+            comm,
             dtype,
             wire,
             len,
@@ -93,7 +113,7 @@ impl OrderedAllReduce {
     ///
     /// # Errors
     /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; those of the communicator.
-    pub fn run(&mut self, comm: &dyn DeviceCommunicator, mut data: DeviceSliceMut<'_>) -> Result<()> {
+    pub fn run(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let view = data.as_slice();
         same_len(OPERATION, ("data", view.len()), ("what was prepared for", self.len))?;
         if view.dtype() != self.dtype {
@@ -101,17 +121,18 @@ impl OrderedAllReduce {
             return Err(Error::DTypeMismatch { operation: OPERATION, what, left: view.dtype(), right: self.dtype });
         }
         let Some(mut narrow) = self.narrow.take() else {
-            return self.reduce(comm, data);
+            return self.reduce(data);
         };
         let outcome = cast(narrow.as_mut_slice(), view)
-            .and_then(|()| self.reduce(comm, narrow.as_mut_slice()))
+            .and_then(|()| self.reduce(narrow.as_mut_slice()))
             .and_then(|()| cast(data.reborrow(), narrow.as_slice()));
         self.narrow = Some(narrow);
         outcome
     }
 
     /// The reduction in the dtype of the wire.
-    fn reduce(&mut self, comm: &dyn DeviceCommunicator, mut data: DeviceSliceMut<'_>) -> Result<()> {
+    fn reduce(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let comm = self.comm;
         let (rank, world_size, own_len) = (comm.rank(), comm.world_size(), self.own.len());
         let view = data.as_slice();
         let peers = || (0..world_size).filter(|&peer| peer != rank);
@@ -143,40 +164,40 @@ impl OrderedAllReduce {
 
 /// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
 /// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
-/// ranks on one machine. The memory stays occupied until every rank has dropped its own, as for [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
+/// ranks on one machine. The memory stays occupied until every rank has dropped its own, as for
+/// [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
-pub struct PeerAllReduce {
+pub struct PeerAllReduce<'c> {
+    comm: &'c dyn DeviceCommunicator,
     connection: Arc<Connection>,
     op: ReduceOp,
-    world_size: usize,
 }
 
-impl PeerAllReduce {
+impl<'c> PeerAllReduce<'c> {
     /// Maps the buffers of all ranks; every rank must call it, with equal tensors, and keep the buffer while it uses this. `None`, on
     /// every rank, where kernels do not reach all buffers. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a reduction other than `Sum` and `Mean`, a buffer made for another world size, or ranks with
-    /// other tensors or reductions; [`Error::Cuda`]; those of the communicator.
-    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
-        check_op(op)?;
-        same_plan(OPERATION, comm, buffer.table(), op)?;
-        let connected = Connection::new(comm, buffer, PeerKernel::Reduce, 0, || Ok(()))?;
-        Ok(connected.map(|(connection, ())| Self { connection, op, world_size: comm.world_size() }))
+    /// [`Error::InvalidArgument`] on every rank for a reduction other than `Sum` and `Mean` or a buffer made for another world size,
+    /// whichever rank it is that has it, and for ranks with other tensors or reductions; [`Error::Cuda`]; those of the communicator.
+    pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
+        same_plan(OPERATION, comm, buffer.table(), op, check_op(op))?;
+        let connected = Connection::new(OPERATION, comm, buffer, (PeerKernel::Reduce, 0), || Ok(()))?;
+        Ok(connected.map(|(connection, ())| Self { comm, connection, op }))
     }
 
     /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
-    pub fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn run(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
         self.connection.keep_for_recording(buffer.queue())?;
         let dtype = buffer.table().dtype();
         let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
-        let factor = factor(self.op, self.world_size);
+        let factor = factor(self.op, self.comm.world_size());
         let group = &self.connection.group;
-        comm.run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
+        self.comm.run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
     }
 }
 

@@ -8,8 +8,9 @@ use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
 use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
 use crate::dtype::DType;
-use crate::error::{CommError, Error, Operation, Result};
+use crate::error::{Error, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+use crate::ops::agreement::all_prepared;
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
@@ -43,10 +44,10 @@ impl Connection {
     /// reached. The kernels hand out sums of `layers` layers; they are loaded here. What `prepare` makes of this rank comes along; where it
     /// fails on one rank, all ranks get an error.
     pub(super) fn new<T>(
+        operation: &'static str,
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
-        kernel: PeerKernel,
-        layers: usize,
+        (kernel, layers): (PeerKernel, usize),
         prepare: impl FnOnce() -> Result<T>,
     ) -> Result<Option<(Arc<Self>, T)>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
@@ -65,7 +66,7 @@ impl Connection {
             queue.synchronize()?;
             Ok(Prepared { flags, mailbox, received, rest })
         })();
-        let Prepared { flags, mailbox, received, rest } = all_succeed(comm, prepared)?;
+        let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
         let Some(shared) = comm.share(flags.as_slice())? else { return Ok(None) };
         let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
@@ -103,7 +104,7 @@ impl Connection {
             unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses, claim) }
         });
         // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far.
-        let group = all_succeed(comm, group)?;
+        let group = all_prepared(operation, comm, group)?;
         let arena = buffer.memory().clone();
         Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
     }
@@ -120,19 +121,5 @@ impl Connection {
         }
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
-    }
-}
-
-/// What every rank has got, or an error on all of them: this rank's own, or one that names the first rank which failed.
-fn all_succeed<T>(comm: &dyn DeviceCommunicator, outcome: Result<T>) -> Result<T> {
-    let failed = comm.gather_words(&[u64::from(outcome.is_err())]);
-    let own = outcome?;
-    match failed?.iter().position(|&failed| failed != 0) {
-        None => Ok(own),
-        Some(rank) => {
-            let reason =
-                "it cannot have its memory reached by the kernels of the others; its own error says why".into();
-            Err(CommError::Transport { operation: Operation::SetUp, rank, reason }.into())
-        }
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
 
-use super::same_plan;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp};
 use crate::error::{Error, Result};
+use crate::ops::agreement::same_plan;
 use crate::plan::zero::{View, partition, views_of};
 
 const OPERATION: &str = "ZeRO partition";
@@ -15,27 +15,27 @@ const OPERATION: &str = "ZeRO partition";
 ///
 /// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
 #[derive(Debug)]
-pub struct ZeroPartition {
+pub struct ZeroPartition<'c> {
+    comm: &'c dyn DeviceCommunicator,
     fingerprint: u64,
     views: Vec<View>,
-    rank: usize,
 }
 
-impl ZeroPartition {
+impl<'c> ZeroPartition<'c> {
     /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors; those of the communicator.
-    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Self> {
+    pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Self> {
         let table = buffer.table();
-        same_plan(OPERATION, comm, table, ())?;
+        same_plan(OPERATION, comm, table, "no options", Ok(()))?;
         let views = partition(table.segments(), table.shard_len(), table.world_size())?;
-        Ok(Self { fingerprint: table.fingerprint(), views, rank: comm.rank() })
+        Ok(Self { comm, fingerprint: table.fingerprint(), views })
     }
 
     /// The parts of tensors that this rank updates, in order.
     pub fn views(&self) -> &[View] {
-        views_of(&self.views, self.rank)
+        views_of(&self.views, self.comm.rank())
     }
 
     /// The parts of all tensors, in order, with their ranks.
@@ -47,23 +47,18 @@ impl ZeroPartition {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::reduce_scatter_in_place`].
-    pub fn reduce_scatter(
-        &self,
-        comm: &dyn DeviceCommunicator,
-        gradients: &mut DeviceGradientBuffer,
-        op: ReduceOp,
-    ) -> Result<()> {
+    pub fn reduce_scatter(&self, gradients: &mut DeviceGradientBuffer, op: ReduceOp) -> Result<()> {
         self.check(gradients)?;
-        comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
+        self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
     }
 
     /// Fills every rank's parameters with the shards that their owners have updated.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::all_gather_in_place`].
-    pub fn all_gather(&self, comm: &dyn DeviceCommunicator, parameters: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_gather(&self, parameters: &mut DeviceGradientBuffer) -> Result<()> {
         self.check(parameters)?;
-        comm.all_gather_in_place(parameters.as_mut_slice())
+        self.comm.all_gather_in_place(parameters.as_mut_slice())
     }
 
     fn check(&self, buffer: &DeviceGradientBuffer) -> Result<()> {

@@ -30,12 +30,12 @@ impl Way {
         if world_size > 1 { &[Way::Best, Way::Transport] } else { &[Way::Best] }
     }
 
-    pub(super) fn prepare(
+    pub(super) fn prepare<'c>(
         self,
-        comm: &dyn DeviceCommunicator,
+        comm: &'c dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
-    ) -> Result<Adasum> {
+    ) -> Result<Adasum<'c>> {
         match self {
             Way::Best => Adasum::new(comm, buffer, options),
             Way::Transport => Adasum::over_transport(comm, buffer, options),
@@ -86,7 +86,7 @@ impl Runner<'_> {
         let mut adasum = self.way.prepare(self.comm, &buffer, case.options()).unwrap();
         let mut once = || {
             buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
-            adasum.all_reduce(self.comm, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             let arena = self.bits(case, &buffer);
             let report = adasum.report().unwrap();
             Outcome {

@@ -61,7 +61,7 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     buffer.copy_from_host(&host).unwrap();
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
     let mut adasum = way.prepare(comm, &buffer, options).unwrap();
-    adasum.all_reduce(comm, &mut buffer).unwrap();
+    adasum.all_reduce(&mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
     buffer.copy_to_host(&mut host).unwrap();
     let report = adasum.report().unwrap();
@@ -121,7 +121,7 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
     }
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
     let mut adasum = way.prepare(comm, &buffer, options).unwrap();
-    adasum.all_reduce(comm, &mut buffer).unwrap();
+    adasum.all_reduce(&mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
 
     let mut got = vec![0f32; PIECE];

@@ -107,7 +107,7 @@ fn sums(runner: &Runner<'_>, case: &Case) {
     let mut buffer = runner.buffer(case);
     let mut peers =
         PeerAllReduce::new(runner.comm, &buffer, ReduceOp::Sum).unwrap().expect("kernels reach all buffers");
-    peers.run(runner.comm, &mut buffer).unwrap();
+    peers.run(&mut buffer).unwrap();
     let got = layers(case, &runner.bits(case, &buffer), &what);
     let inputs: Vec<Vec<f64>> = case.inputs.iter().map(|layers| layers.concat()).collect();
     let sum = |index: usize| case.format.round(inputs.iter().fold(0.0, |sum, input| sum + input[index]));

@@ -46,8 +46,8 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         let mut for_first = runner.way.prepare(comm, &first, case.options()).unwrap();
         // Where peers reach into it, a buffer needs an object of its own; elsewhere one workspace serves both.
         let mut for_second = for_first.uses_peers().then(|| runner.way.prepare(comm, &second, case.options()).unwrap());
-        let step = |adasum: &mut Adasum, buffer: &mut DeviceGradientBuffer| {
-            adasum.all_reduce(comm, buffer).unwrap();
+        let step = |adasum: &mut Adasum<'_>, buffer: &mut DeviceGradientBuffer| {
+            adasum.all_reduce(buffer).unwrap();
             if is_waited_for {
                 comm.synchronize(runner.queue).unwrap();
             }
@@ -80,7 +80,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         let mut adasum = runner.way.prepare(comm, &buffer, case(23).options()).unwrap();
         let expected = inputs.each_ref().map(|input| {
             cast(buffer.as_mut_slice(), input.as_slice()).unwrap();
-            adasum.all_reduce(comm, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             runner.bits(&case(23), &buffer)
         });
         let len = buffer.as_slice().len();
@@ -88,7 +88,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
             (0..RUNS).map(|_| DeviceBuffer::zeroed(runner.queue, buffer.as_slice().dtype(), len).unwrap()).collect();
         for (run, result) in results.iter_mut().enumerate() {
             cast(buffer.as_mut_slice(), inputs[run % 2].as_slice()).unwrap();
-            adasum.all_reduce(comm, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             cast(result.as_mut_slice(), buffer.as_slice()).unwrap();
         }
         let is_wrong = |run: &usize| {

@@ -120,7 +120,7 @@ fn zero(world: &World<'_>) {
 
         let mut reduced = host(size, Format::F32, &gradients[rank]);
         let mut buffer = device(world, &reduced);
-        partition.reduce_scatter(world.comm, &mut buffer, ReduceOp::Sum).unwrap();
+        partition.reduce_scatter(&mut buffer, ReduceOp::Sum).unwrap();
         world.comm.synchronize(&world.context.queue).unwrap();
         buffer.copy_to_host(&mut reduced).unwrap();
         let reduced = reduced.as_slice().typed::<f32>().unwrap();
@@ -131,7 +131,7 @@ fn zero(world: &World<'_>) {
             }
         }
         on_device.copy_from_host(&parameters).unwrap();
-        partition.all_gather(world.comm, &mut on_device).unwrap();
+        partition.all_gather(&mut on_device).unwrap();
         world.comm.synchronize(&world.context.queue).unwrap();
         on_device.copy_to_host(&mut parameters).unwrap();
 

@@ -1,6 +1,7 @@
 //! Operations on many tensors: ONNX Runtime's bundles, gradient buffers, ZeRO, and the all-reduce whose order is fixed.
 
 mod buffers;
+mod disagreements;
 mod ordered;
 mod owned;
 mod peers;
@@ -26,6 +27,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     buffers::run(&world, report);
     ordered::run(&world, report);
     peers::run(&world, report);
+    disagreements::run(&world, report);
 }
 
 struct World<'c> {

@@ -88,7 +88,7 @@ fn buckets(world: &World<'_>, data: Format, wire: Format, op: ReduceOp) {
             for &end in &ends {
                 let (mut bucket, others) = rest.split_at_mut(end - start);
                 let mut ordered = OrderedAllReduce::new(comm, queue, dtypes, end - start, op).unwrap();
-                ordered.run(comm, bucket.reborrow()).unwrap();
+                ordered.run(bucket.reborrow()).unwrap();
                 rest = others;
                 start = end;
             }
@@ -114,7 +114,7 @@ fn again(world: &World<'_>) {
     let place = |index: usize| Placed::new(queue, &Array::new(formats.0, &step(index)[world.rank()]), index % 2);
     let mut steps: Vec<Placed> = (0..10).map(place).collect();
     for data in &mut steps {
-        ordered.run(comm, data.slice_mut()).unwrap();
+        ordered.run(data.slice_mut()).unwrap();
     }
     let mut checks = Checks::new(comm);
     for (index, data) in steps.iter().enumerate() {
@@ -138,16 +138,16 @@ fn refused(world: &World<'_>) {
     }
     let mut ordered = OrderedAllReduce::new(comm, queue, (f32, f32), 33, ReduceOp::Sum).unwrap();
     let mut short = Placed::unwritten(queue, Format::F32, 32, 0);
-    let outcome = ordered.run(comm, short.slice_mut());
+    let outcome = ordered.run(short.slice_mut());
     assert!(matches!(outcome, Err(Error::LengthMismatch { left: 32, right: 33, .. })), "{outcome:?}");
     let mut half = Placed::unwritten(queue, Format::F16, 33, 0);
-    let outcome = ordered.run(comm, half.slice_mut());
+    let outcome = ordered.run(half.slice_mut());
     assert!(matches!(outcome, Err(Error::DTypeMismatch { .. })), "{outcome:?}");
 
     let formats = (Format::F32, Format::F32);
     let inputs = inputs(world, formats, 33);
     let mut data = Placed::new(queue, &Array::new(Format::F32, &inputs[world.rank()]), 0);
-    ordered.run(comm, data.slice_mut()).unwrap();
+    ordered.run(data.slice_mut()).unwrap();
     comm.synchronize(queue).unwrap();
     let mut checks = Checks::new(comm);
     let expected = oracle(formats, ReduceOp::Sum, &inputs).patterns();

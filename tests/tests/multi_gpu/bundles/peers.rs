@@ -51,13 +51,13 @@ fn tensors_of(host: &GradientBuffer) -> Vec<u64> {
 }
 
 /// A buffer on the device, and how it is reduced; `None` in a world of one.
-fn connect(
-    world: &World<'_>,
+fn connect<'c>(
+    world: &World<'c>,
     queue: &Queue,
     host: &GradientBuffer,
     lens: &[usize],
     op: ReduceOp,
-) -> (DeviceGradientBuffer, Option<PeerAllReduce>) {
+) -> (DeviceGradientBuffer, Option<PeerAllReduce<'c>>) {
     let mut buffer = DeviceGradientBuffer::new(queue, host.dtype(), world.size(), tensors(lens)).unwrap();
     buffer.copy_from_host(host).unwrap();
     let peers = PeerAllReduce::new(world.comm, &buffer, op).unwrap();
@@ -74,7 +74,7 @@ fn shapes(world: &World<'_>, format: Format, op: ReduceOp) {
         let mut host = host(world, format, lens, &ranks);
         let (mut buffer, peers) = connect(world, queue, &host, lens, op);
         let Some(mut peers) = peers else { continue };
-        peers.run(world.comm, &mut buffer).unwrap();
+        peers.run(&mut buffer).unwrap();
         world.comm.synchronize(queue).unwrap();
         buffer.copy_to_host(&mut host).unwrap();
         let expected = oracle((format, format), op, &ranks).patterns();
@@ -91,7 +91,7 @@ fn again(world: &World<'_>) {
     let (mut buffer, peers) = connect(world, queue, &host, &lens, ReduceOp::Sum);
     let Some(mut peers) = peers else { return };
     for _ in 0..10 {
-        peers.run(world.comm, &mut buffer).unwrap();
+        peers.run(&mut buffer).unwrap();
     }
     world.comm.synchronize(queue).unwrap();
     buffer.copy_to_host(&mut host).unwrap();
@@ -113,7 +113,7 @@ fn two_queues(world: &World<'_>) {
     for _ in 0..20 {
         for (buffer, peers) in &mut pairs {
             let Some(peers) = peers else { return };
-            peers.run(world.comm, buffer).unwrap();
+            peers.run(buffer).unwrap();
         }
     }
     let mean = (world.size() - 1) as f64 / 2.0;
@@ -143,9 +143,9 @@ fn refused(world: &World<'_>) {
         assert!(matches!(outcome, Err(Error::InvalidArgument { .. })), "{outcome:?}");
     }
     let mut other = DeviceGradientBuffer::new(queue, dtype(Format::F32), world.size(), tensors(&lens)).unwrap();
-    let outcome = peers.run(world.comm, &mut other);
+    let outcome = peers.run(&mut other);
     assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped")), "{outcome:?}");
     // Nothing was communicated, and the object still works.
-    peers.run(world.comm, &mut buffer).unwrap();
+    peers.run(&mut buffer).unwrap();
     world.comm.synchronize(queue).unwrap();
 }

@@ -23,6 +23,7 @@ pub(super) fn run(world: &World<'_>, report: &mut Report) {
     for format in Format::ALL {
         report.case(&format!("all_reduce of tensors in a row {}", format.name()), || in_a_row(world, format));
         report.case(&format!("all_reduce of scattered tensors {}", format.name()), || scattered(world, format));
+        report.case(&format!("all_reduce where ranks' memory differs {}", format.name()), || apart_here(world, format));
         report.case(&format!("all_gather of tensors {}", format.name()), || all_gather(world, format));
         report.case(&format!("reduce_scatter of tensors {}", format.name()), || reduce_scatter(world, format));
     }
@@ -91,6 +92,45 @@ fn scattered(world: &World<'_>, format: Format) {
                 let what = format!("tensor {index} of {lens:?}, {op}, {scaling:?}");
                 checks.same(what, tensor.read(world.comm), &expected);
             }
+        }
+    }
+    checks.finish();
+}
+
+/// Tensors that follow each other on some ranks and lie apart on others, wholly or in part: every rank sends as many elements.
+fn apart_here(world: &World<'_>, format: Format) {
+    /// How many tensors follow each other before a gap.
+    const WHOLE: usize = usize::MAX;
+    let (rank, last) = (world.rank(), world.size() - 1);
+    // Of rank 0, of the last, and of those between.
+    let runs = [(WHOLE, 1, 1), (1, WHOLE, WHOLE), (WHOLE, 2, 1), (2, 3, WHOLE), (1, 2, 3)];
+    let mut checks = Checks::new(world.comm);
+    for lens in [&UPSTREAM[..], &WITH_EMPTY, &[7], &[0, 5], &[0, 0, 0]] {
+        let ranks = world.tensors(format, lens, 6);
+        for (of_first, of_last, of_others) in runs {
+            let run = match rank {
+                0 => of_first,
+                _ if rank == last => of_last,
+                _ => of_others,
+            };
+            // Each run of tensors in memory of its own.
+            let pieces = ranks[rank].chunks(run.min(lens.len())).map(|tensors| Array::new(format, &tensors.concat()));
+            let mut placed: Vec<Placed> = pieces.map(|piece| Placed::new(&world.context.queue, &piece, 1)).collect();
+            let mut tensors: Vec<DeviceSliceMut<'_>> = Vec::new();
+            for (piece, lens) in placed.iter_mut().zip(lens.chunks(run.min(lens.len()))) {
+                let mut rest = piece.slice_mut();
+                for &len in lens {
+                    let (tensor, others) = rest.split_at_mut(len);
+                    tensors.push(tensor);
+                    rest = others;
+                }
+            }
+            nccl_all_reduce(world.comm, &mut tensors, ReduceOp::Sum, Scaling::NONE).unwrap();
+            let got: Vec<u64> = placed.iter().flat_map(|piece| piece.read(world.comm).patterns()).collect();
+            let inputs: Vec<Vec<f64>> = ranks.iter().map(|tensors| tensors.concat()).collect();
+            let expected = reduced(ReduceOp::Sum, format, Scaling::NONE, &inputs);
+            let what = format!("runs of {of_first}, {of_last} and {of_others} tensors of {lens:?}");
+            checks.same(what, Array::from_patterns(format, got.into_iter()), &expected);
         }
     }
     checks.finish();

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Departure, DeviceCommunicator};
+use gradsync::driver::Queue;
 use gradsync::{CommError, Error};
 
-use super::LIMIT;
-use super::work::Work;
+use super::{Fault, LIMIT};
 
 /// What a rank does in place of its part of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +51,19 @@ impl Act {
 
     /// Does it on a thread of its own, which alone panics where that is what it does. Comes back only in a process that
     /// goes on.
-    pub(super) fn perform(self, comm: NcclCommunicator, work: Work) {
-        let outcome = thread::scope(|scope| scope.spawn(move || self.run(comm, work)).join());
+    pub(super) fn perform(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
+        let queue = queue.clone();
+        let outcome = thread::scope(|scope| scope.spawn(move || Self::run(fault, &queue, comm)).join());
         match outcome {
-            Err(panic) if self != Act::Panic => resume_unwind(panic),
-            outcome => assert_eq!(outcome.is_err(), self == Act::Panic),
+            Err(panic) if fault.act != Act::Panic => resume_unwind(panic),
+            outcome => assert_eq!(outcome.is_err(), fault.act == Act::Panic),
         }
     }
 
-    fn run(self, comm: NcclCommunicator, mut work: Work) {
+    fn run(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
+        let mut work = fault.ready(queue, &comm);
         thread::sleep(LEAD);
-        match self {
+        match fault.act {
             Act::Exit => {
                 flush();
                 std::process::exit(7);
@@ -74,12 +76,15 @@ impl Act {
                 let failure = comm.failure().expect("the others have given up on this rank");
                 let is_named = matches!(&failure, Error::Comm(error) if error.blamed() == [own]);
                 assert!(is_named, "{failure}");
-                assert!(work.put(&comm).is_err(), "a communicator that failed was usable again");
-                assert!(comm.synchronize(work.queue()).is_err(), "a communicator that failed was usable again");
+                assert!(work.put().is_err(), "a communicator that failed was usable again");
+                assert!(comm.synchronize(queue).is_err(), "a communicator that failed was usable again");
             }
             // The communicator goes as the stack unwinds.
             Act::Panic => panic!("on purpose"),
-            Act::Leave => drop(comm),
+            Act::Leave => {
+                drop(work);
+                drop(comm);
+            }
         }
     }
 }

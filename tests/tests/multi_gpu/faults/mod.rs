@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use gradsync::CommError;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::driver::Queue;
 
 use crate::context::Context;
 use crate::report::Report;
@@ -48,6 +49,15 @@ impl Fault {
 
     fn options(self, context: &Context) -> NcclOptions {
         NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..context.options() }
+    }
+
+    /// What the ranks do together, done once before it happens unless ranks are not to have connected.
+    fn ready<'c>(self, queue: &Queue, comm: &'c NcclCommunicator) -> Work<'c> {
+        let mut work = Work::new(queue, comm, self.work);
+        if !self.is_cold {
+            work.run().unwrap();
+        }
+        work
     }
 
     /// Whether a failure is what becomes of this.
@@ -99,13 +109,13 @@ fn run(context: &Context, report: &mut Report, fault: Fault) {
         familiarize(context, fault, 0);
         ready = Some(connect(context, fault, 1));
     });
-    let Some((comm, work)) = ready else { return };
+    let Some(comm) = ready else { return };
     let is_lost = context.rank == fault.rank;
     report.case("fault", || {
         if is_lost {
-            fault.act.perform(comm, work);
+            Act::perform(fault, &context.queue, comm);
         } else {
-            survivor::endure(fault, comm, work);
+            survivor::endure(fault, &context.queue, comm);
         }
     });
     report.case("rebuild", || {
@@ -119,16 +129,12 @@ fn run(context: &Context, report: &mut Report, fault: Fault) {
 /// for neither.
 fn familiarize(context: &Context, fault: Fault, generation: u64) {
     let comm = context.communicator(generation, &context.options());
-    Work::new(&context.queue, &comm, fault.work).run(&comm).unwrap();
+    Work::new(&context.queue, &comm, fault.work).run().unwrap();
 }
 
-/// The communicator to which it happens, and what the ranks do with it.
-fn connect(context: &Context, fault: Fault, generation: u64) -> (NcclCommunicator, Work) {
+/// The communicator to which it happens.
+fn connect(context: &Context, fault: Fault, generation: u64) -> NcclCommunicator {
     let comm = context.communicator(generation, &fault.options(context));
-    let mut work = Work::new(&context.queue, &comm, fault.work);
-    if !fault.is_cold {
-        work.run(&comm).unwrap();
-    }
     assert!(comm.failure().is_none(), "a communicator that works has a failure");
-    (comm, work)
+    comm
 }

@@ -7,7 +7,6 @@ use gradsync::comm::{DeviceCommunicator, Operation, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, Error};
 
-use super::work::Work;
 use super::{Fault, LIMIT, SLACK};
 use crate::adasum;
 use crate::context::Context;
@@ -18,14 +17,15 @@ const DRAIN: Duration = Duration::from_secs(5);
 const END: Duration = Duration::from_secs(12);
 
 /// An operation that one rank never comes to.
-pub(super) fn endure(fault: Fault, comm: NcclCommunicator, mut work: Work) {
+pub(super) fn endure(fault: Fault, queue: &Queue, comm: NcclCommunicator) {
+    let mut work = fault.ready(queue, &comm);
     let own = Some(work.operation());
     let begun = Instant::now();
-    let queued = work.put(&comm);
+    let queued = work.put();
     if !fault.is_cold {
         assert!(queued.is_ok(), "the rank is still there, and nobody has to wait for it: {queued:?}");
     }
-    let error = queued.and_then(|()| comm.synchronize(work.queue())).expect_err("a rank is missing");
+    let error = queued.and_then(|()| comm.synchronize(queue)).expect_err("a rank is missing");
     let took = begun.elapsed();
     let error = checked(fault, error);
     assert!(took <= LIMIT + SLACK, "{error}: only after {took:?}");
@@ -36,13 +36,14 @@ pub(super) fn endure(fault: Fault, comm: NcclCommunicator, mut work: Work) {
     assert_eq!(operation(&error), own, "{error}: not this rank's operation");
 
     let begun = Instant::now();
-    let again = checked(fault, work.put(&comm).expect_err("it has failed"));
+    let again = checked(fault, work.put().expect_err("it has failed"));
     assert_eq!(operation(&again), own, "{again}: not this rank's operation");
-    checked(fault, comm.synchronize(work.queue()).expect_err("it has failed"));
+    checked(fault, comm.synchronize(queue).expect_err("it has failed"));
     checked(fault, comm.failure().expect("it has failed"));
     assert!(begun.elapsed() < SLACK, "calls after a failure waited for {:?}", begun.elapsed());
 
-    drain(work.queue());
+    drain(queue);
+    drop(work);
     let begun = Instant::now();
     drop(comm);
     assert!(begun.elapsed() < END, "the end of the communicator took {:?}", begun.elapsed());

@@ -16,11 +16,11 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     for (index, (name, act)) in [("returns early", Act::Leave), ("panics", Act::Panic)].into_iter().enumerate() {
         report.case(name, || {
             let (fault, generation) = (Fault::new(act), 2 + 2 * index as u64);
-            let (comm, work) = connect(context, fault, generation);
+            let comm = connect(context, fault, generation);
             if context.rank == fault.rank {
-                act.perform(comm, work);
+                Act::perform(fault, &context.queue, comm);
             } else {
-                survivor::endure(fault, comm, work);
+                survivor::endure(fault, &context.queue, comm);
                 survivor::rebuild(context, fault.rank, generation + 1);
             }
             referee.all_gather(&[], 2 * DEADLINE).unwrap();

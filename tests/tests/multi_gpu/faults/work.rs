@@ -19,19 +19,21 @@ pub(super) enum Kind {
     Adasum,
 }
 
-/// An operation with its operands.
-pub(super) struct Work {
+/// An operation with its communicator and its operands.
+pub(super) struct Work<'c> {
     queue: Queue,
-    operands: Operands,
+    comm: &'c NcclCommunicator,
+    operands: Operands<'c>,
 }
 
-enum Operands {
+enum Operands<'c> {
     AllReduce(DeviceBuffer),
-    Adasum(Box<(Adasum, DeviceGradientBuffer)>),
+    Adasum(Box<(Adasum<'c>, DeviceGradientBuffer)>),
 }
 
-impl Work {
-    pub(super) fn new(queue: &Queue, comm: &NcclCommunicator, kind: Kind) -> Self {
+impl<'c> Work<'c> {
+    /// Every rank must call it.
+    pub(super) fn new(queue: &Queue, comm: &'c NcclCommunicator, kind: Kind) -> Self {
         let operands = match kind {
             Kind::AllReduce => Operands::AllReduce(DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap()),
             Kind::Adasum => {
@@ -42,11 +44,7 @@ impl Work {
                 Operands::Adasum(Box::new((adasum, buffer)))
             }
         };
-        Work { queue: queue.clone(), operands }
-    }
-
-    pub(super) fn queue(&self) -> &Queue {
-        &self.queue
+        Work { queue: queue.clone(), comm, operands }
     }
 
     /// As errors have it.
@@ -58,19 +56,19 @@ impl Work {
     }
 
     /// Puts it into the queue.
-    pub(super) fn put(&mut self, comm: &NcclCommunicator) -> Result<()> {
+    pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
-            Operands::AllReduce(data) => comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE),
+            Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE),
             Operands::Adasum(operands) => {
                 let (adasum, buffer) = &mut **operands;
-                adasum.all_reduce(comm, buffer)
+                adasum.all_reduce(buffer)
             }
         }
     }
 
     /// Does it, and waits.
-    pub(super) fn run(&mut self, comm: &NcclCommunicator) -> Result<()> {
-        self.put(comm)?;
-        comm.synchronize(&self.queue)
+    pub(super) fn run(&mut self) -> Result<()> {
+        self.put()?;
+        self.comm.synchronize(&self.queue)
     }
 }

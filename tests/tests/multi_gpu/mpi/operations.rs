@@ -83,10 +83,10 @@ fn staged(context: &Context, format: Format) {
             let mut host = filled(context, format, kind);
             let mut buffer = on_device(context, &host);
             let mut adasum = StagedAdasum::new(job, &buffer, options).unwrap();
-            adasum.all_reduce(job, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             let first = bits(&host, &buffer);
             buffer.copy_from_host(&host).unwrap();
-            adasum.all_reduce(job, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             let second = bits(&host, &buffer);
             let expected = adasum_all_reduce(job, &mut host, options).unwrap();
             let what = format!("{kind:?} {options:?}");
@@ -110,7 +110,7 @@ fn against_kernels(context: &Context) {
     let run = |algo: ReduceAlgo<'_>| {
         let mut buffer = on_device(context, &host);
         let mut adasum = AdasumAllReduce::new(algo, &buffer, AdasumOptions::default()).unwrap();
-        adasum.all_reduce(algo, &mut buffer).unwrap();
+        adasum.all_reduce(&mut buffer).unwrap();
         nccl.synchronize(&context.queue).unwrap();
         let values: Vec<f64> = bits(&host, &buffer).into_iter().map(f64::from_bits).collect();
         (values, adasum.report().unwrap().weights.unwrap())

@@ -1,7 +1,5 @@
 //! [`HierarchicalAdasum`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use super::gram::Gram;
 use super::layer_count;
 use super::tree::Tree;
@@ -9,8 +7,9 @@ use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::DeviceSliceMut;
 use crate::error::{Error, Result};
-use crate::ops::adasum::{Levels, Place, check_grid, check_within};
-use crate::ops::{AdasumOptions, AdasumReport, Nodes, WithinNode};
+use crate::ops::adasum::{Levels, agree};
+use crate::ops::agreement::all_prepared;
+use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
@@ -25,10 +24,9 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// Workspace: a shard of the arena of one rank of a node at most, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside
 /// nodes as much as the arena.
 #[derive(Debug)]
-pub struct HierarchicalAdasum {
+pub struct HierarchicalAdasum<'c> {
+    nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
     fingerprint: u64,
-    /// Ranks in all, of a node, and nodes.
-    sizes: [usize; 3],
     steps: Steps,
 }
 
@@ -84,29 +82,19 @@ impl Across {
     }
 }
 
-impl HierarchicalAdasum {
-    /// Prepares the reduction of buffers like this one, which were made for all ranks; every rank must call it. The host waits for the
-    /// other ranks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
-    /// buffer was made for another number of ranks than there are in all, or ranks have other tensors or options;
-    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory does not suffice; those of the communicators.
-    pub fn new(
-        nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
+impl Steps {
+    /// What this rank needs, without the others.
+    fn prepare(
+        Nodes { all, node, across }: Nodes<'_, dyn DeviceCommunicator + '_>,
         buffer: &DeviceGradientBuffer,
-        within_node: impl Into<WithinNode>,
-        options: AdasumOptions,
+        within_node: WithinNode,
+        levels: Levels,
+        granularity: Granularity,
     ) -> Result<Self> {
-        let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
         let table = buffer.table();
-        let places = agree(nodes, table.fingerprint(), within_node, options)?;
-        check_within(OPERATION, within_node)?;
-        table.check_world_size(OPERATION, all.world_size())?;
         let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
-        let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, options.granularity).map(Box::new);
-        let layers = layer_count(options.granularity, table.tensor_count());
-        let levels = Levels::choose(OPERATION, within_node, options, &places, len * table.dtype().size_bytes())?;
+        let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, granularity).map(Box::new);
+        let layers = layer_count(granularity, table.tensor_count());
         let inside = || {
             Ok::<_, Error>(match within_node {
                 WithinNode::Reduce(op) => Inside::Reduce(op),
@@ -114,7 +102,7 @@ impl HierarchicalAdasum {
             })
         };
         let own = node.rank() * node_len..(node.rank() + 1) * node_len;
-        let steps = match levels {
+        Ok(match levels {
             Levels::One => Steps::AtOnce(gram(all, 0..len)?),
             _ if across.world_size() == 1 => {
                 let is_tree = levels == Levels::TreeOfNodes;
@@ -124,36 +112,51 @@ impl HierarchicalAdasum {
             _ => {
                 let inside = (node.world_size() > 1).then(inside).transpose()?;
                 let across = match levels {
-                    Levels::TreeOfNodes => Across::Tree(Box::new(Tree::new(across, buffer, own, options.granularity)?)),
+                    Levels::TreeOfNodes => Across::Tree(Box::new(Tree::new(across, buffer, own, granularity)?)),
                     _ => Across::Gram(gram(across, own)?),
                 };
                 Steps::Across(inside, across)
             }
-        };
-        Ok(Self { fingerprint: table.fingerprint(), sizes: sizes(nodes), steps })
+        })
+    }
+}
+
+impl<'c> HierarchicalAdasum<'c> {
+    /// Prepares the reduction of buffers like this one, which were made for all ranks, over these groups; every rank must call
+    /// it. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
+    /// buffer was made for another number of ranks than there are in all, or ranks have other tensors or options;
+    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory
+    /// does not suffice. Where that is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of
+    /// the communicators.
+    pub fn new(
+        nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
+        buffer: &DeviceGradientBuffer,
+        within_node: impl Into<WithinNode>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        let (within_node, table) = (within_node.into(), buffer.table());
+        let places = agree(OPERATION, nodes, table, within_node, options)?;
+        let bytes = table.arena_len() * table.dtype().size_bytes();
+        let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
+        let steps = Steps::prepare(nodes, buffer, within_node, levels, options.granularity);
+        let steps = all_prepared(OPERATION, nodes.all, steps)?;
+        Ok(Self { nodes, fingerprint: table.fingerprint(), steps })
     }
 
     /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors, or groups of other sizes, than this was made for; those of the
-    /// communicators. After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(
-        &mut self,
-        nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
-        buffer: &mut DeviceGradientBuffer,
-    ) -> Result<()> {
-        let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
+    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for; those of the communicators. After one of those the
+    /// contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
-            return refuse("the buffer has other tensors than the one that this was made for".into());
+            let reason = "the buffer has other tensors than the one that this was made for".into();
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
-        if sizes(nodes) != self.sizes {
-            return refuse(format!(
-                "made for {:?} ranks in all, of a node, and nodes; run with {:?}",
-                self.sizes,
-                sizes(nodes)
-            ));
-        }
+        let nodes = self.nodes;
         let Nodes { all, node, .. } = nodes;
         let mut arena = buffer.as_mut_slice();
         let len = arena.as_slice().len() / node.world_size();
@@ -183,29 +186,4 @@ impl HierarchicalAdasum {
             Steps::Across(_, Across::Tree(_)) => Ok(AdasumReport::of_tree()),
         }
     }
-}
-
-fn sizes(nodes: Nodes<'_, dyn DeviceCommunicator + '_>) -> [usize; 3] {
-    [nodes.all.world_size(), nodes.node.world_size(), nodes.across.world_size()]
-}
-
-/// Compares groups, tensors and options over all ranks, and returns every rank's place.
-fn agree(
-    nodes: Nodes<'_, dyn DeviceCommunicator + '_>,
-    fingerprint: u64,
-    within_node: WithinNode,
-    options: AdasumOptions,
-) -> Result<Vec<Place>> {
-    let Nodes { all, node, across } = nodes;
-    let first = |group: &dyn DeviceCommunicator| Ok::<_, Error>(group.gather_words(&[all.rank() as u64])?[0]);
-    let node = (node.rank(), node.world_size(), first(node)?);
-    let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
-    let words = all.gather_words(&place)?;
-    let places: Vec<Place> = words.chunks_exact(Place::WORDS).map(Place::of_words).collect();
-    check_grid(OPERATION, &places)?;
-    let mut hasher = DefaultHasher::new();
-    (fingerprint, within_node, options).hash(&mut hasher);
-    let what = "the names, shapes, order or dtype of their tensors, the world size of their buffers, or options";
-    all.agree_on(OPERATION, what, hasher.finish())?;
-    Ok(places)
 }

@@ -17,7 +17,7 @@ pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Communicator, DeviceCommunicator};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels::cuda::Layers;
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
@@ -25,7 +25,7 @@ use crate::plan::segments;
 const OPERATION: &str = "adasum_all_reduce";
 
 /// Where and among whom gradients are reduced: ONNX Runtime's attribute `reduce_algo` with the groups that each choice needs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum ReduceAlgo<'a> {
     /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
     Cpu(&'a dyn Communicator),
@@ -37,21 +37,21 @@ pub enum ReduceAlgo<'a> {
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step (AdasumAllReduce).
 #[derive(Debug)]
-pub enum AdasumAllReduce {
+pub enum AdasumAllReduce<'c> {
     /// By the processors.
-    Cpu(StagedAdasum),
+    Cpu(StagedAdasum<'c>),
     /// Inside nodes, then across.
-    GpuHierarchical(HierarchicalAdasum),
+    GpuHierarchical(HierarchicalAdasum<'c>),
     /// All ranks at once.
-    Gpu(Adasum),
+    Gpu(Adasum<'c>),
 }
 
-impl AdasumAllReduce {
+impl<'c> AdasumAllReduce<'c> {
     /// Prepares the reduction of buffers like this one; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
     /// As [`StagedAdasum::new`], [`HierarchicalAdasum::new`] and [`Adasum::new`].
-    pub fn new(algo: ReduceAlgo<'_>, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    pub fn new(algo: ReduceAlgo<'c>, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
         Ok(match algo {
             ReduceAlgo::Cpu(comm) => Self::Cpu(StagedAdasum::new(comm, buffer, options)?),
             ReduceAlgo::GpuHierarchical(nodes, within_node) => {
@@ -64,27 +64,12 @@ impl AdasumAllReduce {
     /// Replaces every rank's buffer by the result, in place and in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another algorithm than this was made with, and as [`StagedAdasum::all_reduce`],
-    /// [`HierarchicalAdasum::all_reduce`] and [`Adasum::all_reduce`].
-    pub fn all_reduce(&mut self, algo: ReduceAlgo<'_>, buffer: &mut DeviceGradientBuffer) -> Result<()> {
-        match (self, algo) {
-            (Self::Cpu(staged), ReduceAlgo::Cpu(comm)) => staged.all_reduce(comm, buffer),
-            (Self::GpuHierarchical(nodes), ReduceAlgo::GpuHierarchical(groups, _)) => nodes.all_reduce(groups, buffer),
-            (Self::Gpu(adasum), ReduceAlgo::Gpu(comm)) => adasum.all_reduce(comm, buffer),
-            (made, asked) => {
-                let made = match made {
-                    Self::Cpu(_) => "Cpu",
-                    Self::GpuHierarchical(_) => "GpuHierarchical",
-                    Self::Gpu(_) => "Gpu",
-                };
-                let asked = match asked {
-                    ReduceAlgo::Cpu(_) => "Cpu",
-                    ReduceAlgo::GpuHierarchical(..) => "GpuHierarchical",
-                    ReduceAlgo::Gpu(_) => "Gpu",
-                };
-                let reason = format!("made for the algorithm {made}, run with {asked}");
-                Err(Error::InvalidArgument { operation: OPERATION, reason })
-            }
+    /// As [`StagedAdasum::all_reduce`], [`HierarchicalAdasum::all_reduce`] and [`Adasum::all_reduce`].
+    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        match self {
+            Self::Cpu(staged) => staged.all_reduce(buffer),
+            Self::GpuHierarchical(nodes) => nodes.all_reduce(buffer),
+            Self::Gpu(adasum) => adasum.all_reduce(buffer),
         }
     }
 

@@ -10,7 +10,7 @@ use super::{OPERATION, layer_count};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
 use crate::error::{Error, Result};
-use crate::ops::cuda::same_plan;
+use crate::ops::agreement::{all_prepared, same_plan};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
@@ -28,9 +28,9 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 /// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and up to 36 numbers of 8 bytes for
 /// each chunk of 2048 elements or more.
 #[derive(Debug)]
-pub struct Adasum {
+pub struct Adasum<'c> {
+    comm: &'c dyn DeviceCommunicator,
     fingerprint: u64,
-    world_size: usize,
     steps: Steps,
 }
 
@@ -43,17 +43,42 @@ enum Steps {
     Tree(Box<Tree>),
 }
 
-impl Adasum {
-    /// Prepares the reduction of buffers like this one; every rank of `comm` must call it. The host waits for the other ranks. Kernels over peers'
-    /// memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
+impl Steps {
+    /// Over the communicator's own collectives.
+    fn without_peers(
+        comm: &dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        AdasumOptions { algorithm, granularity }: AdasumOptions,
+    ) -> Result<Self> {
+        let table = buffer.table();
+        let all = 0..table.arena_len();
+        Ok(match algorithm {
+            Algorithm::Tree if comm.world_size() == 1 => Steps::Alone(AdasumReport::of_tree()),
+            Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, all, granularity)?)),
+            _ if comm.world_size() == 1 => {
+                Steps::Alone(AdasumReport::of_one_vector(layer_count(granularity, table.tensor_count())))
+            }
+            _ => Steps::Gram(Box::new(Gram::new(comm, buffer, all, granularity)?)),
+        })
+    }
+}
+
+impl<'c> Adasum<'c> {
+    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it. The host waits for
+    /// the other ranks. Kernels over peers' memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
     /// to a quarter of a second.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
     /// naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
-    /// [`Error::Cuda`], code 2 when memory does not suffice; those of the communicator.
-    pub fn new(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
-        Self::prepare(comm, buffer, options, Peers::connect)
+    /// [`Error::Cuda`], code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
+    /// [`Error::InvalidArgument`] that names one. Those of the communicator.
+    pub fn new(
+        comm: &'c dyn DeviceCommunicator,
+        buffer: &DeviceGradientBuffer,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        Self::prepare(comm, buffer, options, true)
     }
 
     /// As [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
@@ -61,45 +86,29 @@ impl Adasum {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn over_transport(
-        comm: &dyn DeviceCommunicator,
+        comm: &'c dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
     ) -> Result<Self> {
-        Self::prepare(comm, buffer, options, |_, _, _| Ok(None))
+        Self::prepare(comm, buffer, options, false)
     }
 
     fn prepare(
-        comm: &dyn DeviceCommunicator,
+        comm: &'c dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
-        connect: impl FnOnce(&dyn DeviceCommunicator, &DeviceGradientBuffer, AdasumOptions) -> Result<Option<Peers>>,
+        with_peers: bool,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
-        same_plan(OPERATION, comm, table, options)?;
-        options.algorithm.check_ranks(OPERATION, world_size)?;
+        same_plan(OPERATION, comm, table, options, options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let peers = if world_size == 1 { None } else { connect(comm, buffer, options)? };
-        if let Some(peers) = peers {
-            let steps = Steps::Peers(Box::new(peers));
-            return Ok(Self { fingerprint: table.fingerprint(), world_size, steps });
-        }
-        let steps = match options.algorithm {
-            _ if world_size == 1 => {
-                let layers = layer_count(options.granularity, table.tensor_count());
-                Steps::Alone(match options.algorithm {
-                    Algorithm::Tree => AdasumReport::of_tree(),
-                    _ => AdasumReport::of_one_vector(layers),
-                })
-            }
-            Algorithm::Auto | Algorithm::Gram => {
-                Steps::Gram(Box::new(Gram::new(comm, buffer, 0..table.arena_len(), options.granularity)?))
-            }
-            Algorithm::Tree => {
-                Steps::Tree(Box::new(Tree::new(comm, buffer, 0..table.arena_len(), options.granularity)?))
-            }
+        let peers = if with_peers && world_size > 1 { Peers::connect(comm, buffer, options)? } else { None };
+        let steps = match peers {
+            Some(peers) => Steps::Peers(Box::new(peers)),
+            None => all_prepared(OPERATION, comm, Steps::without_peers(comm, buffer, options))?,
         };
-        Ok(Self { fingerprint: table.fingerprint(), world_size, steps })
+        Ok(Self { comm, fingerprint: table.fingerprint(), steps })
     }
 
     /// Whether the ranks' kernels reach into each other's memory.
@@ -111,17 +120,14 @@ impl Adasum {
     /// machines. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, where peers reach into it for another buffer
-    /// at all, or another communicator's number of ranks;
-    /// those of the communicator. After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
-        let refuse = |reason: &str| Err(Error::InvalidArgument { operation: OPERATION, reason: reason.into() });
+    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, and where peers reach into it for another buffer
+    /// at all; those of the communicator. After one of those the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
-            return refuse("the buffer has other tensors than the one that this was made for");
+            let reason = "the buffer has other tensors than the one that this was made for".into();
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
-        if comm.world_size() != self.world_size {
-            return refuse("the communicator has another number of ranks than the one that this was made for");
-        }
+        let comm = self.comm;
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
             Steps::Alone(_) => Ok(()),

@@ -35,7 +35,7 @@ impl Peers {
         let layers = || Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared);
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
-        let connected = Connection::new(comm, buffer, kernel, count, layers)?;
+        let connected = Connection::new(OPERATION, comm, buffer, (kernel, count), layers)?;
         Ok(connected.map(|(connection, layers)| Self { layers, connection }))
     }
 

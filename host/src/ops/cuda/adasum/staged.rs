@@ -12,7 +12,8 @@ use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Result};
 use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity, same_plan};
+use crate::ops::agreement::{all_prepared, same_plan};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
@@ -24,7 +25,8 @@ const DEPTH: usize = 2;
 /// The steps and the numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce). Workspace: as many bytes of the host's
 /// memory as the arena has, and of pinned memory a few MiB for every rank, or for the tree as many again.
 #[derive(Debug)]
-pub struct StagedAdasum {
+pub struct StagedAdasum<'c> {
+    comm: &'c dyn Communicator,
     fingerprint: u64,
     granularity: Granularity,
     /// The queue that the copies are ordered on.
@@ -43,17 +45,23 @@ enum Steps {
     Tree(Scratch),
 }
 
-impl StagedAdasum {
-    /// Prepares the reduction of buffers like this one; every rank of `comm` must call it.
+impl<'c> StagedAdasum<'c> {
+    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
     /// naming two that differ); [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
-    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host; those of the communicator.
-    pub fn new(comm: &dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host. Where that is so on some ranks
+    /// only, the others fail with an [`Error::InvalidArgument`] that names one. Those of the communicator.
+    pub fn new(comm: &'c dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+        let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
+        same_plan(OPERATION, comm, buffer.table(), options, checked)?;
+        all_prepared(OPERATION, comm, Self::prepare(comm, buffer, options))
+    }
+
+    /// What this rank needs, without the others.
+    fn prepare(comm: &'c dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
-        same_plan(OPERATION, comm, table, options)?;
-        options.algorithm.check_ranks(OPERATION, comm.world_size())?;
         let (dtype, granularity) = (table.dtype(), options.granularity);
         let bytes = table.arena_len() * dtype.size_bytes();
         let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
@@ -68,7 +76,7 @@ impl StagedAdasum {
             let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
         };
-        Ok(Self { fingerprint: table.fingerprint(), granularity, queue: queue.clone(), pinned, steps, report })
+        Ok(Self { comm, fingerprint: table.fingerprint(), granularity, queue: queue.clone(), pinned, steps, report })
     }
 
     /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank. Ordered on the buffer's
@@ -77,12 +85,12 @@ impl StagedAdasum {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors, or of another queue, than this was made for; [`Error::Cuda`]; those of the communicator.
     /// After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, comm: &dyn Communicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        let comm = self.comm;
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
-        buffer.table().check_world_size(OPERATION, comm.world_size())?;
         self.queue.check_same(OPERATION, buffer.queue())?;
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
         let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();

@@ -1,8 +1,6 @@
 //! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
 //! processors.
 
-use std::rc::Rc;
-
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp};
 use gradsync::driver::Queue;
@@ -27,7 +25,7 @@ const MOST_WORKSPACES: usize = 8;
 /// What an Adasum is held against.
 enum Baseline<'a> {
     /// The staged mode over a transport of the hosts' memory.
-    Staged(&'a dyn Communicator, Box<StagedAdasum>),
+    Staged(Box<StagedAdasum<'a>>),
     /// Where there is none, or none can be recorded: the plain sum of as many bytes.
     Sum(&'a Plain),
 }
@@ -45,16 +43,14 @@ pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> Basel
 }
 
 /// What combines the ranks of a buffer.
-enum Way {
-    AtOnce(Adasum),
-    InNodes(HierarchicalAdasum, Rc<Groups<NcclCommunicator>>),
+enum Way<'a> {
+    AtOnce(Adasum<'a>),
+    InNodes(HierarchicalAdasum<'a>),
 }
 
-fn in_nodes<'g>(
-    all: &'g NcclCommunicator,
-    groups: &'g Groups<NcclCommunicator>,
-) -> Nodes<'g, dyn DeviceCommunicator + 'g> {
-    Nodes { all, node: &groups.node, across: &groups.across }
+/// The groups of ranks that a row reduces in, if it has nodes. Every rank has to call it.
+pub(super) fn groups(comm: &NcclCommunicator, row: &Row) -> Result<Option<Groups<NcclCommunicator>>, PerfError> {
+    row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()
 }
 
 /// An Adasum of gradient buffers.
@@ -62,7 +58,7 @@ pub(super) struct Reduction<'a> {
     comm: &'a NcclCommunicator,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(DeviceGradientBuffer, Way)>,
+    buffers: Vec<(DeviceGradientBuffer, Way<'a>)>,
     host: GradientBuffer,
     baseline: Option<Baseline<'a>>,
 }
@@ -71,6 +67,7 @@ impl<'a> Reduction<'a> {
     pub(super) fn new(
         (comm, queue, plain): (&'a NcclCommunicator, &'a Queue, &'a Plain),
         host_comm: Option<&'a dyn Communicator>,
+        groups: Option<&'a Groups<NcclCommunicator>>,
         with_peers: bool,
         row: &Row,
         counts: Counts,
@@ -80,16 +77,16 @@ impl<'a> Reduction<'a> {
             _ => Algorithm::Auto,
         };
         let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-        let groups = row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()?.map(Rc::new);
         let lens = tensor_lens(row);
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
             let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
             let buffer = DeviceGradientBuffer::new(queue, row.types.to, row.ranks, tensors)?;
-            if let (Some(on), Some(groups)) = (row.nodes(), &groups) {
-                let nodes = in_nodes(comm, groups);
+            if let (Some(on), Some(groups)) = (row.nodes(), groups) {
+                let nodes: Nodes<'a, dyn DeviceCommunicator> =
+                    Nodes { all: comm, node: &groups.node, across: &groups.across };
                 let adasum = HierarchicalAdasum::new(nodes, &buffer, on.within(), on.options())?;
-                buffers.push((buffer, Way::InNodes(adasum, groups.clone())));
+                buffers.push((buffer, Way::InNodes(adasum)));
                 continue;
             }
             let make = if with_peers { Adasum::new } else { Adasum::over_transport };
@@ -103,7 +100,7 @@ impl<'a> Reduction<'a> {
             _ if !counts.baseline => None,
             Some(host) if counts.graph_calls == 0 => {
                 let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
-                Some(Baseline::Staged(host, Box::new(staged)))
+                Some(Baseline::Staged(Box::new(staged)))
             }
             _ => Some(Baseline::Sum(plain)),
         };
@@ -116,7 +113,7 @@ impl<'a> Reduction<'a> {
     pub(super) fn ran(&self) -> Result<Algorithm, PerfError> {
         Ok(match &self.buffers[0].1 {
             Way::AtOnce(adasum) => adasum.report()?.algorithm,
-            Way::InNodes(adasum, _) => adasum.report()?.algorithm,
+            Way::InNodes(adasum) => adasum.report()?.algorithm,
         })
     }
 
@@ -142,11 +139,11 @@ impl Subject for Reduction<'_> {
         let place = round % self.buffers.len();
         let (buffer, way) = &mut self.buffers[place];
         match (side, &mut self.baseline) {
-            (Side::Baseline, Some(Baseline::Staged(host, staged))) => Ok(staged.all_reduce(*host, buffer)?),
+            (Side::Baseline, Some(Baseline::Staged(staged))) => Ok(staged.all_reduce(buffer)?),
             (Side::Baseline, Some(Baseline::Sum(plain))) => plain.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum),
             _ => match way {
-                Way::AtOnce(adasum) => Ok(adasum.all_reduce(self.comm, buffer)?),
-                Way::InNodes(adasum, groups) => Ok(adasum.all_reduce(in_nodes(self.comm, groups), buffer)?),
+                Way::AtOnce(adasum) => Ok(adasum.all_reduce(buffer)?),
+                Way::InNodes(adasum) => Ok(adasum.all_reduce(buffer)?),
             },
         }
     }

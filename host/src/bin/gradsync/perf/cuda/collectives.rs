@@ -134,7 +134,7 @@ pub(super) struct Peers<'a> {
     plain: &'a Plain,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(DeviceGradientBuffer, PeerAllReduce)>,
+    buffers: Vec<(DeviceGradientBuffer, PeerAllReduce<'a>)>,
     host: GradientBuffer,
 }
 
@@ -184,7 +184,7 @@ impl Subject for Peers<'_> {
         let (buffer, reduction) = &mut self.buffers[place];
         match side {
             Side::Baseline => self.plain.all_reduce(buffer.tensor_mut(0), op(&self.row)),
-            _ => Ok(reduction.run(self.comm, buffer)?),
+            _ => Ok(reduction.run(buffer)?),
         }
     }
 

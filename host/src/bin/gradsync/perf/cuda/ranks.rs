@@ -84,7 +84,9 @@ fn rank(
         let with_peers = section.place == Place::Ranks(TransportChoice::Peer);
         for row in &section.rows {
             let (row, found) = if is_adasum {
-                let mut reduction = Reduction::new((&comm, &queue, &plain), host, with_peers, row, output.counts)?;
+                let groups = adasum::groups(&comm, row)?;
+                let over = (&comm, &queue, &plain);
+                let mut reduction = Reduction::new(over, host, groups.as_ref(), with_peers, row, output.counts)?;
                 let found = measure(&queue, &comm, &mut reduction, output)?;
                 (Row { redop: resolved(row.redop, reduction.ran()?), ..*row }, found)
             } else if with_peers {

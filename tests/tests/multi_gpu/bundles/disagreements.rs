@@ -1,0 +1,111 @@
+//! One rank that prepares another operation than the others, or one that cannot be: an error on every rank that says which and why, at once
+//! and not at the deadline, after which the communicator goes on.
+
+use std::time::{Duration, Instant};
+
+use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling, Split};
+use gradsync::driver::DeviceBuffer;
+use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce, ZeroPartition};
+use gradsync::ops::{AdasumOptions, Nodes};
+use gradsync::{DType, DeviceGradientBuffer, Error, Result};
+
+use super::World;
+use crate::report::Report;
+
+/// What "at once" means, on a busy machine.
+const QUICK: Duration = Duration::from_secs(5);
+
+/// What an [`OrderedAllReduce`] is made for.
+type Ordered = (DType, DType, usize, ReduceOp);
+
+pub(super) fn run(world: &World<'_>, report: &mut Report) {
+    if world.size() == 1 {
+        return;
+    }
+    for odd in [0, world.size() - 1] {
+        report.case(&format!("another ordered all_reduce on rank {odd}"), || ordered(world, odd));
+        report.case(&format!("an ordered all_reduce that cannot be on rank {odd}"), || ordered_alone(world, odd));
+        report.case(&format!("peers, what cannot be on rank {odd}"), || peers(world, odd));
+        report.case(&format!("a buffer for another world size on rank {odd}"), || other_world(world, odd));
+    }
+}
+
+/// The reason that this rank was given.
+fn refused<T: std::fmt::Debug>(world: &World<'_>, prepare: impl FnOnce() -> Result<T>) -> String {
+    let begun = Instant::now();
+    let outcome = prepare();
+    let took = begun.elapsed();
+    assert!(took < QUICK, "only after {took:?}");
+    let Err(Error::InvalidArgument { reason, .. }) = outcome else {
+        panic!("in place of an invalid argument: {outcome:?}");
+    };
+    // The ranks are still together.
+    let queue = &world.context.queue;
+    let mut ones = DeviceBuffer::from_host(queue, (&[1.0f32; 5][..]).into()).unwrap();
+    world.comm.all_reduce(ones.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    world.comm.synchronize(queue).unwrap();
+    let mut sums = [0.0f32; 5];
+    ones.as_slice().copy_to_host((&mut sums[..]).into()).unwrap();
+    assert_eq!(sums, [world.size() as f32; 5]);
+    reason
+}
+
+/// The odd rank learns what is wrong with its own call, and the others who it is.
+fn assert_blames(world: &World<'_>, odd: usize, reason: &str, why: &str) {
+    assert!(reason.contains(why), "\"{reason}\" does not say \"{why}\"");
+    let named = format!("rank {odd} refuses");
+    assert!(world.rank() == odd || reason.contains(&named), "\"{reason}\" does not say \"{named}\"");
+}
+
+fn ordered(world: &World<'_>, odd: usize) {
+    let common: Ordered = (DType::F32, DType::F32, 33, ReduceOp::Sum);
+    let others: [(Ordered, &str); 4] = [
+        ((DType::F32, DType::F32, 33, ReduceOp::Mean), "the mean of"),
+        ((DType::F32, DType::F32, 34, ReduceOp::Sum), "34 elements"),
+        ((DType::F64, DType::F32, 33, ReduceOp::Sum), "f64"),
+        ((DType::F32, DType::BF16, 33, ReduceOp::Sum), "sent as bf16"),
+    ];
+    for (other, named) in others {
+        let (dtype, wire, len, op) = if world.rank() == odd { other } else { common };
+        let queue = &world.context.queue;
+        let reason = refused(world, || OrderedAllReduce::new(world.comm, queue, (dtype, wire), len, op));
+        let differs = format!("rank 0 and rank {} differ", odd.max(1));
+        for part in [&differs, named, "the sum of 33 elements of f32 sent as f32"] {
+            assert!(reason.contains(part), "\"{reason}\" does not say \"{part}\"");
+        }
+    }
+}
+
+fn ordered_alone(world: &World<'_>, odd: usize) {
+    let op = if world.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
+    let (queue, dtypes) = (&world.context.queue, (DType::F32, DType::F32));
+    let reason = refused(world, || OrderedAllReduce::new(world.comm, queue, dtypes, 33, op));
+    assert_blames(world, odd, &reason, "max has no order of additions");
+}
+
+fn buffer(world: &World<'_>, planned: usize) -> DeviceGradientBuffer {
+    DeviceGradientBuffer::new(&world.context.queue, DType::F32, planned, [("a", [100])]).unwrap()
+}
+
+fn peers(world: &World<'_>, odd: usize) {
+    let buffer = buffer(world, world.size());
+    let op = if world.rank() == odd { ReduceOp::Min } else { ReduceOp::Sum };
+    let reason = refused(world, || PeerAllReduce::new(world.comm, &buffer, op));
+    assert_blames(world, odd, &reason, "min has no order of additions");
+    let op = if world.rank() == odd { ReduceOp::Mean } else { ReduceOp::Sum };
+    let reason = refused(world, || PeerAllReduce::new(world.comm, &buffer, op));
+    assert!(reason.contains("Mean") && reason.contains("Sum"), "{reason}");
+}
+
+fn other_world(world: &World<'_>, odd: usize) {
+    let planned = world.size() + usize::from(world.rank() == odd);
+    let (buffer, why) = (buffer(world, planned), format!("over {} ranks", world.size() + 1));
+    let comm: &dyn DeviceCommunicator = world.comm;
+    assert_blames(world, odd, &refused(world, || PeerAllReduce::new(comm, &buffer, ReduceOp::Sum)), &why);
+    assert_blames(world, odd, &refused(world, || ZeroPartition::new(comm, &buffer)), &why);
+    let split = |color: usize| world.comm.split(Some(color as u64), 0).unwrap().expect("a colour");
+    let (node, across) = (split(0), split(world.rank()));
+    let nodes = Nodes::<dyn DeviceCommunicator> { all: comm, node: &node, across: &across };
+    let prepare = || HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
+    assert_blames(world, odd, &refused(world, prepare), &why);
+}
