@@ -38,7 +38,7 @@ fn outcome(
 fn check(case: &Case, what: &str, reduce: impl Fn(&LocalCommunicator, &mut GradientBuffer) -> AdasumReport + Sync) {
     let clean = outcome(case, 0.0, &reduce);
     for value in [1.0, -2.0, f64::NAN] {
-        assert_eq!(outcome(case, value, &reduce), clean, "{what}, {}, {value} in the gaps", case.name());
+        assert!(outcome(case, value, &reduce) == clean, "{what}, {}, {value} in the gaps", case.name());
     }
 }
 

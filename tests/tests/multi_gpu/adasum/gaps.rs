@@ -43,6 +43,6 @@ pub(super) fn check(runner: &Runner<'_>, case: &Case) {
     };
     let clean = outcome(0.0);
     for value in [1.0, f64::NAN] {
-        assert_eq!(outcome(value), clean, "{what}, {value} in the gaps");
+        assert!(outcome(value) == clean, "{what}, {value} in the gaps");
     }
 }
