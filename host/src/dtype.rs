@@ -64,7 +64,8 @@ element!(f32, f32, F32, v => v, s => s);
 element!(f16, gradsync_device::F16, F16, v => gradsync_device::F16(v.to_bits()), s => f16::from_bits(s.0));
 element!(bf16, gradsync_device::BF16, BF16, v => gradsync_device::BF16(v.to_bits()), s => bf16::from_bits(s.0));
 
-/// The types that a transport carries: those of gradients, and the integers that NCCL and MPI reduce too.
+/// The types that a transport carries: those of gradients, the integers that NCCL reduces too, and [`I16`](Self::I16), [`U16`](Self::U16) and
+/// [`Bool`](Self::Bool), which are moved and never reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the variants are the types
 pub enum DataType {
@@ -78,11 +79,15 @@ pub enum DataType {
     U32,
     I8,
     U8,
+    I16,
+    U16,
+    /// A byte that is 0 or 1.
+    Bool,
 }
 
 impl DataType {
     /// All of them.
-    pub const ALL: [DataType; 10] = [
+    pub const ALL: [DataType; 13] = [
         DataType::F64,
         DataType::F32,
         DataType::F16,
@@ -93,6 +98,9 @@ impl DataType {
         DataType::U32,
         DataType::I8,
         DataType::U8,
+        DataType::I16,
+        DataType::U16,
+        DataType::Bool,
     ];
 
     /// Bytes of one element.
@@ -100,8 +108,8 @@ impl DataType {
         match self {
             DataType::F64 | DataType::I64 | DataType::U64 => 8,
             DataType::F32 | DataType::I32 | DataType::U32 => 4,
-            DataType::F16 | DataType::BF16 => 2,
-            DataType::I8 | DataType::U8 => 1,
+            DataType::F16 | DataType::BF16 | DataType::I16 | DataType::U16 => 2,
+            DataType::I8 | DataType::U8 | DataType::Bool => 1,
         }
     }
 
@@ -141,6 +149,9 @@ impl fmt::Display for DataType {
             DataType::U32 => "u32",
             DataType::I8 => "i8",
             DataType::U8 => "u8",
+            DataType::I16 => "i16",
+            DataType::U16 => "u16",
+            DataType::Bool => "bool",
         })
     }
 }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use gradsync::{DType, Slice, SliceMut, bf16, f16};
+use gradsync::{DType, GradientBuffer, Slice, SliceMut, bf16, f16};
 
 use crate::oracle::Format;
 
@@ -186,4 +186,17 @@ pub fn write(destination: SliceMut<'_>, start: usize, values: &[f64]) {
             data[range].iter_mut().zip(source).for_each(|(place, value)| *place = value);
         }
     }
+}
+
+/// Writes a value wherever a buffer has no tensor.
+pub fn fill_gaps(buffer: &mut GradientBuffer, value: f64) {
+    let segments = buffer.segments().to_vec();
+    for place in (0..buffer.len()).filter(|place| !segments.iter().any(|segment| segment.contains(place))) {
+        write(buffer.as_mut_slice(), place, &[value]);
+    }
+}
+
+/// The bits of the tensors of a buffer, in order, without the gaps.
+pub fn tensor_patterns(buffer: &GradientBuffer) -> Vec<u64> {
+    (0..buffer.tensor_count()).flat_map(|index| patterns_of(buffer.tensor(index).data())).collect()
 }

@@ -45,6 +45,7 @@ pub const GOOD: &[Case] = &[
     case("signals, peers and empty lists", refusals::own_mistakes),
     case("limits and tags", refusals::limits_and_tags),
     case("refused among others", refusals::refused_among_others),
+    case("memory that a sender does not get", refusals::withdrawn),
     case("what is no header", refusals::no_header),
     case("headers of strangers", refusals::strangers),
     case("one forward, one backward", pipeline),

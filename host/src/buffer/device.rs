@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 
 /// One contiguous arena of one dtype in device memory for many tensors, laid out as a [`GradientBuffer`] is.
 ///
-/// The gaps between tensors are zero when the buffer is made, and every operation of this crate keeps them zero.
+/// The gaps between tensors are zero when the buffer is made, and every operation of this crate keeps zeros zero. Whatever else has been written
+/// there changes no result: kernels multiply tensors only, and what is multiplied on the host has its gaps cleared before.
 #[derive(Debug)]
 pub struct DeviceGradientBuffer {
     table: TensorTable,
@@ -65,7 +66,7 @@ impl DeviceGradientBuffer {
         self.arena.as_slice()
     }
 
-    /// The whole arena, to write. Whoever writes to the gaps between tensors must leave zeros there.
+    /// The whole arena, to write. What is written to the gaps between tensors may be lost, and changes no result.
     pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
         self.arena.as_mut_slice()
     }

@@ -18,13 +18,15 @@ pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::plan::segments;
 use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 
 /// One contiguous arena of one dtype for many tensors.
 ///
 /// Tensors start at multiples of 256 bytes, and the arena is padded so that it divides into `world_size` equal shards which
-/// do so too ([`Layout`](crate::plan::layout::Layout)). The gaps are zero when the buffer is made, every operation of this crate keeps them zero, and
-/// zeros change no sum, dot product or norm: collectives run over the whole arena without packing.
+/// do so too ([`Layout`](crate::plan::layout::Layout)). The gaps belong to no tensor: collectives run over the whole arena without packing, and
+/// whatever has been written there changes no result. They are zero when the buffer is made, every operation of this crate keeps zeros zero, and
+/// Adasum clears them, because zeros change no inner product.
 ///
 /// Reductions that need room keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
 ///
@@ -162,7 +164,7 @@ impl GradientBuffer {
         self.arena.as_slice()
     }
 
-    /// The whole arena, to write. Whoever writes to the gaps between [`segments`](Self::segments) must leave zeros there.
+    /// The whole arena, to write. What is written to the gaps between [`segments`](Self::segments) may be lost, and changes no result.
     pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
         self.arena.as_mut_slice()
     }
@@ -172,9 +174,14 @@ impl GradientBuffer {
         self.scratch = Scratch::default();
     }
 
-    /// What reductions in place need, all borrowed at once.
+    /// What reductions in place need, all borrowed at once, with zeros in the gaps: inner products of whole arenas are then those of the
+    /// tensors, whose places in the chunks of a sum they do not move.
     pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
-        Parts { arena: self.arena.as_mut_slice(), tensors: self.table.segments(), scratch: &mut self.scratch }
+        let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
+        for gap in segments::gaps(tensors, arena.len()) {
+            arena.reborrow().range_mut(gap).as_bytes_mut().fill(0);
+        }
+        Parts { arena, tensors, scratch: &mut self.scratch }
     }
 }
 

@@ -9,12 +9,25 @@
 //! use gradsync::comm::{Communicator, ReduceOp, local};
 //! use gradsync::plan::groups::{GroupKind, Sizes};
 //!
-//! // Two stages, each of which sees different data on two ranks.
+//! // Two stages, each of which sees different data on two ranks: ranks 0 and 1 are the first, ranks 2 and 3 the second.
 //! let sizes = Sizes { world: 4, local: 4, data: 2, horizontal: 1, pipeline: 2 };
-//! let sums = local::run(4, |world| {
+//! let outcomes = local::run(4, |world| -> gradsync::Result<_> {
+//!     let rank = world.rank();
+//!     let groups = Groups::new(world, sizes)?;
+//!     // The gradients of a stage are added up over the ranks that have it, and over no others.
+//!     let mut gradients = [rank as f32];
+//!     groups.get(GroupKind::Data)?.all_reduce((&mut gradients[..]).into(), ReduceOp::Sum)?;
+//!     // What the first stage has computed goes to the second, on the ranks that see the same data.
+//!     let pipeline = groups.get(GroupKind::Pipeline)?;
+//!     let mut activation = [if pipeline.rank() == 0 { 10.0 + rank as f32 } else { 0.0 }];
+//!     match pipeline.rank() {
+//!         0 => pipeline.send((&activation[..]).into(), 1)?,
+//!         _ => pipeline.recv((&mut activation[..]).into(), 0)?,
+//!     }
+//!     Ok((gradients[0], activation[0]))
 //! })?;
-//! for (sum, expected) in sums.into_iter().zip([1.0, 1.0, 5.0, 5.0]) {
-//! }
+//! let outcomes: Vec<_> = outcomes.into_iter().map(|outcome| outcome.expect("no rank panicked")).collect::<Result<_, _>>()?;
+//! assert_eq!(outcomes, [(1.0, 10.0), (1.0, 11.0), (5.0, 10.0), (5.0, 11.0)]);
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 

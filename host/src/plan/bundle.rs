@@ -20,7 +20,7 @@
 //!
 //! | byte of an entry | size | field |
 //! |---|---|---|
-//! | 0 | 4 | the dtype: 1 f64, 2 f32, 3 f16, 4 bf16, 5 i64, 6 u64, 7 i32, 8 u32, 9 i8, 10 u8 |
+//! | 0 | 4 | the dtype: 1 f64, 2 f32, 3 f16, 4 bf16, 5 i64, 6 u64, 7 i32, 8 u32, 9 i8, 10 u8, 11 i16, 12 u16, 13 bool |
 //! | 4 | 4 | the number of dimensions n; 0 for a scalar |
 //! | 8 | 8 n | the dimensions, outermost first |
 //!
@@ -326,6 +326,9 @@ fn code(dtype: DataType) -> u32 {
         DataType::U32 => 8,
         DataType::I8 => 9,
         DataType::U8 => 10,
+        DataType::I16 => 11,
+        DataType::U16 => 12,
+        DataType::Bool => 13,
     }
 }
 

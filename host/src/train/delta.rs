@@ -145,7 +145,7 @@ pub fn adasum_step(
         own = scaled(gradients, factor, node)?;
         &own
     };
-    let not_finite = ranks.not_well(cpu::all_finite(gradients.as_slice()))?;
+    let not_finite = ranks.not_well(is_finite(gradients))?;
     if !not_finite.is_empty() {
         tracing::debug!(?not_finite, "gradients are not finite: no step");
         return Ok(StepReport { outcome: StepOutcome::GradientsNotFinite { ranks: not_finite }, adasum: None });
@@ -166,8 +166,7 @@ pub fn adasum_step(
     }
 
     let adasum = Some(adasum_all_reduce(comm, &mut deltas, options.adasum)?);
-    let is_finite = (0..deltas.tensor_count()).all(|index| cpu::all_finite(deltas.tensor(index).data()));
-    if !ranks.not_well(is_finite)?.is_empty() {
+    if !ranks.not_well(is_finite(&deltas))?.is_empty() {
         tracing::debug!("the combined step is not finite: no weight moves");
         return Ok(StepReport { outcome: StepOutcome::DeltasNotFinite, adasum });
     }
@@ -175,6 +174,11 @@ pub fn adasum_step(
         in_place_accumulate(weights.tensor_mut(index), deltas.tensor(index), None)?;
     }
     Ok(StepReport { outcome: StepOutcome::Applied, adasum })
+}
+
+/// Whether no tensor has a NaN or an infinity; what lies in the gaps between tensors does not count.
+fn is_finite(buffer: &GradientBuffer) -> bool {
+    (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
 }
 
 fn fingerprint(ranks: Ranks<'_>, gradients: &GradientBuffer, weights: &GradientBuffer, options: StepOptions) -> u64 {

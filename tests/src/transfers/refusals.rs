@@ -128,6 +128,37 @@ pub(super) fn refused_among_others(comm: &dyn Communicator) {
     works(comm);
 }
 
+/// Tensors that are there, as one memory many times, and that no address space has room for a copy of. The receiver of what is described learns
+/// of it, and other bundles of the call go; where shapes are known nothing has moved.
+pub(super) fn withdrawn(comm: &dyn Communicator) {
+    const PART: usize = 1 << 30;
+    const COUNT: usize = 1 << 18;
+    let small = [Owned::new(DataType::I16, &[3], 7)];
+    let missing = format!("no memory for {} bytes", PART * COUNT);
+    match comm.rank() {
+        0 => {
+            let part = vec![0u8; PART];
+            let tensors = (0..COUNT).map(|_| TensorBytes::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+            let huge = Bundle::new(tensors).expect("less than 2^63 bytes");
+            let failed = |outcome: Result<()>| match outcome {
+                Err(error @ Error::OutOfMemory { .. }) => assert!(error.to_string().contains(&missing), "{error}"),
+                other => panic!("{other:?} for a copy of 2^48 bytes"),
+            };
+            failed(send(comm, true, 1, &huge.clone().described(1)).map(drop));
+            let bundles = [bundle(&small), huge.clone().described(2), bundle(&small).described(3)];
+            failed(exchange(comm, &bundles.map(|bundle| (1, bundle)), &[]).map(drop));
+            failed(send(comm, true, 1, &huge).map(drop));
+        }
+        1 => {
+            refused(recv_described(comm, true, 0, 1, &Limits::default()), &["rank 0", "withdraws", &missing]);
+            let receives = [(0, known(&small)), (0, Expected::described(2)), (0, Expected::described(3))];
+            refused(exchange(comm, &[], &receives), &["rank 0", "withdraws", &missing]);
+        }
+        _ => {}
+    }
+    works(comm);
+}
+
 /// Bytes of a head's length that are none, or one of another version. They are not answered.
 pub(super) fn no_header(comm: &dyn Communicator) {
     let mut version = encode(&[spec()], 3).unwrap();
@@ -159,7 +190,7 @@ pub(super) fn strangers(comm: &dyn Communicator) {
         (with(good(&[spec()]), 20, &[255; 4]), "4294967295 bytes of header"),
         (with(good(&[spec()]), 24, &[255; 8]), "18446744073709551615 bytes of payload"),
         (with(good(&[spec()]), 24, &[5]), "5 bytes of payload"),
-        (with(good(&[spec()]), 32, &[11]), "dtype 11"),
+        (with(good(&[spec()]), 32, &[14]), "dtype 14"),
         (with(good(&[spec()]), 40, &[255; 8]), "dimension of 18446744073709551615"),
         (with(good(&[spec()]), 36, &[17]), "17 dimensions"),
         (with(good(&[spec()]), 36, &[2]), "ends inside tensor 0"),

@@ -14,7 +14,7 @@ use gradsync_tests::ranks::{agreed, guarded};
 use crate::case::Case;
 
 /// A communicator that tells nobody of the memory which its ranks have in common.
-struct Apart<'a>(&'a LocalCommunicator);
+pub(crate) struct Apart<'a>(pub(crate) &'a LocalCommunicator);
 
 impl Communicator for Apart<'_> {
     fn rank(&self) -> usize {

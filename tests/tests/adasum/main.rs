@@ -3,6 +3,7 @@
 
 mod apart;
 mod case;
+mod gaps;
 mod grid;
 mod known;
 mod nodes;

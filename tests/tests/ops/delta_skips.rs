@@ -32,6 +32,24 @@ impl DeltaOptimizer for Probe {
     }
 }
 
+/// What is not finite and lies between tensors belongs to nobody.
+#[test]
+fn gaps_that_are_not_finite_skip_nothing() {
+    guarded(60, || {
+        for format in Format::ALL {
+            let outcome = agreed("gaps", 2, |comm| {
+                let mut gradients = random(format, comm.rank());
+                gradsync_tests::array::fill_gaps(&mut gradients, f64::NAN);
+                let mut weights = random(Format::F32, 77);
+                let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
+                let options = StepOptions::default();
+                adasum_step(&comm, None, &gradients, &mut weights, &mut probe, options).unwrap().outcome
+            });
+            assert_eq!(outcome, StepOutcome::Applied, "{format:?}");
+        }
+    });
+}
+
 /// NaN or an infinity on one rank: no rank steps, no optimizer runs, and all know where it was.
 #[test]
 fn gradients_that_are_not_finite_skip_the_step_everywhere() {

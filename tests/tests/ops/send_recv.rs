@@ -79,6 +79,86 @@ fn memory_that_there_is_not() {
     });
 }
 
+/// A process whose memory is limited has room for the payload once and not twice: one of the two ranks does not get its own, and the other learns
+/// why at once, whichever it is.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_for_one_of_two() {
+    const NAME: &str = "send_recv::memory_for_one_of_two";
+    const LIMITED: &str = "GRADSYNC_TESTS_MEMORY_IS_LIMITED";
+    if std::env::var_os(LIMITED).is_some() {
+        guarded(60, one_of_two);
+        return;
+    }
+    let script = format!("ulimit -v {} && exec \"$0\" --exact {NAME} --nocapture --test-threads=1", 7 << 19);
+    let program = std::env::current_exe().expect("this program");
+    let outcome = std::process::Command::new("/bin/sh").arg("-c").arg(script).arg(program).env(LIMITED, "1").output();
+    let outcome = outcome.expect("a shell");
+    let text = String::from_utf8_lossy(&outcome.stdout);
+    assert!(
+        outcome.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&outcome.stderr)
+    );
+}
+
+/// 2 GiB, four times the same 512 MiB, in 3.5 GiB of addresses.
+#[cfg(target_os = "linux")]
+fn one_of_two() {
+    use gradsync::ops::send_recv::{Bundle, send};
+    const PART: usize = 512 << 20;
+    let outcomes = on_ranks(2, |comm| {
+        if comm.rank() == 1 {
+            return recv_described(&comm, true, 0, 5, &Limits::default()).map(drop);
+        }
+        let part = vec![0u8; PART];
+        let tensors = (0..4).map(|_| TensorBytes::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+        send(&comm, true, 1, &Bundle::new(tensors)?.described(5)).map(drop)
+    });
+    let missing = format!("no memory for {} bytes", 4 * PART);
+    let is_own = |outcome: &&gradsync::Result<()>| matches!(outcome, Err(Error::OutOfMemory { .. }));
+    assert_eq!(outcomes.iter().filter(is_own).count(), 1, "{outcomes:?}");
+    for outcome in &outcomes {
+        match outcome {
+            Err(Error::InvalidArgument { reason, .. }) => assert!(reason.contains(&missing), "{reason}"),
+            Err(error @ Error::OutOfMemory { .. }) => assert!(error.to_string().contains(&missing), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn small_integers_and_truth_values() {
+    let (short, word, truth) = ([-3i16, i16::MAX], [7u16, u16::MAX], [true, false, true]);
+    guarded(60, move || {
+        on_ranks(2, |comm| {
+            if comm.rank() == 0 {
+                let tensors = [TensorBytes::from(&short[..]), (&word[..]).into(), (&truth[..]).into()];
+                let bundle = gradsync::ops::send_recv::Bundle::new(tensors).unwrap();
+                gradsync::ops::send_recv::send(&comm, true, 1, &bundle.described(2)).unwrap();
+                return;
+            }
+            let (_, received) = recv_described(&comm, true, 0, 2, &Limits::default()).unwrap();
+            let types: Vec<DataType> = received.tensors().map(|tensor| tensor.dtype()).collect();
+            assert_eq!(types, [DataType::I16, DataType::U16, DataType::Bool]);
+            assert_eq!(received.tensor(0).typed(), Some(&short[..]));
+            assert_eq!(received.tensor(1).typed(), Some(&word[..]));
+            assert_eq!(received.tensor(2).typed(), Some(&truth[..]));
+            assert_eq!(received.tensor(0).typed::<u16>(), None);
+        });
+    });
+    let names =
+        [DataType::I16, DataType::U16, DataType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
+    assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
+    // A byte that is no truth value never becomes one.
+    assert_eq!(TensorBytes::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
+    let refusal = TensorBytes::new(DataType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
+    assert!(refusal.contains("u16 [3] has 6 bytes"), "{refusal}");
+    let mut written = [0i16; 2];
+    TensorBytesMut::from(&mut written[..]).bytes_mut().fill(0x11);
+    assert_eq!(written, [0x1111; 2]);
+}
+
 #[test]
 fn tensors_of_views_and_slices() {
     let values = [bf16::from_f32(1.0), bf16::from_f32(-2.0)];

@@ -73,7 +73,7 @@ fn headers_are_these_bytes() {
     let prefix = prefix_of(&header).unwrap();
     assert_eq!(prefix, Prefix { sequence: 0x0102_0304_0506_0708, tensors: 2, header_bytes: 64, payload_bytes: 1793 });
     let codes = DataType::ALL.map(|dtype| encode(&[spec(dtype, &[])], 0).unwrap()[PREFIX_BYTES]);
-    assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     let empty = encode(&[], u64::MAX).unwrap();
     assert_eq!(empty.len(), PREFIX_BYTES);
     let nothing = Header { sequence: u64::MAX, tensors: vec![], layout: BundleLayout::new(&[]).unwrap() };
@@ -115,7 +115,7 @@ fn each_fault_has_its_error() {
         assert_eq!((refusal(&header), prefix_of(&header).is_ok()), (error, true));
     };
     rest(HeaderError::PayloadLength { found: 1025, needed: 1024 }, with(good.clone(), 24, &[1]));
-    rest(HeaderError::DType { tensor: 1, offset: 48, found: 11 }, with(good.clone(), 48, &[11]));
+    rest(HeaderError::DType { tensor: 1, offset: 48, found: 14 }, with(good.clone(), 48, &[14]));
     rest(HeaderError::DType { tensor: 1, offset: 48, found: 0 }, with(good.clone(), 48, &[0]));
     rest(HeaderError::TooManyDims { tensor: 1, offset: 52, found: 17, limit: 16 }, with(good.clone(), 52, &[17]));
     rest(HeaderError::EndsEarly { tensor: 2, offset: 64 }, with(good.clone(), 68, &[2]));

@@ -227,13 +227,14 @@ impl NcclCommunicator {
     /// addresses are equal. Means of integers round towards zero, as NCCL's do.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
     /// `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has got past the
     /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
     pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
         let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
+        self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
         let (reduction, after) = self.reduction(op, input.dtype, 1.0);
         // SAFETY: the caller's promise.
         unsafe { self.run(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
@@ -244,12 +245,13 @@ impl NcclCommunicator {
     /// [`reduce_scatter`](DeviceCommunicator::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
     /// As [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
     pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
         let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
+        self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
         let (reduction, after) = self.reduction(op, output.dtype, 1.0);
         // SAFETY: the caller's promise.
         unsafe { self.run(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
@@ -395,6 +397,15 @@ impl NcclCommunicator {
     fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.session.refuse(operation, error))
     }
+}
+
+/// Refuses to reduce elements of a type that NCCL only moves, as bytes.
+fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
+    if primitive::is_reducible(dtype) {
+        return Ok(());
+    }
+    let reason = format!("NCCL does not reduce elements of {dtype}; it only moves them");
+    Err(Error::InvalidArgument { operation, reason })
 }
 
 /// Whether the dtype has the factor itself.

@@ -55,11 +55,23 @@ pub(super) struct Refused {
     pub(super) code: ResultCode,
 }
 
-/// `ncclDataType_t`
-pub(super) fn data_type(dtype: DataType) -> DataTypeCode {
+/// Whether NCCL computes with a type; the others it moves as bytes.
+pub(super) fn is_reducible(dtype: DataType) -> bool {
+    !matches!(dtype, DataType::I16 | DataType::U16 | DataType::Bool)
+}
+
+/// As many elements as NCCL counts and names them where it only moves them: those of a type that it does not have are bytes.
+fn moved(data: RawSlice) -> (usize, DataTypeCode) {
+    // What exists in memory has no more bytes than that has addresses.
+    let len = if is_reducible(data.dtype) { data.len } else { data.len * data.dtype.size_bytes() };
+    (len, data_type(data.dtype))
+}
+
+/// `ncclDataType_t`, that of bytes for types which NCCL does not have.
+fn data_type(dtype: DataType) -> DataTypeCode {
     match dtype {
         DataType::I8 => DataTypeCode::I8,
-        DataType::U8 => DataTypeCode::U8,
+        DataType::U8 | DataType::I16 | DataType::U16 | DataType::Bool => DataTypeCode::U8,
         DataType::I32 => DataTypeCode::I32,
         DataType::U32 => DataTypeCode::U32,
         DataType::I64 => DataTypeCode::I64,
@@ -134,23 +146,23 @@ impl Primitive {
                 }
                 Primitive::AllGather { input, output } => {
                     let (from, to) = (pointer(input.address).cast_const(), pointer(output));
-                    let code = (api.ncclAllGather)(from, to, input.len, data_type(input.dtype), comm, stream);
+                    let (len, dtype) = moved(input);
+                    let code = (api.ncclAllGather)(from, to, len, dtype, comm, stream);
                     checked("ncclAllGather", code)
                 }
                 Primitive::Broadcast { data, root } => {
-                    let (place, dtype) = (pointer(data.address), data_type(data.dtype));
-                    let code =
-                        (api.ncclBroadcast)(place.cast_const(), place, data.len, dtype, root as c_int, comm, stream);
+                    let (place, (len, dtype)) = (pointer(data.address), moved(data));
+                    let code = (api.ncclBroadcast)(place.cast_const(), place, len, dtype, root as c_int, comm, stream);
                     checked("ncclBroadcast", code)
                 }
                 Primitive::Send { data, peer } => {
-                    let from = pointer(data.address).cast_const();
-                    let code = (api.ncclSend)(from, data.len, data_type(data.dtype), peer as c_int, comm, stream);
+                    let (from, (len, dtype)) = (pointer(data.address).cast_const(), moved(data));
+                    let code = (api.ncclSend)(from, len, dtype, peer as c_int, comm, stream);
                     checked("ncclSend", code)
                 }
                 Primitive::Recv { data, peer } => {
-                    let to = pointer(data.address);
-                    let code = (api.ncclRecv)(to, data.len, data_type(data.dtype), peer as c_int, comm, stream);
+                    let (to, (len, dtype)) = (pointer(data.address), moved(data));
+                    let code = (api.ncclRecv)(to, len, dtype, peer as c_int, comm, stream);
                     checked("ncclRecv", code)
                 }
             }

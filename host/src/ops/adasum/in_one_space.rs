@@ -13,7 +13,6 @@ use super::gram::{Gram, Solution};
 use crate::comm::AddressSpace;
 use crate::error::Result;
 use crate::kernels::cpu;
-use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
 /// Bytes of all vectors' elements that are read and replaced before the next: they fit into the caches of most processors.
@@ -68,7 +67,6 @@ impl Gram<'_> {
         let chunk_of = |chunk: usize| vectors.iter().map(|vector| vector.range(self.cut.chunk(chunk))).collect();
         let Solution { report, of_tensors, trees } = self.solve(products, &chunk_of)?;
         cpu::combine_in_place(&mut operands(&mut parts), &of_tensors, trees.as_ref(), &left)?;
-        self.fill_gaps(&mut parts);
         Ok(report)
     }
 
@@ -90,19 +88,6 @@ impl Gram<'_> {
             let within = move |layer: &Range<usize>| layer.start.max(chunk.start)..layer.end.min(chunk.end);
             layers.iter().map(within).enumerate().filter(|(_, piece)| !piece.is_empty())
         })
-    }
-
-    /// What lies between tensors is on every rank what it was on the one whose part it is.
-    fn fill_gaps(&self, parts: &mut [SliceMut<'_>]) {
-        let len = parts[0].len();
-        let (before, rest) = parts.split_at_mut(self.across.rank());
-        let Some((own, after)) = rest.split_first_mut() else { return };
-        for gap in segments::gaps(self.tensors, len) {
-            let own = own.as_slice().range(gap.clone()).as_bytes();
-            for other in before.iter_mut().chain(after.iter_mut()) {
-                other.reborrow().range_mut(gap.clone()).as_bytes_mut().copy_from_slice(own);
-            }
-        }
     }
 }
 

@@ -86,18 +86,27 @@ impl<'a> Bundle<'a> {
         self.layout.len
     }
 
-    /// The payload, copied together if need be.
-    pub(super) fn payload(&self, operation: &'static str) -> Result<Payload<'_>> {
-        let tensors = match &self.content {
-            Content::Laid(payload) => return Ok(Payload::Lying(payload)),
-            Content::Apart(tensors) => tensors,
-        };
-        let mut packed = Memory::new(operation, self.layout.len)?;
-        let bytes = packed.bytes_mut();
-        for (place, tensor) in self.layout.places.iter().zip(tensors) {
-            bytes[place.clone()].copy_from_slice(tensor.bytes());
+    /// Memory for the payload, where tensors have to be copied together.
+    pub(super) fn room(&self, operation: &'static str) -> Result<Room> {
+        Ok(Room(match &self.content {
+            Content::Laid(_) => None,
+            Content::Apart(_) => Some(Memory::new(operation, self.layout.len)?),
+        }))
+    }
+
+    /// The payload, copied together in the room that [`room`](Self::room) has made for it, if need be.
+    pub(super) fn payload(&self, room: Room) -> Payload<'_> {
+        match (&self.content, room.0) {
+            (Content::Laid(payload), _) => Payload::Lying(payload),
+            (Content::Apart(tensors), packed) => {
+                let mut packed = packed.expect("room is made for tensors that lie apart");
+                let bytes = packed.bytes_mut();
+                for (place, tensor) in self.layout.places.iter().zip(tensors) {
+                    bytes[place.clone()].copy_from_slice(tensor.bytes());
+                }
+                Payload::Packed(packed)
+            }
         }
-        Ok(Payload::Packed(packed))
     }
 }
 
@@ -112,6 +121,9 @@ impl<'a> From<&'a Received> for Bundle<'a> {
         }
     }
 }
+
+/// Memory for a payload, if it needs any.
+pub(super) struct Room(Option<Memory>);
 
 /// Bytes that are ready to be sent.
 pub(super) enum Payload<'a> {

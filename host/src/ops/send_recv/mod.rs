@@ -26,8 +26,10 @@ pub(crate) use self::{
     tensor::{check, spec},
 };
 
-use self::bundle::Payload;
-use self::negotiation::{HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, negotiate};
+use self::bundle::{Payload, Room};
+use self::negotiation::{
+    HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, negotiate, withdrawal,
+};
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::nvtx::{Phase, range, ranges};
@@ -61,7 +63,8 @@ use crate::plan::bundle::{Limits, encode};
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, or the receiver refuses what is described;
 /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or one that there is not;
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the copy; and those of [`Communicator::exchange`].
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the copy, before anything is sent: the receiver of what is described learns of it, and
+/// where shapes are known the call can be made again; and those of [`Communicator::exchange`].
 pub fn send(comm: &dyn Communicator, signal: bool, peer: usize, bundle: &Bundle<'_>) -> Result<bool> {
     check_call("send", Operation::Send { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
     transfer(comm, &[(peer, bundle)], Vec::new())?;
@@ -83,8 +86,8 @@ pub fn recv(comm: &dyn Communicator, signal: bool, peer: usize, tensors: &mut [T
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; if what comes is no header, which leaves the
-/// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns. [`Error::OutOfMemory`], which it
-/// learns too, and as [`send`].
+/// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns; if the sender has no memory to send it from.
+/// [`Error::OutOfMemory`], which the sender learns too, and as [`send`].
 ///
 /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
 pub fn recv_described(
@@ -170,13 +173,16 @@ fn transfer<'p, 't>(
         prepare(comm, sends, receives)?
     };
     let mut payloads: Vec<(usize, Payload<'_>)> = Vec::with_capacity(sends.len());
-    for ((peer, bundle), accepted) in sends.iter().zip(&accepted) {
-        if accepted.is_ok() {
-            let _range = range(Phase::SendMemcpy, *peer);
-            payloads.push((*peer, bundle.payload("send")?));
+    let mut refused = Vec::new();
+    for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
+        match accepted {
+            Ok(room) => {
+                let _range = range(Phase::SendMemcpy, *peer);
+                payloads.push((*peer, bundle.payload(room)));
+            }
+            Err(error) => refused.push(error),
         }
     }
-    let mut refused = Vec::new();
     let mut landed = Vec::with_capacity(landings.len());
     for (peer, landing) in landings {
         match landing {
@@ -206,22 +212,29 @@ fn transfer<'p, 't>(
     let _sends = ranges(Phase::PostSend, to.into_iter());
     let _receives = ranges(Phase::PostRecv, from.into_iter());
     drop(payloads);
-    first_error(accepted, refused)?;
+    first_error(refused)?;
     Ok(received)
 }
 
-/// Whether each send was accepted, and memory for what is received.
-type Prepared<'p, 't> = (Vec<Result<()>>, Vec<(usize, Result<Landing<'p, 't>>)>);
+/// For each send that was accepted, and for what is received, memory.
+type Prepared<'p, 't> = (Vec<Result<Room>>, Vec<(usize, Result<Landing<'p, 't>>)>);
 
 fn prepare<'p, 't>(
     comm: &dyn Communicator,
     sends: &[(usize, &Bundle<'_>)],
     receives: Vec<(usize, Place<'p, 't>)>,
 ) -> Result<Prepared<'p, 't>> {
-    let (mut offers, mut wants) = (Vec::new(), Vec::new());
+    let (mut offers, mut wants, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
     for (peer, bundle) in sends {
-        if let Shapes::Described { tag } = bundle.shapes {
-            offers.push(Offer { peer: *peer, header: encode(bundle.specs(), tag)? });
+        // Before the receiver accepts: nobody shall wait for what there is no memory for.
+        let room = bundle.room("send");
+        match bundle.shapes {
+            Shapes::Known => rooms.push(Ok(room?)),
+            Shapes::Described { tag } => {
+                let header = room.as_ref().map_or_else(|error| Ok(withdrawal(error)), |_| encode(bundle.specs(), tag));
+                offers.push(Offer { peer: *peer, header: header? });
+                rooms.push(room);
+            }
         }
     }
     for (peer, place) in &receives {
@@ -249,9 +262,12 @@ fn prepare<'p, 't>(
     let outcome = negotiate(&Small(comm), &offers, &wants, |header| Received::of_header("recv", header))?;
     let mut answers = outcome.offers.into_iter();
     let mut described = outcome.wants.into_iter();
-    let accepted = sends.iter().map(|(_, bundle)| match bundle.shapes {
-        Shapes::Known => Ok(()),
-        Shapes::Described { .. } => answers.next().expect("one for each offer"),
+    let accepted = sends.iter().zip(rooms).map(|((_, bundle), room)| match bundle.shapes {
+        Shapes::Known => room,
+        Shapes::Described { .. } => {
+            let answer = answers.next().expect("one for each offer");
+            room.and_then(|room| answer.map(|()| room))
+        }
     });
     let landings = landings.into_iter().map(|(peer, landing)| {
         let landing =

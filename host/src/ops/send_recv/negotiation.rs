@@ -12,6 +12,9 @@
 //! | the answer to that | to the sender | [`ANSWER_BYTES`] |
 //! | the payload, unless the answer is a refusal | to the receiver | as the header says |
 //!
+//! A sender that describes a bundle has all memory that it needs to send it. One that gets none sends, in the place of the header, four bytes
+//! `GSTW`, the reason in UTF-8, and zeros: the receiver answers as to any other header that it refuses, and the transfer ends.
+//!
 //! An answer is a zero, or a one and the reason in UTF-8, and zeros. A refusal ends the transfer on both ranks, and leaves nothing
 //! behind that a later one could mistake for its own. What is no header at all is not answered: whoever sent it expects nothing.
 //!
@@ -34,15 +37,33 @@ pub(crate) const ANSWER_BYTES: usize = 256;
 /// Bytes of the first part of a payload that is as long as a head.
 pub(crate) const PART_BYTES: usize = 256;
 
+/// How the message begins that says that there will be no bundle.
+const WITHDRAWN: [u8; 4] = *b"GSTW";
+
+/// Bytes of the reason in that message.
+const WITHDRAWAL_BYTES: usize = 256;
+
 /// A way for small messages between ranks, all of a call at once.
 pub(crate) trait Messages {
+    /// Makes room for an exchange that sends so many bytes and receives so many, where each message counts as [whole words](in_room). What has been
+    /// room before stays. An exchange for which there is room does not fail for want of memory.
+    fn make_room(&self, sends: usize, receives: usize) -> Result<()> {
+        _ = (sends, receives);
+        Ok(())
+    }
+
     fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
+}
+
+/// What a message of so many bytes counts as in [`Messages::make_room`].
+pub(crate) fn in_room(bytes: usize) -> usize {
+    bytes.next_multiple_of(size_of::<u64>())
 }
 
 /// A bundle that this rank describes to a peer.
 pub(crate) struct Offer {
     pub(crate) peer: usize,
-    /// All of it.
+    /// All of it, or a [`withdrawal`].
     pub(crate) header: Vec<u8>,
 }
 
@@ -80,6 +101,11 @@ pub(crate) fn negotiate<P>(
     if offers.is_empty() && wants.is_empty() {
         return Ok(Outcome { offers: accepted, wants: Vec::new() });
     }
+    let rests = offers.iter().map(|offer| in_room(offer.header.len().saturating_sub(HEAD_BYTES))).sum::<usize>();
+    let heads_and_answers =
+        |heads: usize, answers: usize| (heads * in_room(HEAD_BYTES)).max(answers * in_room(ANSWER_BYTES));
+    let room = heads_and_answers(offers.len(), wants.len()).max(rests);
+    messages.make_room(room, heads_and_answers(wants.len(), offers.len()))?;
     let heads: Vec<[u8; HEAD_BYTES]> = offers.iter().map(|offer| padded(&offer.header)).collect();
     let sends: Vec<(usize, &[u8])> = offers.iter().zip(&heads).map(|(offer, head)| (offer.peer, &head[..])).collect();
     let mut arrived: Vec<Vec<u8>> = wants.iter().map(|_| vec![0; HEAD_BYTES]).collect();
@@ -87,6 +113,7 @@ pub(crate) fn negotiate<P>(
 
     let begin = |(want, head): (&Want, Vec<u8>)| begin(want, head, &mut reserve);
     let mut states: Vec<State<P>> = wants.iter().zip(arrived).map(begin).collect::<Result<_>>()?;
+    make_room_for_rests(messages, &mut states);
     let all_offers: Vec<usize> = (0..offers.len()).collect();
     let all_wants: Vec<usize> = (0..wants.len()).collect();
     answer(messages, (offers, &mut accepted, &all_offers), (wants, &mut states, &all_wants))?;
@@ -123,8 +150,26 @@ pub(crate) fn negotiate<P>(
     Ok(Outcome { offers: accepted, wants: states.into_iter().map(settled).collect() })
 }
 
+/// Has room for the rests of headers that have begun well, or refuses those for which there is none.
+fn make_room_for_rests<P>(messages: &dyn Messages, states: &mut [State<P>]) {
+    let mut room = 0;
+    for state in states {
+        let State::Begun(_, len) = state else { continue };
+        let rest = in_room(*len - HEAD_BYTES);
+        match messages.make_room(0, room + rest) {
+            Ok(()) => room += rest,
+            Err(error) => *state = State::Settled(Err(error)),
+        }
+    }
+}
+
 /// Looks at the first part of a header, and at all of it if that is all. An error is that the message is no header.
 fn begin<P>(want: &Want, head: Vec<u8>, reserve: &mut impl FnMut(Header) -> Result<P>) -> Result<State<P>> {
+    if let Some(reason) = head.strip_prefix(&WITHDRAWN) {
+        let reason = String::from_utf8_lossy(&reason[..WITHDRAWAL_BYTES]);
+        let text = format!("the sender withdraws it: {}", reason.trim_end_matches('\0'));
+        return Ok(State::Settled(Err(refusal(want, text))));
+    }
     let prefix: &[u8; PREFIX_BYTES] = head.first_chunk().expect("a head is longer than a prefix");
     let prefix = match Prefix::decode(prefix, &want.limits) {
         Ok(prefix) => prefix,
@@ -190,14 +235,25 @@ fn answer<P>(
 fn encode_answer(refusal: Option<&str>) -> [u8; ANSWER_BYTES] {
     let mut answer = [0; ANSWER_BYTES];
     if let Some(text) = refusal {
-        let mut end = text.len().min(ANSWER_BYTES - 1);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+        let text = beginning(text, ANSWER_BYTES - 1);
         answer[0] = 1;
-        answer[1..=end].copy_from_slice(&text.as_bytes()[..end]);
+        answer[1..=text.len()].copy_from_slice(text);
     }
     answer
+}
+
+/// As many whole characters of a text as have no more than so many bytes.
+fn beginning(text: &str, bytes: usize) -> &[u8] {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text.as_bytes()[..end]
+}
+
+/// What goes to the receiver in the place of a header: that there is no bundle, and why.
+pub(crate) fn withdrawal(error: &Error) -> Vec<u8> {
+    [&WITHDRAWN[..], beginning(&error.to_string(), WITHDRAWAL_BYTES)].concat()
 }
 
 /// Why a bundle was refused, if it was.
@@ -242,9 +298,8 @@ pub(crate) fn check_call(
 }
 
 /// The first refusal, once everything that was not refused has been transferred.
-pub(crate) fn first_error(offers: Vec<Result<()>>, wants: impl IntoIterator<Item = Error>) -> Result<()> {
-    let refused = offers.into_iter().filter_map(Result::err).chain(wants).next();
-    refused.map_or(Ok(()), Err)
+pub(crate) fn first_error(refused: Vec<Error>) -> Result<()> {
+    refused.into_iter().next().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type of elements that transports carry: that of gradients, and integers of 8, 32 and 64 bits.
-pub trait Carried: sealed::Sealed + bytemuck::Pod {
+/// A type of elements that transports carry: that of gradients, integers of 8 to 64 bits, and `bool`.
+pub trait Carried: sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern {
     /// Its name at run time.
     const DATA_TYPE: DataType;
 }
@@ -30,6 +30,7 @@ macro_rules! carried {
     )*};
 }
 carried!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, i64 => I64, u64 => U64, i32 => I32, u32 => U32, i8 => I8, u8 => U8);
+carried!(i16 => I16, u16 => U16, bool => Bool);
 
 /// A tensor to read: the bytes of its elements in row-major order and the machine's byte order, and its shape. `[]` is a scalar.
 #[derive(Clone, Debug)]
@@ -81,12 +82,12 @@ impl<'a> TensorBytes<'a> {
         self.bytes
     }
 
-    /// The elements, if `T` is their type and the bytes lie where a `T` can.
+    /// The elements, if `T` is their type, the bytes lie where a `T` can, and they are values of it: of `bool`, 0 and 1 are.
     pub fn typed<T: Carried>(&self) -> Option<&'a [T]> {
         if self.dtype != T::DATA_TYPE {
             return None;
         }
-        bytemuck::try_cast_slice(self.bytes).ok()
+        bytemuck::checked::try_cast_slice(self.bytes).ok()
     }
 
     pub(crate) fn spec(&self) -> TensorSpec {
@@ -105,11 +106,11 @@ impl<'a> TensorBytesMut<'a> {
         Ok(Self { dtype, shape, bytes })
     }
 
-    /// Gives elements a shape.
+    /// Gives elements a shape. Not those of `bool`, as a peer can send bytes that are none: they are received as bytes.
     ///
     /// # Errors
     /// As [`TensorBytes::new`].
-    pub fn of<T: Carried>(data: &'a mut [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+    pub fn of<T: Carried + bytemuck::Pod>(data: &'a mut [T], shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::new(T::DATA_TYPE, shape, bytemuck::cast_slice_mut(data))
     }
 
@@ -154,7 +155,7 @@ impl<'a, T: Carried> From<&'a [T]> for TensorBytes<'a> {
     }
 }
 
-impl<'a, T: Carried> From<&'a mut [T]> for TensorBytesMut<'a> {
+impl<'a, T: Carried + bytemuck::Pod> From<&'a mut [T]> for TensorBytesMut<'a> {
     fn from(data: &'a mut [T]) -> Self {
         Self { dtype: T::DATA_TYPE, shape: vec![data.len()].into(), bytes: bytemuck::cast_slice_mut(data) }
     }

@@ -5,6 +5,7 @@
 #[allow(dead_code)] // the CPU's tests ask more of a case
 mod case;
 mod device;
+mod gaps;
 mod grid;
 mod known;
 mod large;
@@ -91,6 +92,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         grid::run(&cases, report);
         known::run(&cases, report);
         nonfinite::run(&cases, report);
+        gaps::run(&cases, report);
     }
     queued::run(context, report);
     refusals::run(&Cases::new(context, &comm), report);

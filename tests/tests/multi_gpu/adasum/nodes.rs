@@ -9,7 +9,7 @@ use gradsync::comm::{DeviceCommunicator, ReduceOp, Split};
 use gradsync::driver::Queue;
 use gradsync::ops::cuda::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes, WithinNode};
-use gradsync_tests::array::{dtype, patterns_of};
+use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
@@ -123,18 +123,26 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, comm.world_size(), tensors).unwrap();
         let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node.into());
         let mut adasum = AdasumAllReduce::new(algo, &buffer, case.all.options()).unwrap();
-        let mut once = || {
-            buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
+        let mut once = |in_gaps: f64| {
+            let mut host = case.all.buffer(comm.rank());
+            fill_gaps(&mut host, in_gaps);
+            buffer.copy_from_host(&host).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
             comm.synchronize(self.queue).unwrap();
-            let mut host = case.all.buffer(comm.rank());
             buffer.copy_to_host(&mut host).unwrap();
-            (patterns_of(host.as_slice()), adasum.report().unwrap())
+            (patterns_of(host.as_slice()), tensor_patterns(&host), adasum.report().unwrap())
         };
-        let ((first, report), (second, _)) = (once(), once());
+        let ((first, tensors, report), (second, ..)) = (once(0.0), once(0.0));
+        let (_, of_dirty, report_of_dirty) = once(1.0);
         let mut checks = Checks::new(comm);
         checks.same_list(format!("{what}: the second run's bits"), second, first.clone());
+        checks.same_list(format!("{what}: the bits with ones between tensors"), of_dirty, tensors);
         checks.finish();
+        assert_eq!(
+            format!("{report_of_dirty:?}"),
+            format!("{report:?}"),
+            "{what}: the report with ones between tensors"
+        );
         let layers = layers(&case.all, &first, &what).concat();
         case.check(&what, &layers, &report);
     }

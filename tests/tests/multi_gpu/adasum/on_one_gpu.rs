@@ -19,8 +19,8 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::on_ranks;
 use gradsync_tests::tolerance::assert_equal;
 
-use super::Case;
 use super::device::{Runner, Way, layers};
+use super::{Case, gaps};
 use crate::context::Context;
 use crate::report::Report;
 
@@ -91,6 +91,12 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
                 let case = Case::of(kind, format, world_size, shapes, world_size as u64).with(algorithm, granularity);
                 runner.check(&case, &format!("{kind:?}"));
             }
+        }
+    }
+    for (algorithm, _) in [runs[0], runs[2]].into_iter().filter(|(algorithm, _)| takes(*algorithm)) {
+        for granularity in [Granularity::Tensor, Granularity::Whole] {
+            let case = Case::of(Kind::Orthogonal, format, world_size, &gaps::SHAPES, 8);
+            gaps::check(&runner, &case.with(algorithm, granularity));
         }
     }
     sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));

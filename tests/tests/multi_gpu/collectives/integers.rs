@@ -11,6 +11,8 @@ use crate::placed::RawBytes;
 use crate::report::Report;
 
 const TYPES: [DataType; 6] = [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64];
+/// Those that NCCL does not have: they are moved as bytes.
+const MOVED: [DataType; 3] = [DataType::I16, DataType::U16, DataType::Bool];
 const LENS: [usize; 4] = [0, 1, 33, 4097];
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
@@ -22,6 +24,9 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("all_to_all_raw of bytes", || all_to_all(cases));
     report.case("broadcast_raw of bytes", || broadcast(cases));
     report.case("exchange_raw of bytes", || exchange(cases));
+    for dtype in MOVED {
+        report.case(&format!("moves of {dtype}"), || moves(cases, dtype));
+    }
 }
 
 /// Integers whose sum over ranks no type overflows, negative ones among them where the type has any.
@@ -176,6 +181,35 @@ fn exchange(cases: &Cases<'_>) {
     let mut checks = Checks::new(comm);
     for (peer, output) in peers.iter().zip(&outputs) {
         checks.own_list(format!("bytes from rank {peer}"), output.read(comm), message(*peer, rank).to_vec());
+    }
+    checks.finish();
+}
+
+/// Elements of a type that NCCL does not have, between words of others, which must stay what they were.
+fn moves(cases: &Cases<'_>, dtype: DataType) {
+    let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
+    let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let mut checks = Checks::new(comm);
+    for len in LENS {
+        let inputs = messages(cases, len * dtype.size_bytes());
+        let input = RawBytes::new(queue, &inputs[rank], dtype.size_bytes());
+        let all = RawBytes::unwritten(queue, inputs.concat().len(), dtype.size_bytes());
+        // SAFETY: the memory lives until it has been read, and nothing else uses it.
+        unsafe { comm.all_gather_raw(queue, input.elements(dtype), all.address()) }.unwrap();
+        checks.same_list(format!("{len} of each rank"), all.read(comm), inputs.concat());
+
+        let data = RawBytes::new(queue, &inputs[rank], 0);
+        // SAFETY: as above.
+        unsafe { comm.broadcast_raw(queue, data.elements(dtype), 0) }.unwrap();
+        checks.same_list(format!("{len} of rank 0"), data.read(comm), inputs[0].clone());
+
+        if world_size > 1 {
+            let come = RawBytes::unwritten(queue, inputs[last].len(), dtype.size_bytes());
+            let (out, back) = ([(next, input.elements(dtype))], [(last, come.elements(dtype))]);
+            // SAFETY: as above; the two are apart.
+            unsafe { comm.exchange_raw(queue, &out, &back) }.unwrap();
+            checks.own_list(format!("{len} of rank {last}"), come.read(comm), inputs[last].clone());
+        }
     }
     checks.finish();
 }

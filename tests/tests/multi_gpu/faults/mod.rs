@@ -47,6 +47,16 @@ impl Fault {
         Fault { act, rank: LOST, work: Kind::AllReduce, is_blocking: true, is_cold: false }
     }
 
+    /// The same while kernels reach into its memory.
+    const fn among_peers(self) -> Self {
+        Fault { work: Kind::Adasum, ..self }
+    }
+
+    /// The same to rank 0, where the hub of the control channel is.
+    const fn of_rank0(self) -> Self {
+        Fault { rank: 0, ..self }
+    }
+
     fn options(self, context: &Context) -> NcclOptions {
         NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..context.options() }
     }
@@ -73,14 +83,16 @@ pub(crate) fn suites() -> Vec<Suite> {
     const STOP: Fault = Fault::new(Act::Stop);
     const SLEEP: Fault = Fault::new(Act::Sleep);
     const SLEEP_NONBLOCKING: Fault = Fault { is_blocking: false, ..SLEEP };
+    const PANIC: Fault = Fault::new(Act::Panic);
+    const LEAVE: Fault = Fault::new(Act::Leave);
     type Run = fn(&Context, &mut Report);
-    let faults: [(&'static str, &'static [usize], Run); 14] = [
+    let faults: [(&'static str, &'static [usize], Run); 24] = [
         ("fault-exit", &[LOST], |context, report| run(context, report, EXIT)),
         ("fault-kill", &[LOST], |context, report| run(context, report, KILL)),
         ("fault-stop", &[LOST], |context, report| run(context, report, STOP)),
         ("fault-sleep", &[], |context, report| run(context, report, SLEEP)),
-        ("fault-panic", &[], |context, report| run(context, report, Fault::new(Act::Panic))),
-        ("fault-leave", &[], |context, report| run(context, report, Fault::new(Act::Leave))),
+        ("fault-panic", &[], |context, report| run(context, report, PANIC)),
+        ("fault-leave", &[], |context, report| run(context, report, LEAVE)),
         ("fault-kill-nonblocking", &[LOST], |context, report| {
             run(context, report, Fault { is_blocking: false, ..KILL });
         }),
@@ -89,10 +101,20 @@ pub(crate) fn suites() -> Vec<Suite> {
         ("fault-sleep-cold-nonblocking", &[], |context, report| {
             run(context, report, Fault { is_cold: true, ..SLEEP_NONBLOCKING });
         }),
-        ("fault-kill-peers", &[LOST], |context, report| run(context, report, Fault { work: Kind::Adasum, ..KILL })),
-        ("fault-sleep-peers", &[], |context, report| run(context, report, Fault { work: Kind::Adasum, ..SLEEP })),
-        ("fault-rank0", &[0], |context, report| run(context, report, Fault { rank: 0, ..KILL })),
-        ("fault-stop-rank0", &[0], |context, report| run(context, report, Fault { rank: 0, ..STOP })),
+        ("fault-exit-peers", &[LOST], |context, report| run(context, report, EXIT.among_peers())),
+        ("fault-kill-peers", &[LOST], |context, report| run(context, report, KILL.among_peers())),
+        ("fault-stop-peers", &[LOST], |context, report| run(context, report, STOP.among_peers())),
+        ("fault-sleep-peers", &[], |context, report| run(context, report, SLEEP.among_peers())),
+        ("fault-panic-peers", &[], |context, report| run(context, report, PANIC.among_peers())),
+        ("fault-leave-peers", &[], |context, report| run(context, report, LEAVE.among_peers())),
+        ("fault-exit-rank0", &[0], |context, report| run(context, report, EXIT.of_rank0())),
+        ("fault-rank0", &[0], |context, report| run(context, report, KILL.of_rank0())),
+        ("fault-stop-rank0", &[0], |context, report| run(context, report, STOP.of_rank0())),
+        ("fault-sleep-rank0", &[], |context, report| run(context, report, SLEEP.of_rank0())),
+        ("fault-panic-rank0", &[], |context, report| run(context, report, PANIC.of_rank0())),
+        ("fault-leave-rank0", &[], |context, report| run(context, report, LEAVE.of_rank0())),
+        ("fault-rank0-peers", &[0], |context, report| run(context, report, KILL.of_rank0().among_peers())),
+        ("fault-stop-rank0-peers", &[0], |context, report| run(context, report, STOP.of_rank0().among_peers())),
     ];
     let of_processes = faults.map(|(name, victims, run)| {
         let by_peers = name.ends_with("-peers");

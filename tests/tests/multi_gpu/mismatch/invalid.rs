@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use gradsync::comm::{DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{DeviceCommunicator, Operation, RawSlice, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::{CommError, DType, Error};
+use gradsync::{CommError, DType, DataType, Error};
 
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};
 use crate::report::Report;
@@ -16,7 +16,7 @@ struct Invalid {
     is_own: fn(&Error) -> bool,
 }
 
-const CASES: [Invalid; 5] = [
+const CASES: [Invalid; 6] = [
     Invalid {
         name: "lengths that do not fit",
         step: |comm, queue| {
@@ -55,6 +55,16 @@ const CASES: [Invalid; 5] = [
             comm.all_reduce_into(input.as_slice(), output.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
         },
         is_own: |error| matches!(error, Error::InvalidArgument { reason, .. } if reason.contains("different queues")),
+    },
+    Invalid {
+        name: "a sum of a type that is only moved",
+        step: |comm, queue| {
+            let data = f32s(queue, 5);
+            let input = RawSlice { dtype: DataType::I16, ..data.as_slice().into() };
+            // SAFETY: the memory has room for as many elements, and nothing else uses it.
+            unsafe { comm.all_reduce_raw(queue, input, input.address, ReduceOp::Sum) }
+        },
+        is_own: |error| matches!(error, Error::InvalidArgument { reason, .. } if reason.contains("elements of i16")),
     },
 ];
 

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use gradsync::comm::{Call, DeviceCommunicator, Operation};
-use gradsync::{CommError, DType, Error};
+use gradsync::comm::{Call, DeviceCommunicator, Operation, RawSlice};
+use gradsync::{CommError, DataType, Error};
 
 use super::{Groups, QUICK, SUM, comm_error, f32s};
 use crate::report::Report;
 
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
-    let call = |operation, len| Call::new(operation, len, DType::F32);
+    let call = |operation, len| Call::new(operation, len, DataType::F32);
     let (send, receive) = (|peer| Operation::Send { peer }, |peer| Operation::Recv { peer });
     report.case("two sends", || {
         meet(groups, [call(send(1), 5), call(send(0), 5)]);
@@ -19,6 +19,10 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     });
     report.case("transfers of other lengths", || {
         meet(groups, [call(send(1), 5), call(receive(0), 6)]);
+    });
+    report.case("transfers of other types, which NCCL moves as the same bytes", || {
+        meet(groups, [Call::new(send(1), 6, DataType::I16), Call::new(receive(0), 6, DataType::U16)]);
+        meet(groups, [Call::new(send(1), 6, DataType::Bool), Call::new(receive(0), 6, DataType::U8)]);
     });
     report.case("no peer", || {
         // That breaks nothing: no other rank waits for such a transfer.
@@ -49,13 +53,17 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
     let expected = CommError::Mismatch { left_rank: 0, left: calls[0], right_rank: 1, right: calls[1] };
     let failure = groups.fail(|comm| {
         let Some(own) = calls.get(rank) else { return };
-        let mut data = f32s(&queue, own.len);
-        let begun = Instant::now();
-        let outcome = match own.operation {
-            Operation::Send { peer } => comm.send(data.as_slice(), peer),
-            Operation::Recv { peer } => comm.recv(data.as_mut_slice(), peer),
+        let data = f32s(&queue, own.len);
+        // The memory has room for as many elements of each type.
+        let raw = RawSlice { dtype: own.dtype.expect("a transfer has data"), ..data.as_slice().into() };
+        let (sends, receives) = match own.operation {
+            Operation::Send { peer } => (vec![(peer, raw)], vec![]),
+            Operation::Recv { peer } => (vec![], vec![(peer, raw)]),
             other => panic!("{other} is no transfer"),
         };
+        let begun = Instant::now();
+        // SAFETY: the memory lives until the communicator has failed, and nothing else uses it.
+        let outcome = unsafe { comm.exchange_raw(&queue, &sends, &receives) };
         let error = comm_error(outcome.expect_err("nobody meets this call"));
         assert_eq!(error, expected);
         assert!(begun.elapsed() < QUICK, "{error}: only after {:?}", begun.elapsed());

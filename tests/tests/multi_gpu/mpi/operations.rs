@@ -9,7 +9,7 @@ use gradsync::ops::cuda::{AdasumAllReduce, ReduceAlgo, StagedAdasum};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync::{DeviceGradientBuffer, GradientBuffer};
-use gradsync_tests::array::{dtype, patterns_of, write};
+use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::gamma;
@@ -93,6 +93,14 @@ fn staged(context: &Context, format: Format) {
             assert!(first == patterns_of(host.as_slice()), "{what}: other bits than on the host");
             assert!(first == second, "{what}: other bits in the second round");
             assert_eq!(adasum.report(), expected, "{what}");
+            // What somebody has written between tensors changes nothing.
+            let mut dirty = filled(context, format, kind);
+            fill_gaps(&mut dirty, 1.0);
+            buffer.copy_from_host(&dirty).unwrap();
+            adasum.all_reduce(job, &mut buffer).unwrap();
+            buffer.copy_to_host(&mut dirty).unwrap();
+            assert!(tensor_patterns(&dirty) == tensor_patterns(&host), "{what}: ones between tensors");
+            assert_eq!(adasum.report(), expected, "{what}: ones between tensors");
         }
     }
     if tree.is_none() {

@@ -35,6 +35,7 @@ pub(crate) const ALL: &[Case] = &[
     case("another queue that waits for the completion", two_queues),
     case("signals, peers and empty lists", refusals::own_mistakes),
     case("limits and tags", refusals::limits_and_tags),
+    case("memory that a sender does not get", refusals::withdrawn),
     case("what is no header", refusals::no_header),
     case("one forward, one backward", pipeline::pipeline),
 ];

@@ -1,10 +1,11 @@
 //! What ranks refuse on device memory, and that the sender learns of it.
 
 use gradsync::comm::RawSlice;
+use gradsync::driver::DeviceBuffer;
 use gradsync::ops::cuda::send_recv::{DeviceBundle, DeviceTensorView, exchange, recv, recv_described, send};
 use gradsync::ops::send_recv::Expected;
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
-use gradsync::{CommError, DataType, Error, Result};
+use gradsync::{CommError, DType, DataType, Error, Result};
 use gradsync_tests::transfers::{Owned, bundles, known};
 
 use super::Ranks;
@@ -105,6 +106,37 @@ pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
             let tight = Expected::Described { tag: 1, limits: Limits { payload_bytes: 3, ..Limits::default() } };
             let receives = [(0, known(own)), (0, tight), (0, Expected::described(2))];
             refused(exchange(comm, queue, &[], &receives), &["limit is 3"]);
+        }
+        _ => {}
+    }
+    works(ranks);
+}
+
+/// Tensors that are there, as one memory many times, and of which no GPU has room for a copy. The receiver of what is described learns of it, and
+/// another bundle of the call goes; where shapes are known nothing has moved.
+pub(super) fn withdrawn(ranks: &Ranks<'_>) {
+    const PART: usize = 256 << 20;
+    const COUNT: usize = 1 << 13;
+    let Ranks { comm, queue } = *ranks;
+    let small = [Owned::new(DataType::I16, &[3], 7)];
+    match ranks.rank() {
+        0 => {
+            let part = DeviceBuffer::zeroed(queue, DType::F64, PART / 8).unwrap();
+            let huge = DeviceBundle::new((0..COUNT).map(|_| part.as_slice())).unwrap();
+            let failed = |outcome: Result<()>| match outcome {
+                Err(Error::Cuda(error)) => assert_eq!(error.code, 2, "{error}"),
+                other => panic!("{other:?} for a copy of 2 TiB"),
+            };
+            failed(send(comm, true, 1, &huge.clone().described(1)).map(drop));
+            let placed = place(queue, &small);
+            let bundles = [huge.clone().described(2), bundle(&placed).described(3)];
+            failed(exchange(comm, queue, &bundles.map(|bundle| (1, bundle)), &[]).map(drop));
+            failed(send(comm, true, 1, &huge).map(drop));
+        }
+        1 => {
+            refused(recv_described(comm, queue, true, 0, 1, &Limits::default()), &["rank 0", "withdraws"]);
+            let receives = [(0, Expected::described(2)), (0, Expected::described(3))];
+            refused(exchange(comm, queue, &[], &receives), &["rank 0", "withdraws"]);
         }
         _ => {}
     }

@@ -17,13 +17,15 @@ pub use bundle::{DeviceBundle, DeviceReceived};
 pub use completion::Completion;
 pub use tensor::{DeviceTensorView, DeviceTensorViewMut};
 
+use std::cell::RefCell;
+
 use crate::comm::{DeviceCommunicator, RawSlice};
 use crate::driver::{DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Operation, Result};
 use crate::nvtx::{Phase, range, ranges};
 use crate::ops::send_recv::negotiation::{
-    HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, negotiate,
+    HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, in_room, negotiate, withdrawal,
 };
 use crate::ops::send_recv::{Carrier, Expected, Memory, Shapes, layout, no_tensors};
 use crate::plan::bundle::{Limits, encode};
@@ -34,7 +36,8 @@ use crate::slice::{Slice, SliceMut};
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, or the receiver refuses what is described;
 /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or one that there is not; [`Error::Cuda`], code 2,
-/// where memory for the copy is missing; and those of [`DeviceCommunicator::exchange`].
+/// where memory for the copy is missing, before anything is sent: the receiver of what is described learns of it, and where shapes are known
+/// the call can be made again; and those of [`DeviceCommunicator::exchange`].
 ///
 /// [`Error::Cuda`]: crate::Error::Cuda
 pub fn send<'c>(
@@ -73,7 +76,7 @@ pub fn recv<'c>(
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; if what comes is no header, which leaves the
 /// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns, as it does of missing memory
-/// ([`Error::Cuda`](crate::Error::Cuda), code 2); and as [`send`].
+/// ([`Error::Cuda`](crate::Error::Cuda), code 2); if the sender has no memory to send it from; and as [`send`].
 pub fn recv_described<'c>(
     comm: &'c dyn DeviceCommunicator,
     queue: &Queue,
@@ -204,15 +207,16 @@ fn transfer<'p, 't>(
     // Kept until the exchange is in the queue; what gets their memory next is ordered behind it.
     let mut packed: Vec<Option<DeviceBuffer>> = Vec::new();
     let mut outgoing = Vec::new();
-    for ((peer, bundle), accepted) in sends.iter().zip(&accepted) {
-        if accepted.is_ok() {
-            let _range = range(Phase::SendMemcpy, *peer);
-            let (payload, memory) = bundle.payload()?;
-            outgoing.extend(parts(*peer, payload));
-            packed.push(memory);
+    let mut refused = Vec::new();
+    for (peer, accepted) in to.iter().zip(accepted) {
+        match accepted {
+            Ok((payload, memory)) => {
+                outgoing.extend(parts(*peer, payload));
+                packed.push(memory);
+            }
+            Err(error) => refused.push(error),
         }
     }
-    let mut refused = Vec::new();
     let mut landed = Vec::with_capacity(landings.len());
     let mut incoming = Vec::new();
     for (peer, landing) in landings {
@@ -245,12 +249,15 @@ fn transfer<'p, 't>(
     let _sends = ranges(Phase::PostSend, to.into_iter());
     let _receives = ranges(Phase::PostRecv, from.into_iter());
     drop(packed);
-    first_error(accepted, refused)?;
+    first_error(refused)?;
     Ok(received)
 }
 
-/// Whether each send was accepted, and memory for what is received.
-type Prepared<'p, 't> = (Vec<Result<()>>, Vec<(usize, Result<Landing<'p, 't>>)>);
+/// A payload, and the memory that it has been copied to, if need be.
+type Payload = (RawSlice, Option<DeviceBuffer>);
+
+/// The payload of each send that was accepted, and memory for what is received.
+type Prepared<'p, 't> = (Vec<Result<Payload>>, Vec<(usize, Result<Landing<'p, 't>>)>);
 
 fn prepare<'p, 't>(
     comm: &dyn DeviceCommunicator,
@@ -258,10 +265,21 @@ fn prepare<'p, 't>(
     sends: &[(usize, &DeviceBundle<'_>)],
     receives: Vec<(usize, Place<'p, 't>)>,
 ) -> Result<Prepared<'p, 't>> {
-    let (mut offers, mut wants) = (Vec::new(), Vec::new());
+    let (mut offers, mut wants, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
     for (peer, bundle) in sends {
-        if let Shapes::Described { tag } = bundle.shapes {
-            offers.push(Offer { peer: *peer, header: encode(bundle.specs(), tag)? });
+        // Before the receiver accepts: nobody shall wait for what there is no memory for.
+        let payload = {
+            let _range = range(Phase::SendMemcpy, *peer);
+            bundle.payload()
+        };
+        match bundle.shapes {
+            Shapes::Known => payloads.push(Ok(payload?)),
+            Shapes::Described { tag } => {
+                let described = |_: &Payload| encode(bundle.specs(), tag);
+                let header = payload.as_ref().map_or_else(|error| Ok(withdrawal(error)), described);
+                offers.push(Offer { peer: *peer, header: header? });
+                payloads.push(payload);
+            }
         }
     }
     for (peer, place) in &receives {
@@ -281,13 +299,16 @@ fn prepare<'p, 't>(
         };
         landings.push((peer, landing));
     }
-    let outcome =
-        negotiate(&Small { comm, queue }, &offers, &wants, |header| DeviceReceived::of_header(queue, header))?;
+    let small = Small { comm, queue, out: RefCell::default(), back: RefCell::default() };
+    let outcome = negotiate(&small, &offers, &wants, |header| DeviceReceived::of_header(queue, header))?;
     let mut answers = outcome.offers.into_iter();
     let mut described = outcome.wants.into_iter();
-    let accepted = sends.iter().map(|(_, bundle)| match bundle.shapes {
-        Shapes::Known => Ok(()),
-        Shapes::Described { .. } => answers.next().expect("one for each offer"),
+    let accepted = sends.iter().zip(payloads).map(|((_, bundle), payload)| match bundle.shapes {
+        Shapes::Known => payload,
+        Shapes::Described { .. } => {
+            let answer = answers.next().expect("one for each offer");
+            payload.and_then(|payload| answer.map(|()| payload))
+        }
     });
     let landings = landings.into_iter().map(|(peer, landing)| {
         let landing =
@@ -321,29 +342,41 @@ fn parts(peer: usize, payload: RawSlice) -> impl Iterator<Item = (usize, RawSlic
 struct Small<'c> {
     comm: &'c dyn DeviceCommunicator,
     queue: &'c Queue,
+    /// Room for messages one behind the other, each from a whole word on: for those that go, and for those that come.
+    out: RefCell<Option<DeviceBuffer>>,
+    back: RefCell<Option<DeviceBuffer>>,
 }
 
 const WORD: usize = size_of::<f64>();
 
 impl Small<'_> {
-    /// Room for messages one behind the other, each from a whole word on.
-    fn room(&self, lens: impl Iterator<Item = usize>) -> Result<DeviceBuffer> {
-        DeviceBuffer::allocate(self.queue, DType::F64, lens.map(|len| len.div_ceil(WORD)).sum())
+    fn grow(&self, room: &RefCell<Option<DeviceBuffer>>, bytes: usize) -> Result<()> {
+        let mut room = room.borrow_mut();
+        let has = room.as_ref().map_or(0, |room| room.as_slice().len() * WORD);
+        if bytes > has {
+            *room = Some(DeviceBuffer::allocate(self.queue, DType::F64, bytes.div_ceil(WORD))?);
+        }
+        Ok(())
     }
 }
 
-/// The places of messages in [`Small::room`].
-fn places(buffer: &DeviceBuffer, messages: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, RawSlice)> {
-    let mut address = buffer.as_slice().address();
+/// The places of messages in a room, from its beginning on; there is room for them.
+fn places(room: Option<&DeviceBuffer>, messages: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, RawSlice)> {
+    let mut address = room.map_or(0, |room| room.as_slice().address());
     let place = |(peer, len): (usize, usize)| {
         let data = RawSlice { address, len, dtype: crate::DataType::U8 };
-        address += (len.div_ceil(WORD) * WORD) as u64;
+        address += in_room(len) as u64;
         (peer, data)
     };
     messages.map(place).collect()
 }
 
 impl Messages for Small<'_> {
+    fn make_room(&self, sends: usize, receives: usize) -> Result<()> {
+        self.grow(&self.out, sends)?;
+        self.grow(&self.back, receives)
+    }
+
     fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
         if sends.is_empty() && receives.is_empty() {
             return Ok(());
@@ -354,25 +387,24 @@ impl Messages for Small<'_> {
             words.resize(begin + message.len().div_ceil(WORD), 0.0);
             bytemuck::cast_slice_mut(&mut words[begin..])[..message.len()].copy_from_slice(message);
         }
-        let mut out = self.room(sends.iter().map(|(_, message)| message.len()))?;
-        if !words.is_empty() {
-            out.as_mut_slice().upload(Slice::F64(&words))?;
+        let received: usize = receives.iter().map(|(_, message)| in_room(message.len())).sum();
+        self.make_room(words.len() * WORD, received)?;
+        let (mut out, back) = (self.out.borrow_mut(), self.back.borrow());
+        if let Some(out) = out.as_mut().filter(|_| !words.is_empty()) {
+            out.as_mut_slice().range_mut(0..words.len()).upload(Slice::F64(&words))?;
         }
-        let back = self.room(receives.iter().map(|(_, message)| message.len()))?;
-        let outgoing = places(&out, sends.iter().map(|(peer, message)| (*peer, message.len())));
-        let incoming = places(&back, receives.iter().map(|(peer, message)| (*peer, message.len())));
+        let outgoing = places(out.as_ref(), sends.iter().map(|(peer, message)| (*peer, message.len())));
+        let incoming = places(back.as_ref(), receives.iter().map(|(peer, message)| (*peer, message.len())));
         // SAFETY: memory of this queue that goes back to it; messages lie apart.
         unsafe { self.comm.exchange_raw(self.queue, &outgoing, &incoming) }?;
-        if receives.is_empty() {
-            return Ok(());
-        }
+        let Some(back) = back.as_ref().filter(|_| !receives.is_empty()) else { return Ok(()) };
         // Whether the exchange took place: after a failure, the memory holds anything.
         self.comm.synchronize(self.queue)?;
-        let mut words = vec![0.0; back.as_slice().len()];
-        back.as_slice().copy_to_host(SliceMut::F64(&mut words))?;
+        let mut words = vec![0.0; received / WORD];
+        back.as_slice().range(0..words.len()).copy_to_host(SliceMut::F64(&mut words))?;
         let mut rest: &[u8] = bytemuck::cast_slice(&words);
         for (_, message) in receives {
-            let (own, behind) = rest.split_at(message.len().div_ceil(WORD) * WORD);
+            let (own, behind) = rest.split_at(in_room(message.len()));
             message.copy_from_slice(&own[..message.len()]);
             rest = behind;
         }
