@@ -83,13 +83,7 @@ pub struct NcclOptions {
 
 impl Default for NcclOptions {
     fn default() -> Self {
-        Self {
-            deadline: local::DEFAULT_DEADLINE,
-            checks: cfg!(debug_assertions),
-            blocking: true,
-            min_ctas: None,
-            max_ctas: None,
-        }
+        Self { deadline: local::DEFAULT_DEADLINE, checks: true, blocking: true, min_ctas: None, max_ctas: None }
     }
 }
 
@@ -431,7 +425,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn agreements(&self) -> Option<&Agreements> {
-        (!self.session.options.checks).then_some(&self.agreements)
+        Some(&self.agreements)
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
@@ -545,6 +539,8 @@ impl DeviceCommunicator for NcclCommunicator {
         self.session.check_outstanding()?;
         let end = queue.event()?;
         end.record()?;
+        // The answer comes while the queue runs.
+        self.session.member.ask_to_confirm();
         let begun = Instant::now();
         while !end.is_done()? {
             self.session.check_outstanding()?;
@@ -555,6 +551,7 @@ impl DeviceCommunicator for NcclCommunicator {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
+        self.session.confirm(self.session.options.deadline.saturating_sub(begun.elapsed()))?;
         self.session.check_outstanding()
     }
 }

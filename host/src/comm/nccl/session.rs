@@ -134,8 +134,16 @@ impl Session {
         self.lock().failure.clone()
     }
 
+    /// Takes note of a failure of the group, if there is one: the watching thread may not have come to it yet.
+    fn hear(&self) {
+        if let Some(error) = self.member.failure() {
+            self.fail(Failure::Comm(error));
+        }
+    }
+
     /// The failure of this communicator, if any, as the error of `operation`.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        self.hear();
         self.failure().map_or(Ok(()), |failure| Err(failure.error(operation)))
     }
 
@@ -207,7 +215,8 @@ impl Session {
         })
     }
 
-    /// Lets `put` put operations into a queue, once the ranks agree on them, and watches over them from then on.
+    /// Lets `put` put operations into a queue, after the ranks' control channel has got them to compare, and watches over them from
+    /// then on.
     fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.operation)?;
@@ -217,7 +226,8 @@ impl Session {
             return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
         }
         if self.options.checks {
-            if let Err(error) = self.member.agree(calls, self.options.deadline) {
+            // Nobody waits for the comparison here: it may fail the communicator at any time, and `confirm` waits for it.
+            if let Err(error) = self.member.announce(calls, self.options.deadline) {
                 self.fail(Failure::Comm(error.clone()));
                 return Err(error.into());
             }
@@ -259,8 +269,17 @@ impl Session {
         Ok(())
     }
 
+    /// Waits until every call so far has been compared with the other ranks'; does not wait without checks.
+    pub(super) fn confirm(&self, deadline: Duration) -> Result<()> {
+        self.member.confirm(deadline).or_else(|error| {
+            self.fail(Failure::Comm(error));
+            self.check_outstanding()
+        })
+    }
+
     /// The failure of this communicator, if any, as the error of the oldest operation that it has ended.
     pub(super) fn check_outstanding(&self) -> Result<()> {
+        self.hear();
         if !self.has_failed.load(Ordering::Acquire) {
             return Ok(());
         }
