@@ -9,7 +9,7 @@
 //! through the newest post.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

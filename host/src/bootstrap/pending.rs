@@ -3,6 +3,9 @@
 //! [`Matching`] decides about one post a rank; whatever a rank posts after it waits here, whether the rank waits for it
 //! or has gone on. Pure state, like the matching: no time, no threads, no connections.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use super::matching::Matching;

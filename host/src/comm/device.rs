@@ -174,6 +174,16 @@ pub trait DeviceCommunicator {
         None
     }
 
+    /// Relies once more on what [`agreements`](Self::agreements) holds, without waiting for anybody. Where calls are compared, ranks that
+    /// rely on different agreements fail as those whose calls differ. Does nothing by default.
+    ///
+    /// # Errors
+    /// Those of every operation.
+    fn recall(&self, agreement: u64) -> Result<()> {
+        let _ = agreement;
+        Ok(())
+    }
+
     /// Replaces every rank's data by their reduction.
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()>;
 
@@ -270,6 +280,7 @@ pub trait DeviceCommunicator {
         None
     }
 
-    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first.
+    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first; where ranks compare their calls, until
+    /// all calls of this rank so far have been compared too.
     fn synchronize(&self, queue: &Queue) -> Result<()>;
 }

@@ -225,13 +225,7 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
         }
-        if self.options.checks {
-            // Nobody waits for the comparison here: it may fail the communicator at any time, and `confirm` waits for it.
-            if let Err(error) = self.member.announce(calls, self.options.deadline) {
-                self.fail(Failure::Comm(error.clone()));
-                return Err(error.into());
-            }
-        }
+        self.announce(calls)?;
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
         let begun = Begun { sequence, operation: last.operation, started: Instant::now() };
@@ -267,6 +261,16 @@ impl Session {
             self.changed.notify_all();
         }
         Ok(())
+    }
+
+    /// Has the ranks compare these calls, if they check calls at all. Nobody waits for that here: it may fail the communicator at any
+    /// time, and [`confirm`](Self::confirm) waits for it.
+    pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
+        if !self.options.checks {
+            return Ok(());
+        }
+        let fail = |error: &CommError| self.fail(Failure::Comm(error.clone()));
+        Ok(self.member.announce(calls, self.options.deadline).inspect_err(fail)?)
     }
 
     /// Waits until every call so far has been compared with the other ranks'; does not wait without checks.

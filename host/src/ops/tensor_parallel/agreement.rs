@@ -21,7 +21,7 @@ pub(super) fn same_call<T: Tensor>(operation: &'static str, call: &str, comm: T:
     let mut hasher = DefaultHasher::new();
     call.hash(&mut hasher);
     let value = hasher.finish();
-    if T::was_agreed(value, comm) {
+    if T::was_agreed(value, comm)? {
         return Ok(());
     }
     let words = call.len().div_ceil(WORD) as u64;

@@ -56,6 +56,7 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
             Operation::Recv { peer } => comm.recv(data.as_mut_slice(), peer),
             other => panic!("{other} is no transfer"),
         };
+        let outcome = outcome.and_then(|()| comm.synchronize(&queue));
         let error = comm_error(outcome.expect_err("nobody meets this call"));
         assert_eq!(error, expected);
         assert!(begun.elapsed() < QUICK, "{error}: only after {:?}", begun.elapsed());
