@@ -174,7 +174,19 @@ impl Member {
     /// Asks the hub to say when all calls that this rank has announced so far have been matched, so that a
     /// [`confirm`](Self::confirm) soon afterwards need not wait for the answer. Returns at once.
     pub fn ask_to_confirm(&self) {
-        self.ask_about(self.announced.load(Ordering::Acquire));
+        self.ask_about(self.announced());
+    }
+
+    /// How many calls this rank has announced.
+    pub fn announced(&self) -> u64 {
+        self.announced.load(Ordering::Acquire)
+    }
+
+    /// Whether the first `calls` that this rank has announced have been matched, as far as is known here; asks the hub to
+    /// say so when they have. Returns at once.
+    pub fn is_confirmed(&self, calls: u64) -> bool {
+        self.ask_about(calls);
+        self.seat.matched() >= calls
     }
 
     /// Waits until all calls that this rank has announced so far have been matched with those of the ranks that take
@@ -184,7 +196,15 @@ impl Member {
     /// [`CommError::Mismatch`] if some do not fit, [`CommError::Timeout`] after `deadline`, naming the ranks that have not
     /// announced theirs, [`CommError::PeerGone`], and whatever this group has failed with before; all on every rank.
     pub fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
-        self.wait_matched(self.announced.load(Ordering::Acquire), None, deadline)
+        self.confirm_first(self.announced(), deadline)
+    }
+
+    /// As [`confirm`](Self::confirm), of the first `calls` that this rank has announced.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn confirm_first(&self, calls: u64, deadline: Duration) -> Result<(), CommError> {
+        self.wait_matched(calls.min(self.announced()), None, deadline)
     }
 
     /// Takes note that this rank starts a call, and returns the number of collectives that it has started, this one

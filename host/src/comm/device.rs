@@ -174,6 +174,27 @@ pub trait DeviceCommunicator {
         None
     }
 
+    /// How many calls of this rank were given to the other ranks to compare; always 0, the default, where calls are not compared, or before
+    /// they are made.
+    fn announced(&self) -> u64 {
+        0
+    }
+
+    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit those of the other ranks. Does not wait.
+    fn is_confirmed(&self, calls: u64) -> bool {
+        let _ = calls;
+        true
+    }
+
+    /// Waits until they are.
+    ///
+    /// # Errors
+    /// Those of every operation.
+    fn confirm(&self, calls: u64) -> Result<()> {
+        let _ = calls;
+        Ok(())
+    }
+
     /// Relies once more on what [`agreements`](Self::agreements) holds, without waiting for anybody. Where calls are compared, ranks that
     /// rely on different agreements fail as those whose calls differ. Does nothing by default.
     ///

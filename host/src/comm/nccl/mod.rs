@@ -453,6 +453,18 @@ impl DeviceCommunicator for NcclCommunicator {
         Some(&self.agreements)
     }
 
+    fn announced(&self) -> u64 {
+        self.session.member.announced()
+    }
+
+    fn is_confirmed(&self, calls: u64) -> bool {
+        self.session.member.is_confirmed(calls)
+    }
+
+    fn confirm(&self, calls: u64) -> Result<()> {
+        self.session.confirm(calls, self.session.options.deadline)
+    }
+
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
         self.session.check(operation)?;
@@ -582,7 +594,8 @@ impl DeviceCommunicator for NcclCommunicator {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        self.session.confirm(self.session.options.deadline.saturating_sub(begun.elapsed()))?;
+        let left = self.session.options.deadline.saturating_sub(begun.elapsed());
+        self.session.confirm(self.session.member.announced(), left)?;
         self.session.check_outstanding()
     }
 }

@@ -273,9 +273,9 @@ impl Session {
         Ok(self.member.announce(calls, self.options.deadline).inspect_err(fail)?)
     }
 
-    /// Waits until every call so far has been compared with the other ranks'; does not wait without checks.
-    pub(super) fn confirm(&self, deadline: Duration) -> Result<()> {
-        self.member.confirm(deadline).or_else(|error| {
+    /// Waits until the first `calls` announced calls have been compared with the other ranks'; does not wait without checks.
+    pub(super) fn confirm(&self, calls: u64, deadline: Duration) -> Result<()> {
+        self.member.confirm_first(calls, deadline).or_else(|error| {
             self.fail(Failure::Comm(error));
             self.check_outstanding()
         })

@@ -54,7 +54,8 @@ pub(super) fn watch(session: &Arc<Session>) {
             if state.outstanding.is_empty() {
                 drop(state);
                 // The other ranks' records of the last calls may still be on their way, to a hub that would go with rank 0.
-                break session.confirm(session.options.deadline.saturating_sub(since.elapsed())).is_ok();
+                let left = session.options.deadline.saturating_sub(since.elapsed());
+                break session.confirm(session.member.announced(), left).is_ok();
             }
         }
         let is_idle = state.outstanding.is_empty() && state.in_call.is_none();
