@@ -184,6 +184,10 @@ pub enum Operation {
     OrderedAllReduce(crate::comm::ReduceOp),
     /// Recorded work, with whatever collectives are in it.
     Graph,
+    /// A call that all ranks have agreed on before, with its hash.
+    Agreed {
+        agreement: u64,
+    },
     /// The making of a communicator.
     SetUp,
     /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
@@ -210,6 +214,7 @@ impl std::fmt::Display for Operation {
             Operation::Adasum => write!(f, "adasum"),
             Operation::OrderedAllReduce(op) => write!(f, "ordered all_reduce({op})"),
             Operation::Graph => write!(f, "graph"),
+            Operation::Agreed { agreement } => write!(f, "call agreed on before (hash {agreement:016x})"),
             Operation::SetUp => write!(f, "set-up"),
             Operation::Exchange => write!(f, "control exchange"),
             Operation::LendWindows => write!(f, "lend_windows"),

@@ -1,7 +1,7 @@
 //! The other ranks' side of a group that spans processes: they look for rank 0 until the deadline, prove themselves,
 //! wait for the others, and keep the connection.
 
-use std::io;
+use std::io::{self, BufReader};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread;
@@ -184,7 +184,8 @@ fn enter(applicant: &Applicant, socket: Arc<TcpStream>, network: Network) -> io:
 }
 
 /// Takes events until the connection ends.
-fn listen(mut socket: &TcpStream, answers: &Outbox, seat: &Seat) {
+fn listen(socket: &TcpStream, answers: &Outbox, seat: &Seat) {
+    let mut socket = BufReader::new(socket);
     loop {
         match frame::read(&mut socket, FRAME_LIMIT) {
             Ok(Event::Probe { inquiry }) => {

@@ -17,6 +17,9 @@ use super::frame::{FRAME_LIMIT, encode};
 /// How long the end of a connection waits for the other side to read the last words.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
+/// Frames are joined to writes of about so many bytes.
+const TOGETHER: usize = 8 << 10;
+
 /// A number of running threads.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
@@ -93,8 +96,24 @@ impl Outbox {
 }
 
 fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream) {
-    while let Ok(Some(frame)) = queue.recv() {
-        if socket.write_all(&frame).is_err() {
+    let mut bytes = Vec::new();
+    let mut is_open = true;
+    while is_open {
+        let Ok(Some(frame)) = queue.recv() else { break };
+        bytes.clear();
+        bytes.extend_from_slice(&frame);
+        // Small frames that wait together go together.
+        while bytes.len() < TOGETHER {
+            match queue.try_recv() {
+                Ok(Some(frame)) => bytes.extend_from_slice(&frame),
+                Ok(None) => {
+                    is_open = false;
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        if socket.write_all(&bytes).is_err() {
             // The reader of this connection must notice too. A socket that is gone already cannot be shut.
             let _ = socket.shutdown(Shutdown::Both);
             return;

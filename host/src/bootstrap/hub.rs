@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use super::connection::Outbox;
 use super::frame::{FRAME_LIMIT, encode};
-use super::matching::{Matching, check};
+use super::matching::check;
 use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
+use super::pending::{Pending, Post};
 use super::rendezvous::Rendezvous;
 use super::seat::Seat;
-use crate::error::{Call, CommError, Departure, Operation};
+use crate::error::{CommError, Departure, Operation};
 
 /// How much of the contributions goes into one frame.
 const BATCH: usize = FRAME_LIMIT / 4;
@@ -60,9 +61,7 @@ struct Inquiry {
 #[derive(Debug)]
 struct State {
     places: Vec<Place>,
-    matching: Matching,
-    /// What the ranks bring to the exchange that they wait in.
-    contributions: Vec<Option<Vec<u8>>>,
+    pending: Pending,
     departed: Vec<Option<(Departure, u64)>>,
     /// The first failure; after it, nothing is matched any more.
     failure: Option<CommError>,
@@ -88,8 +87,7 @@ impl Hub {
         let world_size = places.len();
         let state = State {
             places,
-            matching: Matching::new(world_size),
-            contributions: vec![None; world_size],
+            pending: Pending::new(world_size),
             departed: vec![None; world_size],
             failure: None,
             inquiry: None,
@@ -119,7 +117,14 @@ impl Hub {
             return Ok(());
         }
         match request {
-            Request::Post { calls, contribution } => state.post(rank, &calls, contribution)?,
+            Request::Post { calls, contribution } => {
+                state.post(rank, Post { calls, contribution, is_awaited: true })?
+            }
+            Request::Announce { calls } => {
+                state.post(rank, Post { calls, contribution: None, is_awaited: false })?;
+            }
+            Request::Confirm { calls } => state.confirm(rank, calls),
+            Request::Unconfirmed { calls, deadline } => state.unconfirmed(rank, calls, deadline),
             Request::Overdue { deadline } => state.overdue(rank, deadline),
             Request::Late { sequence, operation, deadline } => state.inquire(rank, sequence, operation, deadline),
             Request::Conclude => state.conclude(),
@@ -141,7 +146,7 @@ impl Hub {
         tracing::warn!(rank, reason, "a rank is lost");
         let departure = Departure::Lost;
         state.departed[rank] = Some((departure, 0));
-        state.matching.withdraw(rank);
+        state.pending.withdraw(rank);
         state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
     }
 
@@ -181,54 +186,91 @@ impl State {
         }
     }
 
-    fn post(&mut self, rank: usize, calls: &[Call], contribution: Option<Vec<u8>>) -> Result<(), Violation> {
+    fn post(&mut self, rank: usize, post: Post) -> Result<(), Violation> {
+        let calls = &post.calls;
         if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.places.len()).is_err() {
             return Err(Violation("a post of calls that its own side should have refused"));
         }
-        if contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
+        if post.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
             return Err(Violation("a contribution that its own side should have refused"));
         }
         // Another thread of the rank may have left just now.
         if self.failure.is_some() || self.departed[rank].is_some() {
             return Ok(());
         }
-        if self.matching.operation(rank).is_some() {
+        if post.is_awaited && self.pending.is_awaiting(rank) {
             return Err(Violation("a post of a rank that waits in another"));
         }
-        self.contributions[rank] = contribution;
-        match self.matching.post(rank, calls) {
-            Ok(released) => self.release(&released),
+        if !self.pending.has_room(rank, calls.len()) {
+            return Err(Violation("more calls than its own side should have announced"));
+        }
+        match self.pending.post(rank, post) {
+            Ok(completed) => completed.into_iter().for_each(|posts| self.release(posts)),
             Err(mismatch) => self.fail(mismatch),
         }
-        let gone = |peer: &usize| self.departed[*peer].is_some() && self.matching.needs(rank, *peer);
-        if let Some(peer) = (0..self.places.len()).find(gone) {
-            self.miss(rank, peer);
-        }
+        self.miss();
         Ok(())
     }
 
-    fn release(&mut self, released: &[usize]) {
+    /// These posts have been completed at once.
+    fn release(&mut self, mut posts: Vec<(usize, Post)>) {
         // Whoever contributes waits in a collective of everybody, so all are released with it at once.
-        if released.len() == self.places.len() && self.contributions.iter().any(Option::is_some) {
-            let all: Vec<Vec<u8>> = self.contributions.iter_mut().map(|own| own.take().unwrap_or_default()).collect();
+        if posts.len() == self.places.len() && posts.iter().any(|(_, post)| post.contribution.is_some()) {
+            let contribution = |(_, post): &mut (usize, Post)| post.contribution.take().unwrap_or_default();
+            let all: Vec<Vec<u8>> = posts.iter_mut().map(contribution).collect();
             for batch in batches(&all) {
                 self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });
             }
         }
-        Place::tell_all(released.iter().map(|&rank| &self.places[rank]), || Event::Released);
+        let awaited = posts.iter().filter(|(_, post)| post.is_awaited);
+        Place::tell_all(awaited.map(|(rank, _)| &self.places[*rank]), || Event::Released);
+        for (rank, _) in posts {
+            let news = self.pending.news(rank);
+            self.tell_progress(rank, news);
+        }
+    }
+
+    fn tell_progress(&self, rank: usize, matched: Option<u64>) {
+        if let (Some(calls), None) = (matched, self.departed[rank]) {
+            Place::tell_all([&self.places[rank]], || Event::Matched { calls });
+        }
+    }
+
+    fn confirm(&mut self, rank: usize, calls: u64) {
+        self.pending.ask(rank, calls);
+        let news = self.pending.news(rank);
+        self.tell_progress(rank, news);
+    }
+
+    fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {
+        // If nothing lacks, the news has crossed this.
+        if self.pending.lacks(rank, calls) {
+            self.be_late(rank, deadline);
+        }
     }
 
     fn overdue(&mut self, rank: usize, deadline: Duration) {
-        // If there is no post, its release has crossed this.
-        if let Some(operation) = self.matching.operation(rank) {
-            let missing = self.matching.missing(rank);
+        // If it waits in nothing, its release has crossed this.
+        if self.pending.is_awaiting(rank) {
+            self.be_late(rank, deadline);
+        }
+    }
+
+    /// The posts of `rank` are not complete in time.
+    fn be_late(&mut self, rank: usize, deadline: Duration) {
+        if let Some(operation) = self.pending.operation(rank) {
+            let missing = self.pending.missing(rank);
             self.fail(CommError::Timeout { operation, missing, deadline });
         }
     }
 
-    /// The post of `rank` needs `peer`, which has left.
-    fn miss(&mut self, rank: usize, peer: usize) {
-        if let (Some((departure, _)), Some(operation)) = (self.departed[peer], self.matching.operation(rank)) {
+    /// Fails if a post needs a rank that has left.
+    fn miss(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Some((rank, peer)) = self.pending.missed(|rank| self.departed[rank].is_some()) else { return };
+        if let (Some((departure, _)), Some(operation)) = (self.departed[peer], self.pending.operation(rank)) {
             self.fail(CommError::PeerGone { operation, rank: peer, departure });
         }
     }
@@ -237,12 +279,17 @@ impl State {
         if self.departed[rank].is_some() {
             return;
         }
-        self.departed[rank] = Some((departure, sequence));
-        self.matching.withdraw(rank);
-        self.tell_all(|| Event::Departed { rank, departure, sequence });
-        if let Some(other) = (0..self.places.len()).find(|&other| self.matching.needs(other, rank)) {
-            self.miss(other, rank);
+        if rank == 0 {
+            // The hub may go with it: what the others have announced and all is well with, they hear of now.
+            for other in 0..self.places.len() {
+                let news = self.pending.last_news(other);
+                self.tell_progress(other, news);
+            }
         }
+        self.departed[rank] = Some((departure, sequence));
+        self.pending.depart(rank);
+        self.tell_all(|| Event::Departed { rank, departure, sequence });
+        self.miss();
         if let Some(inquiry) = &mut self.inquiry {
             inquiry.answers[rank] = Some(sequence);
             self.conclude_if_all_answered();

@@ -9,7 +9,7 @@
 //! through the newest post.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -194,6 +194,11 @@ impl Matching {
 
     /// If `rank` waits for itself, through others: its call and the next rank's.
     fn cycle(&self, rank: usize) -> Option<((usize, Call), (usize, Call))> {
+        // A collective waits for ranks without one. If there is nothing but collectives, those wait for nobody.
+        let has_transfers = |post: &Post| !(post.sends.is_empty() && post.receives.is_empty());
+        if !self.posts.iter().flatten().any(has_transfers) {
+            return None;
+        }
         let mut seen = BTreeSet::new();
         self.waits(rank).into_iter().find_map(|(next, call)| {
             let onward = self.way(next, rank, &mut seen)?;

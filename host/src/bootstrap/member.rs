@@ -2,6 +2,7 @@
 //!
 //! It turns calls into requests to the hub and waits for the answers. What fits together is decided by the hub.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::client::Link;
 use super::hub::{Hub, Place};
 use super::matching::check;
-use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
+use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
 use super::seat::Seat;
 use super::server::Connections;
 use crate::error::{Call, CommError, Departure, Operation};
@@ -45,6 +46,11 @@ pub struct Member {
     pub(super) network: Network,
     /// Held by the call that waits in a post.
     turn: Mutex<()>,
+    /// Held while calls are announced.
+    announcing: Mutex<()>,
+    /// How many calls have been announced, and of how many the hub was asked to say when they have been matched.
+    announced: AtomicU64,
+    asked: AtomicU64,
     /// How many groups were split off; all ranks count alike.
     pub(super) splits: Mutex<u64>,
 }
@@ -70,7 +76,16 @@ impl Member {
 
     fn new(seat: Arc<Seat>, uplink: Uplink, network: Network) -> Self {
         tracing::debug!(rank = seat.rank(), world_size = seat.world_size(), "joined");
-        Member { seat, uplink, network, turn: Mutex::default(), splits: Mutex::default() }
+        Member {
+            seat,
+            uplink,
+            network,
+            turn: Mutex::default(),
+            announcing: Mutex::default(),
+            announced: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            splits: Mutex::default(),
+        }
     }
 
     /// The number of this rank, from 0.
@@ -127,15 +142,69 @@ impl Member {
     /// * [`CommError::InvalidCall`], on every rank, if one posts more than 16384 calls at once;
     /// * whatever this group has failed with before.
     pub fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
-        let Some(first) = calls.first() else {
-            return self.failure().map_or(Ok(()), Err);
-        };
-        check(calls, self.rank(), self.world_size())?;
-        if calls.len() > CALLS_LIMIT {
-            let reason = format!("{} calls in a group of at most {CALLS_LIMIT}", calls.len());
-            return Err(self.refuse(first.operation, reason));
+        if self.check(calls)?.is_none() {
+            return Ok(());
         }
         self.exchange(calls.to_vec(), None, deadline).map(drop)
+    }
+
+    /// Tells the hub that this rank makes these calls, one or those of a group in order, and goes on. They are matched as
+    /// those of [`agree`](Self::agree), each after all that this rank has announced or waited in before: calls that can
+    /// never fit fail the group on every rank, soon after the hub knows of both; [`confirm`](Self::confirm) waits until
+    /// all fit.
+    ///
+    /// A rank may be ahead of the others by 4096 calls. Beyond that this waits for them, at most until `deadline`.
+    ///
+    /// # Errors
+    /// Those of `agree`, except that a mismatch is not known yet: it is the error of some later call.
+    pub fn announce(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
+        let Some(operation) = self.check(calls)? else { return Ok(()) };
+        let _announcing = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refusal) = self.seat.refusal(operation) {
+            return Err(refusal);
+        }
+        let before = self.announced.load(Ordering::Acquire);
+        let after = before + calls.len() as u64;
+        self.wait_matched(before.min(after.saturating_sub(ANNOUNCED_LIMIT)), Some(operation), deadline)?;
+        self.send(Request::Announce { calls: calls.to_vec() });
+        self.announced.store(after, Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks the hub to say when all calls that this rank has announced so far have been matched, so that a
+    /// [`confirm`](Self::confirm) soon afterwards need not wait for the answer. Returns at once.
+    pub fn ask_to_confirm(&self) {
+        self.ask_about(self.announced());
+    }
+
+    /// How many calls this rank has announced.
+    pub fn announced(&self) -> u64 {
+        self.announced.load(Ordering::Acquire)
+    }
+
+    /// Whether the first `calls` that this rank has announced have been matched, as far as is known here; asks the hub to
+    /// say so when they have. Returns at once.
+    pub fn is_confirmed(&self, calls: u64) -> bool {
+        self.ask_about(calls);
+        self.seat.matched() >= calls
+    }
+
+    /// Waits until all calls that this rank has announced so far have been matched with those of the ranks that take
+    /// part in them. Does not wait where that is known, nor where nothing was announced.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] if some do not fit, [`CommError::Timeout`] after `deadline`, naming the ranks that have not
+    /// announced theirs, [`CommError::PeerGone`], and whatever this group has failed with before; all on every rank.
+    pub fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
+        self.confirm_first(self.announced(), deadline)
+    }
+
+    /// As [`confirm`](Self::confirm), of the first `calls` that this rank has announced.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn confirm_first(&self, calls: u64, deadline: Duration) -> Result<(), CommError> {
+        self.wait_matched(calls.min(self.announced()), None, deadline)
     }
 
     /// Takes note that this rank starts a call, and returns the number of collectives that it has started, this one
@@ -234,6 +303,40 @@ impl Member {
             self.give_up_on_hub(operation, deadline);
             self.seat.wait(None).unwrap_or_else(|| unreachable!("without an end, a wait ends with an outcome"))
         })
+    }
+
+    /// Waits until so many announced calls have been matched.
+    fn wait_matched(&self, calls: u64, operation: Option<Operation>, deadline: Duration) -> Result<(), CommError> {
+        if self.seat.matched() >= calls {
+            return Ok(());
+        }
+        self.ask_about(calls);
+        let end = Instant::now().checked_add(deadline);
+        let outcome = self.seat.wait_matched(calls, operation, end).or_else(|| {
+            // The hub knows who is missing, and whether the last of them came just now.
+            self.send(Request::Unconfirmed { calls, deadline });
+            self.seat.wait_matched(calls, operation, Instant::now().checked_add(HUB_TIME))
+        });
+        outcome.unwrap_or_else(|| Err(self.give_up_on_hub(operation.unwrap_or(Operation::Exchange), deadline)))
+    }
+
+    fn ask_about(&self, calls: u64) {
+        if self.asked.fetch_max(calls, Ordering::AcqRel) < calls && self.seat.matched() < calls {
+            self.send(Request::Confirm { calls });
+        }
+    }
+
+    /// Refuses calls that this rank cannot make. Returns what to call them in errors, or `None` if there are none.
+    fn check(&self, calls: &[Call]) -> Result<Option<Operation>, CommError> {
+        let Some(first) = calls.first() else {
+            return self.failure().map_or(Ok(None), Err);
+        };
+        check(calls, self.rank(), self.world_size())?;
+        if calls.len() > CALLS_LIMIT {
+            let reason = format!("{} calls in a group of at most {CALLS_LIMIT}", calls.len());
+            return Err(self.refuse(first.operation, reason));
+        }
+        Ok(Some(first.operation))
     }
 
     /// The hub does not answer: rank 0 is what is missing. It hears of this when it comes back.

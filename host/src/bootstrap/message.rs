@@ -1,6 +1,6 @@
 //! What members and their hub say to each other, and how much of it.
 //!
-//! Members in the hub's process pass the same messages by calls. A member makes one post at a time and messages keep
+//! Members in the hub's process pass the same messages by calls. A member waits in one post at a time and messages keep
 //! their order, so that no message needs to say which post it is about. The handshake before them is in `handshake`.
 
 use std::net::IpAddr;
@@ -15,6 +15,9 @@ use crate::error::{Call, CommError, Departure, Operation};
 pub(super) const CONTRIBUTION_LIMIT: usize = 64 << 10;
 /// The most calls in one post: with the longest of them, the frame keeps within its limit.
 pub(super) const CALLS_LIMIT: usize = 16 << 10;
+/// How many announced calls of a rank may be unmatched: about four times as much as a stream of CUDA takes before it makes
+/// the host wait. It bounds what the hub keeps.
+pub(super) const ANNOUNCED_LIMIT: u64 = 4 << 10;
 /// The longest text of an error that is passed on.
 const REASON_LIMIT: usize = 4 << 10;
 
@@ -25,6 +28,12 @@ pub(super) enum Request {
     GiveUp { deadline: Duration },
     /// This rank waits until these calls fit with the others'. `contribution` goes to everybody when they do.
     Post { calls: Vec<Call>, contribution: Option<Vec<u8>> },
+    /// This rank makes these calls, and goes on.
+    Announce { calls: Vec<Call> },
+    /// This rank wants to know when so many of its announced calls have been matched.
+    Confirm { calls: u64 },
+    /// The deadline for that has passed.
+    Unconfirmed { calls: u64, deadline: Duration },
     /// The deadline of this rank's post has passed.
     Overdue { deadline: Duration },
     /// This rank's collective did not complete in time: who has not come to it?
@@ -50,6 +59,8 @@ pub(super) enum Event {
     Gathered { contributions: Vec<Vec<u8>> },
     /// This rank's post is complete.
     Released,
+    /// So many of this rank's announced calls, from the first on, have been matched with those of other ranks.
+    Matched { calls: u64 },
     /// The group has failed.
     Failed(CommError),
     /// A rank has left in good order.
@@ -90,6 +101,7 @@ mod tests {
         let longest = Call::new(operation, usize::MAX, DataType::U8);
         let post = |calls, contribution| Request::Post { calls, contribution };
         encode(&post(vec![longest; CALLS_LIMIT], None), FRAME_LIMIT).unwrap();
+        encode(&Request::Announce { calls: vec![longest; CALLS_LIMIT] }, FRAME_LIMIT).unwrap();
         encode(&post(vec![longest], Some(vec![0xff; CONTRIBUTION_LIMIT])), FRAME_LIMIT).unwrap();
         let failure = CommError::InvalidCall { operation, rank: usize::MAX, reason: "×".repeat(FRAME_LIMIT) };
         encode(&Request::Fail(bounded(failure)), FRAME_LIMIT).unwrap();

@@ -33,7 +33,8 @@
 //!
 //! # What it notices
 //!
-//! * Calls that do not fit: at once, by [`Member::agree`].
+//! * Calls that do not fit: before anybody makes them, by [`Member::agree`]; or without waiting, soon after they are made,
+//!   by [`Member::announce`].
 //! * A process that ends without a farewell: at once, as its connection breaks.
 //! * A process that hangs or is stopped, or a machine that is cut off: when somebody's deadline passes, by asking
 //!   around ([`Member::late`]). There is no heartbeat.
@@ -61,6 +62,7 @@ mod hub;
 mod matching;
 mod member;
 mod message;
+mod pending;
 mod recorder;
 mod rendezvous;
 mod seat;

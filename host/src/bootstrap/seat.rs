@@ -28,6 +28,8 @@ struct State {
     /// How this rank itself has left.
     left: Option<Departure>,
     waiting: Option<Waiting>,
+    /// How many of this rank's announced calls have been matched.
+    matched: u64,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,7 @@ impl Seat {
             rank,
             is_remote,
             has_failed: AtomicBool::new(false),
-            state: Mutex::new(State { failure: None, departed, left: None, waiting: None }),
+            state: Mutex::new(State { failure: None, departed, left: None, waiting: None, matched: 0 }),
             changed: Condvar::new(),
             recorder: Recorder::default(),
         }
@@ -82,6 +84,7 @@ impl Seat {
                     waiting.is_released = true;
                 }
             }
+            Event::Matched { calls } => state.matched = calls,
             Event::Failed(failure) => self.set_failure(&mut state, failure),
             Event::Departed { rank, departure, sequence } => {
                 if let Some(departed) = state.departed.get_mut(rank) {
@@ -154,6 +157,32 @@ impl Seat {
             };
             state.waiting = None;
             return Some(outcome);
+        }
+    }
+
+    /// How many of this rank's announced calls have been matched, as far as the hub has said.
+    pub(super) fn matched(&self) -> u64 {
+        self.lock().matched
+    }
+
+    /// Waits until `calls` announced calls have been matched or the group has failed; returns `None` if neither has come
+    /// by `end`. A failure after that is none of theirs. The error is that of `operation`, or of the group if there is none.
+    pub(super) fn wait_matched(
+        &self,
+        calls: u64,
+        operation: Option<Operation>,
+        end: Option<Instant>,
+    ) -> Option<Result<(), CommError>> {
+        let mut state = self.lock();
+        loop {
+            if state.matched >= calls {
+                return Some(Ok(()));
+            }
+            if let Err(error) = self.check(&mut state, operation.unwrap_or(Operation::Exchange)) {
+                let failure = if operation.is_none() { state.failure.clone() } else { None };
+                return Some(Err(failure.unwrap_or(error)));
+            }
+            state = self.sleep(state, end)?;
         }
     }
 

@@ -7,7 +7,7 @@
 mod tests;
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -189,7 +189,8 @@ impl Server {
     }
 
     /// Passes on what a rank asks for, until it leaves or its connection ends.
-    fn listen_to(&self, rank: usize, mut socket: &TcpStream) {
+    fn listen_to(&self, rank: usize, socket: &TcpStream) {
+        let mut socket = BufReader::new(socket);
         let mut hub = None;
         loop {
             let request = frame::read::<Request>(&mut socket, FRAME_LIMIT);

@@ -182,6 +182,37 @@ pub trait DeviceCommunicator {
         None
     }
 
+    /// How many calls of this rank were given to the other ranks to compare; always 0, the default, where calls are not compared, or before
+    /// they are made.
+    fn announced(&self) -> u64 {
+        0
+    }
+
+    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit those of the other ranks. Does not wait.
+    fn is_confirmed(&self, calls: u64) -> bool {
+        let _ = calls;
+        true
+    }
+
+    /// Waits until they are.
+    ///
+    /// # Errors
+    /// Those of every operation.
+    fn confirm(&self, calls: u64) -> Result<()> {
+        let _ = calls;
+        Ok(())
+    }
+
+    /// Relies once more on what [`agreements`](Self::agreements) holds, without waiting for anybody. Where calls are compared, ranks that
+    /// rely on different agreements fail as those whose calls differ. Does nothing by default.
+    ///
+    /// # Errors
+    /// Those of every operation.
+    fn recall(&self, agreement: u64) -> Result<()> {
+        let _ = agreement;
+        Ok(())
+    }
+
     /// Replaces every rank's data by their reduction.
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()>;
 
@@ -278,7 +309,8 @@ pub trait DeviceCommunicator {
         None
     }
 
-    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first.
+    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first; where ranks compare their calls, until
+    /// all calls of this rank so far have been compared too.
     fn synchronize(&self, queue: &Queue) -> Result<()>;
 }
 

@@ -2,6 +2,7 @@
 //! that are stopped and killed. Each test runs under a guard, so that a hang is a failure.
 
 mod agreement;
+mod announcing;
 mod environment;
 mod failures;
 mod gathering;

@@ -12,13 +12,15 @@ use gradsync::comm::{Departure, Operation};
 use gradsync_tests::ranks::guarded;
 
 use crate::PLENTY;
-use crate::group::{Meeting, Way, barrier, on_ranks, refused, secret, sync};
+use crate::group::{Meeting, Way, barrier, mismatch, on_ranks, reduce, refused, secret, sync};
 
 /// What a child is to do; without it, [`child`] does nothing.
 const ROLE: &str = "GRADSYNC_TEST_ROLE";
 /// How soon the end of a process must be known to all, on a machine with nothing else to do.
 const SOON: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(1);
+/// Calls that processes announce without ever waiting for each other.
+const FLOOD: usize = 100_000;
 
 /// A process that is killed when the test is over, whatever its outcome.
 struct Process(Child);
@@ -111,6 +113,22 @@ fn child() {
         "visitor" => barrier(&member),
         "exits" => std::process::exit(0),
         "aborts" => std::process::abort(),
+        "announces in another order" => {
+            [sync(), reduce(1)].iter().for_each(|call| member.announce(&[*call], PLENTY).unwrap());
+            let error = member.confirm(PLENTY).unwrap_err();
+            assert!(matches!(error, CommError::Mismatch { left_rank: 0, .. }), "{error}");
+        }
+        "announces a flood" => {
+            for number in 0..FLOOD {
+                member.announce(&[reduce(number)], PLENTY).unwrap();
+            }
+            member.confirm(PLENTY).unwrap();
+            barrier(&member);
+        }
+        "announces" => {
+            (0..9).for_each(|_| member.announce(&[sync()], PLENTY).unwrap());
+            thread::sleep(PLENTY);
+        }
         "sleeps" | "posts" => thread::sleep(PLENTY),
         other => panic!("no role {other}"),
     }
@@ -269,6 +287,55 @@ fn a_stopped_process_is_named_by_who_asks() {
 
 fn timeout(missing: &[usize]) -> CommError {
     CommError::Timeout { operation: sync().operation, missing: missing.to_vec(), deadline: DEADLINE }
+}
+
+/// It has announced 9 calls of 14, and the others find it behind when they ask whether theirs fit.
+#[test]
+fn a_stopped_process_is_named_by_who_confirms() {
+    guarded(120, || {
+        let step = Barrier::new(3);
+        let (errors, _) = with_children(4, &[(1, "announces")], |member, processes| {
+            (0..9).for_each(|_| member.announce(&[sync()], PLENTY).unwrap());
+            member.confirm(PLENTY).unwrap();
+            step.wait();
+            if member.rank() == 0 {
+                processes[0].stop();
+            }
+            step.wait();
+            (9..14).for_each(|_| member.announce(&[sync()], PLENTY).unwrap());
+            member.confirm(DEADLINE).expect_err("one is stopped")
+        });
+        assert_eq!(errors, vec![timeout(&[1]); 3]);
+    });
+}
+
+#[test]
+fn processes_that_announce_in_another_order_are_named() {
+    guarded(120, || {
+        let (errors, processes) = with_children(3, &[(2, "announces in another order")], |member, _| {
+            let calls = [reduce(1), sync()];
+            let outcome = calls.iter().try_for_each(|call| member.announce(&[*call], PLENTY));
+            outcome.and_then(|()| member.confirm(PLENTY)).expect_err("the order differs")
+        });
+        assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+        let expected = [0, 1].map(|rank| mismatch(rank, reduce(1), 2, sync()));
+        assert!(expected.contains(&errors[0]), "{errors:?}");
+        processes.into_iter().for_each(Process::finish);
+    });
+}
+
+#[test]
+fn processes_that_announce_a_flood_confirm_it() {
+    guarded(120, || {
+        let (_, processes) = with_children(3, &[(0, "announces a flood"), (2, "announces a flood")], |member, _| {
+            for number in 0..FLOOD {
+                member.announce(&[reduce(number)], PLENTY).unwrap();
+            }
+            member.confirm(PLENTY).unwrap();
+            barrier(member);
+        });
+        processes.into_iter().for_each(Process::finish);
+    });
 }
 
 /// With it stands the hub: every other rank says so by itself, and does not wait much longer than its deadline.

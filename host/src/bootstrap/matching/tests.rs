@@ -162,12 +162,12 @@ fn missing_ranks_are_found_through_others() {
 }
 
 /// What a rank does, post by post.
-type Program = Vec<Vec<Call>>;
+pub(in crate::bootstrap) type Program = Vec<Vec<Call>>;
 
 /// One step that all ranks know of: some collectives, and some transfers from rank to rank.
-type Step = (Vec<Call>, Vec<(usize, usize, usize)>);
+pub(in crate::bootstrap) type Step = (Vec<Call>, Vec<(usize, usize, usize)>);
 
-fn steps(world_size: usize) -> impl Strategy<Value = Vec<Step>> {
+pub(in crate::bootstrap) fn steps(world_size: usize) -> impl Strategy<Value = Vec<Step>> {
     let collective = prop_oneof![Just(barrier()), (1..3usize).prop_map(reduce)];
     let collectives = prop_oneof![Just(vec![]), prop::collection::vec(collective, 1..3)];
     let transfers = prop::collection::vec((0..world_size, 0..world_size, 1..3usize), 0..4);
@@ -175,7 +175,7 @@ fn steps(world_size: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// The part that each rank has in the steps; where it has none, it makes no post.
-fn programs(world_size: usize, steps: &[Step]) -> Vec<Program> {
+pub(in crate::bootstrap) fn programs(world_size: usize, steps: &[Step]) -> Vec<Program> {
     let part = |rank: usize, (collectives, transfers): &Step| {
         let mut calls = collectives.clone();
         for &(source, destination, len) in transfers {
@@ -240,12 +240,12 @@ fn interleave(programs: &[Program], order: &[prop::sample::Index]) -> Result<Vec
     Ok(released)
 }
 
-fn orders() -> impl Strategy<Value = Vec<prop::sample::Index>> {
+pub(in crate::bootstrap) fn orders() -> impl Strategy<Value = Vec<prop::sample::Index>> {
     prop::collection::vec(any::<prop::sample::Index>(), 40)
 }
 
 /// One call as something else.
-fn altered(call: Call, how: usize, world_size: usize) -> Call {
+pub(in crate::bootstrap) fn altered(call: Call, how: usize, world_size: usize) -> Call {
     let mut call = call;
     let next = |peer: usize| (peer + 1) % world_size;
     match how % 3 {

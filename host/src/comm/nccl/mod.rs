@@ -45,6 +45,32 @@
 //! NCCL's kernels wait for each other, so all ranks' blocks have to be on the GPU at once, or the ranks hang. Ranks in several processes
 //! need CUDA MPS for that, or else take turns, of some milliseconds each; and `NCCL_MAX_NCHANNELS` has to keep the blocks few: 4 are enough
 //! for four ranks, 2 for eight. [`NcclCommunicator::ranks_on_device`] tells how many there are.
+//!
+//! # Checks
+//!
+//! With [`NcclOptions::checks`], each rank sends a record of every call (operation, factors, root, peer, count and dtype) over the control
+//! channel and puts the call into its queue without waiting. The records are matched as they arrive, in each rank's order: collectives
+//! with those of all ranks, sends with receives pair by pair, groups as a whole. The first that can never fit fails the communicator on
+//! every rank, as a [`CommError::Mismatch`] that names two ranks and what each called, and kernels that wait for each other are ended.
+//!
+//! **What is guaranteed**: a mismatch is reported by the next [`synchronize`](DeviceCommunicator::synchronize) at the latest, on every rank,
+//! because that waits until all calls of this rank so far have been matched with the records of the ranks that take part in them. Often an
+//! earlier call reports it. A rank that never makes the matching call is named by `synchronize` when the deadline has passed; the same
+//! holds of operations of 0 elements, for which no GPU waits.
+//!
+//! **What is not**: NCCL gets a call before it is compared. Where ranks differ, their operands may hold anything by the time the error is
+//! there, and whatever was computed from them since. Nobody is to use results before `synchronize` has returned without an error; to wait
+//! for the queue by other means says nothing about the comparison. Between ranks that are threads of one process, NCCL may write to the
+//! peer's memory directly, as far as the writer's count goes. So counts that differ are no way to carry on: the error is final.
+//!
+//! Work that is recorded into a CUDA graph is compared when it is recorded. A launch by
+//! [`run_kernels`](DeviceCommunicator::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.
+//!
+//! What it costs, measured over loopback on 2 busy cores of an x86 server: 0.2 µs of the host's time a call (median), 3 to 28 µs for the
+//! 14 calls of a step that follow each other, where the thread that writes to the connection must be woken. Comparing before each
+//! call would take 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` asks while the queue runs; it takes as long as a message to
+//! rank 0 and back, 50 µs on 2 ranks and 0.3 ms on 8, where the queue is done sooner. Rank 0's process takes in 0.2 to 0.8 million records a second.
+//! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
 
 mod group;
 mod primitive;
@@ -77,10 +103,8 @@ pub struct NcclOptions {
     /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included. 10 minutes by
     /// default.
     pub deadline: Duration,
-    /// Whether ranks compare every call with each other before NCCL gets it, so that a mismatch is an error that names two ranks'
-    /// calls, and not a hang or a wrong result. It makes the host wait for the other ranks. On by default in builds with debug
-    /// assertions; must be equal on all ranks. Tensor-parallel operations compare shapes too: every time with it, and without it the
-    /// first time that a call is made.
+    /// Whether ranks compare every call with each other (see the [module](self#checks)), so that a mismatch is an error that names two
+    /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks.
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
     pub blocking: bool,
@@ -99,7 +123,7 @@ impl Default for NcclOptions {
     fn default() -> Self {
         Self {
             deadline: local::DEFAULT_DEADLINE,
-            checks: cfg!(debug_assertions),
+            checks: true,
             blocking: true,
             min_ctas: None,
             max_ctas: None,
@@ -479,7 +503,25 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn agreements(&self) -> Option<&Agreements> {
-        (!self.session.options.checks).then_some(&self.agreements)
+        Some(&self.agreements)
+    }
+
+    fn announced(&self) -> u64 {
+        self.session.member.announced()
+    }
+
+    fn is_confirmed(&self, calls: u64) -> bool {
+        self.session.member.is_confirmed(calls)
+    }
+
+    fn confirm(&self, calls: u64) -> Result<()> {
+        self.session.confirm(calls, self.session.options.deadline)
+    }
+
+    fn recall(&self, agreement: u64) -> Result<()> {
+        let operation = Operation::Agreed { agreement };
+        self.session.check(operation)?;
+        self.session.announce(&[Call::without_data(operation)])
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
@@ -594,6 +636,8 @@ impl DeviceCommunicator for NcclCommunicator {
         self.session.check_outstanding()?;
         let end = queue.event()?;
         end.record()?;
+        // The answer comes while the queue runs.
+        self.session.member.ask_to_confirm();
         let begun = Instant::now();
         while !end.is_done()? {
             self.session.check_outstanding()?;
@@ -604,6 +648,8 @@ impl DeviceCommunicator for NcclCommunicator {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
+        let left = self.session.options.deadline.saturating_sub(begun.elapsed());
+        self.session.confirm(self.session.member.announced(), left)?;
         self.session.check_outstanding()
     }
 }

@@ -146,8 +146,16 @@ impl Session {
         self.lock().failure.clone()
     }
 
+    /// Takes note of a failure of the group, if there is one: the watching thread may not have come to it yet.
+    fn hear(&self) {
+        if let Some(error) = self.member.failure() {
+            self.fail(Failure::Comm(error));
+        }
+    }
+
     /// The failure of this communicator, if any, as the error of `operation`.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        self.hear();
         self.failure().map_or(Ok(()), |failure| Err(failure.error(operation)))
     }
 
@@ -219,7 +227,8 @@ impl Session {
         })
     }
 
-    /// Lets `put` put operations into a queue, once the ranks agree on them, and watches over them from then on.
+    /// Lets `put` put operations into a queue, after the ranks' control channel has got them to compare, and watches over them from
+    /// then on.
     fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.operation)?;
@@ -228,12 +237,7 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
         }
-        if self.options.checks {
-            if let Err(error) = self.member.agree(calls, self.options.deadline) {
-                self.fail(Failure::Comm(error.clone()));
-                return Err(error.into());
-            }
-        }
+        self.announce(calls)?;
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
         let begun = Begun { sequence, operation: last.operation, started: Instant::now() };
@@ -271,8 +275,27 @@ impl Session {
         Ok(())
     }
 
+    /// Has the ranks compare these calls, if they check calls at all. Nobody waits for that here: it may fail the communicator at any
+    /// time, and [`confirm`](Self::confirm) waits for it.
+    pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
+        if !self.options.checks {
+            return Ok(());
+        }
+        let fail = |error: &CommError| self.fail(Failure::Comm(error.clone()));
+        Ok(self.member.announce(calls, self.options.deadline).inspect_err(fail)?)
+    }
+
+    /// Waits until the first `calls` announced calls have been compared with the other ranks'; does not wait without checks.
+    pub(super) fn confirm(&self, calls: u64, deadline: Duration) -> Result<()> {
+        self.member.confirm_first(calls, deadline).or_else(|error| {
+            self.fail(Failure::Comm(error));
+            self.check_outstanding()
+        })
+    }
+
     /// The failure of this communicator, if any, as the error of the oldest operation that it has ended.
     pub(super) fn check_outstanding(&self) -> Result<()> {
+        self.hear();
         if !self.has_failed.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -15,7 +15,7 @@ pub(super) fn same_call<T: Tensor>(operation: &'static str, call: &str, comm: T:
         return Ok(());
     }
     let value = hash_of(call);
-    if T::was_agreed(value, comm) {
+    if T::was_agreed(value, comm)? {
         return Ok(());
     }
     let all = T::gather_words(&[value], comm)?;

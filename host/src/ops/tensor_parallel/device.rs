@@ -195,8 +195,12 @@ impl Tensor for DeviceTensor {
         comm.gather_words(words)
     }
 
-    fn was_agreed(value: u64, comm: &dyn DeviceCommunicator) -> bool {
-        comm.agreements().is_some_and(|agreements| agreements.contains(value))
+    fn was_agreed(value: u64, comm: &dyn DeviceCommunicator) -> Result<bool> {
+        let was_agreed = comm.agreements().is_some_and(|agreements| agreements.contains(value));
+        if was_agreed {
+            comm.recall(value)?;
+        }
+        Ok(was_agreed)
     }
 
     fn remember(value: u64, comm: &dyn DeviceCommunicator) {

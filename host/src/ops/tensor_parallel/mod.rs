@@ -34,11 +34,11 @@
 //!
 //! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
 //! it is the communicator's choice (`DeviceCommunicator::agreements`). One that remembers what its ranks have agreed on,
-//! as `NcclCommunicator` does unless `NcclOptions::checks` is on, has them compare the first call of each operation,
-//! direction, dtype and shape, and of each pipeline's pass; the host never waits after that. What a rank does differently
-//! later on is found if it is new to the group: that rank waits for an agreement that nobody else comes to, and the
-//! deadline makes it an error on every rank, which quotes no call. Calls that are not new, in another order, are not
-//! found: turn `checks` on to look for those.
+//! as `NcclCommunicator` does, has them compare the first call of each operation, direction, dtype and shape, and of each
+//! pipeline's pass; the host never waits after that. With `NcclOptions::checks`, which is on by default, the calls that
+//! follow are compared without waiting, as all calls of that communicator are: what a rank does differently ends the group
+//! with an error, by the next `synchronize` at the latest. Without it, calls that are not new, in another order, are not
+//! found, and a call that is new to one rank is an error at the deadline, which quotes no call.
 
 mod agreement;
 mod collective;

@@ -32,7 +32,7 @@ pub trait Tensor: sealed::Sealed + Sized + Send + 'static {
 
     /// Whether all ranks are known to have agreed on this value before; the same answer on all ranks that ask alike.
     #[doc(hidden)]
-    fn was_agreed(value: u64, comm: Self::Comm<'_>) -> bool;
+    fn was_agreed(value: u64, comm: Self::Comm<'_>) -> Result<bool>;
 
     /// All ranks agree on this value.
     #[doc(hidden)]

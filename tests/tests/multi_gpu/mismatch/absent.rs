@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gradsync::bootstrap::BootstrapError;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Departure, Operation, ReduceOp};
+use gradsync::comm::{Departure, DeviceCommunicator, Operation, ReduceOp};
 use gradsync::{CommError, Error};
 
 use super::{Groups, QUICK, SUM, comm_error};
@@ -70,7 +70,8 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
             assert!(failure.is_some_and(|error| error.blamed() == [ABSENT]), "the others do not give up");
         } else {
             let begun = Instant::now();
-            let error = comm_error(SUM(&comm, groups.queue()).expect_err("a rank is missing"));
+            let outcome = SUM(&comm, groups.queue()).and_then(|()| comm.synchronize(groups.queue()));
+            let error = comm_error(outcome.expect_err("a rank is missing"));
             let took = begun.elapsed();
             let (operation, missing) = (Operation::AllReduce(ReduceOp::Sum), vec![ABSENT]);
             assert_eq!(error, CommError::Timeout { operation, missing, deadline: LIMIT });

@@ -43,7 +43,9 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
             let queue = groups.queue().clone();
             groups.fail(|comm| {
                 let begun = Instant::now();
-                let error = comm_error(step(comm, &queue).expect_err("the calls differ"));
+                // NCCL has the call before it is compared, so that an error may come no sooner than here.
+                let outcome = step(comm, &queue).and_then(|()| comm.synchronize(&queue));
+                let error = comm_error(outcome.expect_err("the calls differ"));
                 let took = begun.elapsed();
                 assert!(disagreement.is_quoted_in(&error, odd), "{error}, where rank {odd} differs");
                 assert!(took < QUICK, "{error}: only after {took:?}");

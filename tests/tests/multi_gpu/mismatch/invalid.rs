@@ -82,7 +82,8 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
                     assert!(later.to_string().ends_with(&own.to_string()), "\"{later}\" does not say \"{own}\"");
                     later
                 } else {
-                    comm_error(SUM(comm, &queue).expect_err("another rank makes an invalid call"))
+                    let outcome = SUM(comm, &queue).and_then(|()| comm.synchronize(&queue));
+                    comm_error(outcome.expect_err("another rank makes an invalid call"))
                 };
                 assert!(begun.elapsed() < QUICK, "{error}: only after {:?}", begun.elapsed());
                 let sum = Operation::AllReduce(ReduceOp::Sum);

@@ -1,5 +1,5 @@
-//! Ranks whose calls do not belong together: with checks on, an error on every rank that names who called what, at once
-//! and not at the deadline; and ranks that cannot form a group, or never come.
+//! Ranks whose calls do not belong together: with checks on, an error on every rank that names who called what, by the next
+//! `synchronize` and not at the deadline; and ranks that cannot form a group, or never come.
 
 mod absent;
 mod calls;

@@ -64,6 +64,7 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
         let begun = Instant::now();
         // SAFETY: the memory lives until the communicator has failed, and nothing else uses it.
         let outcome = unsafe { comm.exchange_raw(&queue, &sends, &receives) };
+        let outcome = outcome.and_then(|()| comm.synchronize(&queue));
         let error = comm_error(outcome.expect_err("nobody meets this call"));
         assert_eq!(error, expected);
         assert!(begun.elapsed() < QUICK, "{error}: only after {:?}", begun.elapsed());

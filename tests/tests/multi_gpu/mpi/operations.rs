@@ -97,7 +97,7 @@ fn staged(context: &Context, format: Format) {
             let mut dirty = filled(context, format, kind);
             fill_gaps(&mut dirty, 1.0);
             buffer.copy_from_host(&dirty).unwrap();
-            adasum.all_reduce(job, &mut buffer).unwrap();
+            adasum.all_reduce(&mut buffer).unwrap();
             buffer.copy_to_host(&mut dirty).unwrap();
             assert!(tensor_patterns(&dirty) == tensor_patterns(&host), "{what}: ones between tensors");
             assert_eq!(adasum.report(), expected, "{what}: ones between tensors");

@@ -10,7 +10,7 @@ mod tensors;
 use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::NcclOptions;
 use gradsync::driver::Queue;
-use gradsync::ops::cuda::send_recv::{DeviceBundle, recv, recv_described, send};
+use gradsync::ops::cuda::send_recv::{Completion, DeviceBundle, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
 use gradsync::{CommError, DataType, Error, Result};
 use gradsync_tests::transfers::Owned;
@@ -77,6 +77,11 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
 /// Something between ranks 0 and 1 that ends a communicator which compares calls.
 type Fatal = fn(&Ranks<'_>);
 
+/// Calls are compared while they are under way, before a transfer counts as over.
+fn wait(transfer: Result<Completion<'_>>) -> Result<bool> {
+    transfer?.wait()
+}
+
 #[track_caller]
 fn mismatch(outcome: Result<impl Sized>) {
     match outcome.map(drop) {
@@ -88,8 +93,8 @@ fn mismatch(outcome: Result<impl Sized>) {
 fn other_lengths(ranks: &Ranks<'_>) {
     let tensor = |len| Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[len], 0), 0);
     match ranks.rank() {
-        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor(10).view()]).unwrap())),
-        1 => mismatch(recv(ranks.comm, true, 0, &mut [tensor(11).view_mut()])),
+        0 => mismatch(wait(send(ranks.comm, true, 1, &DeviceBundle::new([tensor(10).view()]).unwrap()))),
+        1 => mismatch(wait(recv(ranks.comm, true, 0, &mut [tensor(11).view_mut()]))),
         _ => {}
     }
 }
@@ -99,7 +104,7 @@ fn described_to_one_who_knows(ranks: &Ranks<'_>) {
     let mut tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
     match ranks.rank() {
         0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap().described(3))),
-        1 => mismatch(recv(ranks.comm, true, 0, &mut [tensor.view_mut()])),
+        1 => mismatch(wait(recv(ranks.comm, true, 0, &mut [tensor.view_mut()]))),
         _ => {}
     }
 }
@@ -107,7 +112,7 @@ fn described_to_one_who_knows(ranks: &Ranks<'_>) {
 fn known_to_one_who_asks(ranks: &Ranks<'_>) {
     let tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
     match ranks.rank() {
-        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap())),
+        0 => mismatch(wait(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap()))),
         1 => mismatch(recv_described(ranks.comm, ranks.queue, true, 0, 3, &Limits::default())),
         _ => {}
     }

@@ -1,5 +1,5 @@
-//! Tensor-parallel operations on device memory over NCCL, with calls compared every time and once; and what it means
-//! that the ranks remember.
+//! Tensor-parallel operations on device memory over NCCL, with and without checks of the calls that follow the first; and what
+//! it means that the ranks remember.
 //!
 //! What is expected of any transport stands in `cases`.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
-use gradsync::{Error, Result};
+use gradsync::{CommError, Error, Result};
 use gradsync_tests::oracle::Format;
 
 use crate::context::Context;
@@ -19,7 +19,7 @@ use cases::Ranks;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     for (generation, checks) in [true, false].into_iter().enumerate() {
-        let how = if checks { "compared every time" } else { "compared once" };
+        let how = if checks { "checked" } else { "compared once" };
         let mut comm = None;
         report.case(&format!("communicator, {how}"), || {
             let options = NcclOptions { checks, ..context.options() };
@@ -40,8 +40,10 @@ pub(crate) fn run_remembered(context: &Context, report: &mut Report) {
     let Some(comm) = comm else { return };
     report.case("the host waits for nobody once the ranks have agreed", || ahead_of_the_others(context, &comm));
     report.case("a call that is new to one rank", || new_to_one(context));
+    report.case("calls that are known, in another order", || in_another_order(context));
 }
 
+/// Without checks: with them, a rank may be ahead too, but what hosts exchange has its place among the calls.
 fn remembering(context: &Context, generation: u64, deadline: Duration) -> NcclCommunicator {
     context.communicator(generation, &NcclOptions { deadline, checks: false, ..context.options() })
 }
@@ -83,4 +85,20 @@ fn new_to_one(context: &Context) {
     let error = sum(if is_odd { &[12] } else { &[6, 2] }).expect_err("another shape on one rank");
     assert!(matches!(error, Error::Comm(_)), "{error}");
     assert!(comm.failure().is_some(), "{error}, which does not stick");
+}
+
+/// Shapes of as many elements, all of them agreed on before: only what travels beside the collective tells.
+fn in_another_order(context: &Context) {
+    let comm = context.communicator(2, &context.options());
+    let ranks = Ranks { comm: &comm, queue: &context.queue };
+    let sum = |shape: &[usize]| {
+        let input = ranks.tensor(Format::F32, &[1.0; 12], shape);
+        AllReduce.forward(input, &comm).and_then(|output| comm.synchronize(output.queue()))
+    };
+    let shapes: [&[usize]; 2] = [&[6, 2], &[12]];
+    shapes.iter().for_each(|shape| sum(shape).unwrap());
+    shapes.iter().for_each(|shape| sum(shape).unwrap());
+    let is_odd = context.rank == context.world_size - 1;
+    let error = sum(shapes[usize::from(is_odd)]).expect_err("another shape on one rank");
+    assert!(matches!(&error, Error::Comm(CommError::Mismatch { .. })), "{error}");
 }

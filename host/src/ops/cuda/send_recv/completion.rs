@@ -14,6 +14,8 @@ use crate::error::Result;
 pub struct Completion<'c> {
     comm: &'c dyn DeviceCommunicator,
     end: Event,
+    /// How many calls had been announced when the transfer was.
+    announced: u64,
     is_over: Cell<bool>,
 }
 
@@ -22,7 +24,7 @@ impl<'c> Completion<'c> {
     pub(super) fn new(comm: &'c dyn DeviceCommunicator, queue: &Queue) -> Result<Self> {
         let end = queue.event()?;
         end.record()?;
-        Ok(Self { comm, end, is_over: Cell::new(false) })
+        Ok(Self { comm, end, announced: comm.announced(), is_over: Cell::new(false) })
     }
 
     /// The point in the queue, for another queue to wait for. It passes too if the transfer fails.
@@ -38,7 +40,8 @@ impl<'c> Completion<'c> {
         if self.is_over.get() {
             return Ok(true);
         }
-        let is_over = self.end.is_done();
+        // What is over may still have met the wrong transfer.
+        let is_over = self.end.is_done().map(|is_done| is_done && self.comm.is_confirmed(self.announced));
         // A failure is known before what waited for it goes on: looked at later, it cannot be missed.
         if let Some(failure) = self.comm.failure() {
             return Err(failure);
@@ -54,6 +57,9 @@ impl<'c> Completion<'c> {
     pub fn wait(&self) -> Result<bool> {
         let begun = Instant::now();
         while !self.is_done()? {
+            if self.end.is_done()? {
+                self.comm.confirm(self.announced)?;
+            }
             // Most waits are short, and a thread that sleeps wakes up late.
             if begun.elapsed() < Duration::from_millis(1) {
                 std::hint::spin_loop();

@@ -5,9 +5,9 @@
 //! headers and answers; in that case for all work that is in the queue. Memory of tensors may be reused or dropped as soon as a call
 //! returns, by work that is ordered on the queue.
 //!
-//! Lengths of payloads are compared where the communicator compares calls
-//! ([`NcclOptions::checks`](crate::comm::nccl::NcclOptions::checks)). NCCL alone does not tell transfers of unequal lengths; there the
-//! deadline, or nothing, does.
+//! Lengths of payloads are compared where the communicator compares calls, as it does by default
+//! ([`NcclOptions::checks`](crate::comm::nccl::NcclOptions::checks)): by the next `synchronize` at the latest. NCCL alone does not tell
+//! transfers of unequal lengths; there the deadline, or nothing, does.
 
 mod bundle;
 mod completion;

@@ -1,0 +1,172 @@
+//! The calls that ranks have posted and that are not yet matched, in each rank's order: ranks may be at different places.
+//!
+//! [`Matching`] decides about one post a rank; whatever a rank posts after it waits here, whether the rank waits for it
+//! or has gone on. Pure state, like the matching: no time, no threads, no connections.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use super::matching::Matching;
+use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT};
+use crate::error::{Call, CommError, Operation};
+
+/// A rank hears of its progress unasked when so many of its announced calls have been matched since the last time.
+const TELL_EVERY: u64 = ANNOUNCED_LIMIT / 4;
+
+/// What a rank posts at once.
+#[derive(Debug)]
+pub(super) struct Post {
+    pub(super) calls: Vec<Call>,
+    /// What the rank brings to an exchange.
+    pub(super) contribution: Option<Vec<u8>>,
+    /// Whether the rank waits for the end of it. If not, the calls are announced.
+    pub(super) is_awaited: bool,
+}
+
+/// What one rank has posted.
+#[derive(Debug, Default)]
+struct Line {
+    /// The post that is being matched.
+    current: Option<Post>,
+    /// The posts after it.
+    later: VecDeque<Post>,
+    /// Calls of all of these posts.
+    calls: usize,
+    /// Announced calls that have been matched, from the beginning.
+    matched: u64,
+    /// The number of them that the rank was told last, and the one that it wants to hear of.
+    told: u64,
+    asked: u64,
+}
+
+impl Line {
+    fn posts(&self) -> impl Iterator<Item = &Post> {
+        self.current.iter().chain(&self.later)
+    }
+}
+
+/// The posts of all ranks. After a mismatch it is not to be used again.
+#[derive(Debug)]
+pub(super) struct Pending {
+    matching: Matching,
+    lines: Vec<Line>,
+}
+
+impl Pending {
+    pub(super) fn new(world_size: usize) -> Self {
+        Pending { matching: Matching::new(world_size), lines: (0..world_size).map(|_| Line::default()).collect() }
+    }
+
+    /// `rank` makes a post of calls that [`check`](super::matching::check) has passed. Returns the posts that are now
+    /// complete: those that were completed at once, with their ranks, in each element.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] if some post can never be completed.
+    pub(super) fn post(&mut self, rank: usize, post: Post) -> Result<Vec<Vec<(usize, Post)>>, CommError> {
+        self.lines[rank].calls += post.calls.len();
+        self.lines[rank].later.push_back(post);
+        let mut completed = Vec::new();
+        let mut open = vec![rank];
+        while let Some(rank) = open.pop() {
+            let line = &mut self.lines[rank];
+            if line.current.is_some() {
+                continue;
+            }
+            let Some(post) = line.later.pop_front() else { continue };
+            let released = self.matching.post(rank, &line.current.insert(post).calls)?;
+            if released.is_empty() {
+                continue;
+            }
+            completed.push(released.iter().filter_map(|&rank| Some((rank, self.complete(rank)?))).collect());
+            open.extend(released);
+        }
+        Ok(completed)
+    }
+
+    fn complete(&mut self, rank: usize) -> Option<Post> {
+        let line = &mut self.lines[rank];
+        let post = line.current.take()?;
+        line.calls -= post.calls.len();
+        line.matched += if post.is_awaited { 0 } else { post.calls.len() as u64 };
+        Some(post)
+    }
+
+    /// Whether `rank` may post so many calls more: members wait before they exceed what the hub keeps for them.
+    pub(super) fn has_room(&self, rank: usize, calls: usize) -> bool {
+        // Beside the announced calls there can be a post that is awaited.
+        self.lines[rank].calls + calls <= ANNOUNCED_LIMIT as usize + 2 * CALLS_LIMIT
+    }
+
+    /// `rank` wants to hear when that many of its announced calls have been matched.
+    pub(super) fn ask(&mut self, rank: usize, calls: u64) {
+        self.lines[rank].asked = calls;
+    }
+
+    /// How many announced calls of `rank` have been matched, if it is time that the rank hears of it.
+    pub(super) fn news(&mut self, rank: usize) -> Option<u64> {
+        let line = &self.lines[rank];
+        let is_answer = line.told < line.asked && line.asked <= line.matched;
+        if is_answer || line.matched - line.told >= TELL_EVERY { self.last_news(rank) } else { None }
+    }
+
+    /// The same, if the rank does not know it yet.
+    pub(super) fn last_news(&mut self, rank: usize) -> Option<u64> {
+        let line = &mut self.lines[rank];
+        let is_new = line.told < line.matched;
+        line.told = line.matched;
+        is_new.then_some(line.matched)
+    }
+
+    /// `rank` has left: what it waits in is taken back, what it has announced before stays.
+    pub(super) fn depart(&mut self, rank: usize) {
+        let line = &mut self.lines[rank];
+        let awaited = line.later.iter().position(|post| post.is_awaited);
+        line.later.truncate(awaited.unwrap_or(line.later.len()));
+        if line.current.as_ref().is_some_and(|post| post.is_awaited) {
+            self.withdraw(rank);
+        }
+    }
+
+    /// Takes back everything that `rank` has posted.
+    pub(super) fn withdraw(&mut self, rank: usize) {
+        let line = &mut self.lines[rank];
+        line.current = None;
+        line.later.clear();
+        self.matching.withdraw(rank);
+    }
+
+    /// Whether `rank` waits for the end of a post.
+    pub(super) fn is_awaiting(&self, rank: usize) -> bool {
+        self.lines[rank].posts().any(|post| post.is_awaited)
+    }
+
+    /// Whether fewer than that many announced calls of `rank` have been matched.
+    pub(super) fn lacks(&self, rank: usize, calls: u64) -> bool {
+        self.lines[rank].matched < calls
+    }
+
+    /// What the oldest post of `rank` that is not complete is called in errors.
+    pub(super) fn operation(&self, rank: usize) -> Option<Operation> {
+        self.matching.operation(rank)
+    }
+
+    /// The ranks without a post for which `rank` waits, directly or through other ranks that wait for them.
+    pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
+        self.matching.missing(rank)
+    }
+
+    /// A rank with a post that needs a further one of a rank which has left, and that rank.
+    pub(super) fn missed(&self, has_left: impl Fn(usize) -> bool) -> Option<(usize, usize)> {
+        let world_size = self.lines.len();
+        let gone: Vec<usize> = (0..world_size).filter(|&peer| has_left(peer) && self.is_empty(peer)).collect();
+        let waiting = (0..world_size).filter(|&rank| !gone.is_empty() && !self.is_empty(rank));
+        let needed = |rank: usize| gone.iter().find(|&&peer| self.matching.needs(rank, peer));
+        waiting.filter_map(|rank| Some((rank, *needed(rank)?))).next()
+    }
+
+    fn is_empty(&self, rank: usize) -> bool {
+        self.lines[rank].posts().next().is_none()
+    }
+}
