@@ -22,12 +22,16 @@ pub(crate) enum Need {
     Clippy,
     /// `cc` and `ar`, for the stand-in of libcuda.
     CCompiler,
-    /// python3 with pip, which fetches the four below where they are missing; they ask for it themselves.
+    /// `mpicxx`, which is MPI's, and the compiler that it calls.
+    CppCompiler,
+    /// python3 with pip, which fetches the five below where they are missing; they ask for it themselves.
     Pip,
     Ptxas,
     PythonPackages,
     NcclHeader,
     Digits,
+    /// The sources of Horovod.
+    Horovod,
     DeviceCompiler,
     /// Headers, launcher and libclang, for the feature `mpi`.
     Mpi,
@@ -71,7 +75,8 @@ impl Toolchain {
         for &need in needs {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is asked for only where it has something to fetch.
-            let fetches = matches!(need, Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::Digits);
+            let fetches =
+                matches!(need, Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::Digits | Need::Horovod);
             let pip = if fetches { self.missing(Need::Pip)? } else { None };
             for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
                 if self.install {
@@ -128,6 +133,11 @@ impl Toolchain {
                 "a C compiler and binutils, from the distribution".into(),
                 self.apt(&["gcc", "libc6-dev", "binutils"]),
             ),
+            Need::CppCompiler => (
+                Cmd::new("mpicxx").arg("--version").probe().0,
+                "a C++ compiler, from the distribution".into(),
+                self.apt(&["g++"]),
+            ),
             Need::Pip => (
                 Cmd::new("python3").args(["-m", "pip", "--version"]).probe().0,
                 "python3 and pip, from the distribution".into(),
@@ -160,6 +170,14 @@ impl Toolchain {
                 );
                 (here, what, python::fetch_digits())
             }
+            Need::Horovod => {
+                let archive = python::horovod_archive();
+                if archive.exists() {
+                    verify(&archive, python::HOROVOD_SHA256)?;
+                }
+                let what = format!("the sources of Horovod {} from PyPI, into target/tools", python::HOROVOD_VERSION);
+                (python::horovod().is_dir(), what, python::fetch_horovod())
+            }
             Need::DeviceCompiler => {
                 let Err(error) = DeviceCompiler::find() else { return Ok(None) };
                 // Where nothing can be installed, the error with every place tried is all there is to say.
@@ -179,8 +197,10 @@ impl Toolchain {
                 self.apt(&["iproute2", "util-linux"]),
             ),
         };
-        let updates_apt =
-            matches!(need, Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi | Need::Namespaces);
+        let updates_apt = matches!(
+            need,
+            Need::CCompiler | Need::CppCompiler | Need::Pip | Need::DeviceCompiler | Need::Mpi | Need::Namespaces
+        );
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 
