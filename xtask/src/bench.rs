@@ -5,6 +5,7 @@
 //! repository is looked at. The report is written anew after each part: a run that is cut short leaves one.
 
 mod goals;
+mod horovod;
 mod page;
 mod parts;
 
@@ -76,6 +77,9 @@ struct Bench {
 
 impl flags::Bench {
     pub(crate) fn run(self) -> Result<()> {
+        if let Some(flags::Peer::Horovod) = self.peer {
+            return horovod::run(&self);
+        }
         let wanted: Vec<&'static Part> = PARTS
             .iter()
             .filter(|part| self.only.is_empty() || self.only.iter().any(|name| name == part.name))

@@ -179,6 +179,13 @@ fn architecture(name: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("an architecture is called sm_90, for example, and not {name}"))
 }
 
+/// Whose Adasum there is to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Horovod's over MPI
+    Horovod,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     #[command(flatten)]
@@ -189,6 +196,9 @@ pub(crate) struct Bench {
     /// Only this part of the set (may be repeated)
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
+    /// Hold Adasum of MPI processes against another implementation, which is fetched and compiled, instead of measuring the standing set
+    #[arg(long, value_name = "PEER", value_enum, conflicts_with_all = ["only", "prebuilt", "within"])]
+    pub(crate) peer: Option<Peer>,
     /// Measure this program instead of building one
     #[arg(long, value_name = "GRADSYNC")]
     pub(crate) program: Option<PathBuf>,

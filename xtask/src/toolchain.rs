@@ -22,6 +22,8 @@ pub(crate) enum Need {
     Clippy,
     /// `cc` and `ar`, for the stand-in of libcuda.
     CCompiler,
+    /// `mpicxx`, which is MPI's, and the compiler that it calls.
+    CppCompiler,
     /// python3 with pip, which fetches the five below where they are missing; they ask for it themselves.
     Pip,
     Ptxas,
@@ -29,6 +31,8 @@ pub(crate) enum Need {
     NcclHeader,
     NcclLibrary,
     Digits,
+    /// The sources of Horovod.
+    Horovod,
     DeviceCompiler,
     /// `xz`, by which tar packs.
     Xz,
@@ -76,7 +80,12 @@ impl Toolchain {
             // Pip is asked for only where it has something to fetch.
             let fetches = matches!(
                 need,
-                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Digits
+                Need::Ptxas
+                    | Need::PythonPackages
+                    | Need::NcclHeader
+                    | Need::NcclLibrary
+                    | Need::Digits
+                    | Need::Horovod
             );
             let pip = if fetches { self.missing(Need::Pip)? } else { None };
             for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
@@ -134,6 +143,11 @@ impl Toolchain {
                 "a C compiler and binutils, from the distribution".into(),
                 self.apt(&["gcc", "libc6-dev", "binutils"]),
             ),
+            Need::CppCompiler => (
+                Cmd::new("mpicxx").arg("--version").probe().0,
+                "a C++ compiler, from the distribution".into(),
+                self.apt(&["g++"]),
+            ),
             Need::Pip => (
                 Cmd::new("python3").args(["-m", "pip", "--version"]).probe().0,
                 "python3 and pip, from the distribution".into(),
@@ -171,6 +185,14 @@ impl Toolchain {
                 );
                 (here, what, python::fetch_digits())
             }
+            Need::Horovod => {
+                let archive = python::horovod_archive();
+                if archive.exists() {
+                    verify(&archive, python::HOROVOD_SHA256)?;
+                }
+                let what = format!("the sources of Horovod {} from PyPI, into target/tools", python::HOROVOD_VERSION);
+                (python::horovod().is_dir(), what, python::fetch_horovod())
+            }
             Need::DeviceCompiler => {
                 let Err(error) = DeviceCompiler::find() else { return Ok(None) };
                 // Where nothing can be installed, the error with every place tried is all there is to say.
@@ -195,7 +217,13 @@ impl Toolchain {
         };
         let updates_apt = matches!(
             need,
-            Need::CCompiler | Need::Pip | Need::DeviceCompiler | Need::Xz | Need::Mpi | Need::Namespaces
+            Need::CCompiler
+                | Need::CppCompiler
+                | Need::Pip
+                | Need::DeviceCompiler
+                | Need::Xz
+                | Need::Mpi
+                | Need::Namespaces
         );
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }

@@ -69,7 +69,7 @@ fn every_operation_is_measured_beside_plain_mpi() {
             let name = row["baseline"]["name"].as_str().expect("a name");
             let sums_16_bits = row["dtype"] == "bf16" && row["redop"] == "sum";
             match operation {
-                "adasum" => assert!(name.starts_with("Horovod's algorithm over plain MPI"), "{row:#}"),
+                "adasum" => assert!(name.starts_with("plain MPI's sum of as many bytes"), "{row:#}"),
                 _ if sums_16_bits => assert!(name.contains("by an operation given to it"), "{row:#}"),
                 _ => assert!(name.starts_with("plain MPI"), "{row:#}"),
             }
@@ -104,6 +104,20 @@ fn adasum_is_measured_in_nodes() {
 }
 
 #[test]
+fn adasum_is_measured_in_ordinary_memory_too() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let said = "gradients lie in memory of each process's own";
+    for (flag, is_ordinary) in [(&[][..], false), (&["--ordinary-buffers"], true)] {
+        let arguments = ["adasum", "--transport", "mpi", "-b", "64K", "--json", "out.json"];
+        let finished = perf(2, folder.path(), &[&arguments[..], flag].concat()).succeeded("perf");
+        assert_eq!(finished.stdout.contains(said), is_ordinary, "{}", finished.stdout);
+        let document = document(folder.path());
+        assert_eq!(document["ordinary_buffers"], is_ordinary);
+        rows(&document).iter().for_each(|row| check_row(row, 2));
+    }
+}
+
+#[test]
 fn a_failure_keeps_the_rows_before_it() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let bytes = (1u64 << 48).to_string();
@@ -120,9 +134,10 @@ fn a_failure_keeps_the_rows_before_it() {
 #[test]
 fn what_the_job_cannot_do_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let cases: [(usize, &[&str], &str); 3] = [
+    let cases: [(usize, &[&str], &str); 4] = [
         (2, &["all_reduce", "-g", "3"], "-g 3: the launcher started 2 ranks"),
         (3, &["adasum", "--algorithm", "tree", "-b", "1K"], "needs a power of two, not 3 ranks"),
+        (2, &["all_reduce", "--ordinary-buffers"], "--ordinary-buffers: only adasum with --transport mpi has others"),
         (2, &["all_reduce", "-b", "1K", "--json", "missing/out.json"], "missing/out.json: its folder does not exist"),
     ];
     for (ranks, arguments, reason) in cases {

@@ -20,12 +20,8 @@ const NCCL_RATIO: f64 = 1.0 / 1.2;
 const MIXED_RATIO: f64 = 1.0 / 1.1;
 /// Of the copy's that moves what ranks on one machine's memory have to.
 const LOCAL_RATIO: f64 = 0.6;
-/// Of the speed of Horovod's algorithm as a loop of one thread.
-const HOROVOD_RATIO: f64 = 8.0;
 /// From this size on, memory is what takes the time.
 const LARGE_BYTES: u64 = 64 << 20;
-/// From this size on, it is not the latency of messages that takes the time.
-const MPI_BYTES: u64 = 16 << 20;
 /// Sizes of small vectors, with the µs that Adasum may take by peer access.
 const LATENCIES_US: [(u64, f64); 2] = [(64 << 10, 25.0), (1 << 20, 45.0)];
 const LAUNCH_BYTES: u64 = 1 << 20;
@@ -45,7 +41,6 @@ pub(super) enum Goal {
     Mixed,
     Cpu,
     Local,
-    Horovod,
     Launch,
     GraphLaunch,
     FirstUse,
@@ -53,7 +48,7 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    pub(super) const ALL: [Goal; 15] = [
+    pub(super) const ALL: [Goal; 14] = [
         Goal::Streams,
         Goal::Reads,
         Goal::Tensors,
@@ -64,7 +59,6 @@ impl Goal {
         Goal::Mixed,
         Goal::Cpu,
         Goal::Local,
-        Goal::Horovod,
         Goal::Launch,
         Goal::GraphLaunch,
         Goal::FirstUse,
@@ -107,10 +101,6 @@ impl Goal {
             Goal::Local => {
                 format!("Adasum of 8 threads at {LOCAL_RATIO} of a copy of what memory must move or more, {large}")
             }
-            Goal::Horovod => format!(
-                "Adasum of MPI processes at {HOROVOD_RATIO} times the speed of Horovod's as a loop or more, from {} MiB on",
-                MPI_BYTES >> 20
-            ),
             Goal::Launch => {
                 format!("a launch on 1 MiB at most {ABOVE_US} µs above an empty kernel's time and the bytes'")
             }
@@ -172,7 +162,6 @@ pub(super) fn of_row(part: &str, row: &Value, graph_calls: u64) -> Option<Figure
         ("cpu", "adasum", 0) if is_large && over == "local" && row["ranks"] == 8 && row["redop"] == "gram" => {
             (Goal::Local, LOCAL_RATIO)
         }
-        ("cpu", "adasum", 0) if bytes >= MPI_BYTES && over == "mpi" => (Goal::Horovod, HOROVOD_RATIO),
         ("cpu", "cast" | "accumulate", 0) if is_large && !is_many => (Goal::Cpu, CPU_RATIO),
         _ => return None,
     };
@@ -284,7 +273,7 @@ mod tests {
             row
         };
         assert_eq!(goal("local-adasum", on_cpu("local", 0.59), 0), Some((Goal::Local, false)));
-        assert_eq!(goal("mpi", on_cpu("mpi", 8.0), 0), Some((Goal::Horovod, true)));
+        assert_eq!(goal("mpi", on_cpu("mpi", 0.5), 0), None, "beside a sum, there is none");
         // Too small, too many vectors, recorded, beside another baseline.
         assert_eq!(goal("cuda-kernels", row("gram", 8, 1 << 20, 0.5), 0), None);
         assert_eq!(goal("cuda-wide", row("gram", 16, 1 << 30, 0.5), 0), None);

@@ -1,4 +1,4 @@
-//! What comes from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read our output, and the demo's data.
+//! What comes from PyPI by pip: NVIDIA's assembler and `nccl.h`, packages that read our output, the demo's data, and Horovod's sources.
 //!
 //! Everything has a fixed version and stays under target/; no Python environment of the user is touched.
 
@@ -20,6 +20,9 @@ pub(super) const NCCL_LIBRARY_VERSION: &str = "2.32.3";
 /// Its file of digits is the UCI "Optical Recognition of Handwritten Digits" test set (CC BY 4.0), unchanged for years.
 pub(super) const SCIKIT_LEARN_VERSION: &str = "1.7.2";
 pub(super) const DIGITS_SHA256: &str = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22";
+/// The last release; Adasum has not changed since.
+pub(crate) const HOROVOD_VERSION: &str = "0.28.1";
+pub(super) const HOROVOD_SHA256: &str = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0";
 /// numpy's newest does not serve the Python of older distributions.
 const PACKAGES: [&str; 4] = [
     "numpy==2.2.6; python_version < '3.11'",
@@ -149,6 +152,34 @@ pub(super) fn fetch_digits() -> Vec<Cmd> {
             .arg(folder.join("scikit_learn-*.whl"))
             .arg("sklearn/datasets/data/digits.csv.gz")
             .arg(path),
+    ]
+}
+
+/// The folder that has, or is to have, the sources of Horovod.
+pub(crate) fn horovod() -> PathBuf {
+    horovod_folder().join(format!("horovod-{HOROVOD_VERSION}"))
+}
+
+/// What they are unpacked from.
+pub(super) fn horovod_archive() -> PathBuf {
+    horovod_folder().join(format!("horovod-{HOROVOD_VERSION}.tar.gz"))
+}
+
+fn horovod_folder() -> PathBuf {
+    target("tools").join("horovod")
+}
+
+pub(super) fn fetch_horovod() -> Vec<Cmd> {
+    let unpacked = horovod_folder().join("unpacked");
+    vec![
+        // There is no wheel; pip asks the sources for their name and version, and compiles nothing.
+        Cmd::new("python3")
+            .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "horovod", "--dest"])
+            .arg(horovod_folder())
+            .arg(format!("horovod=={HOROVOD_VERSION}")),
+        Cmd::new("python3").args(["-m", "tarfile", "--extract"]).arg(horovod_archive()).arg(&unpacked),
+        // Sources that are there are whole.
+        Cmd::new("mv").arg(unpacked.join(format!("horovod-{HOROVOD_VERSION}"))).arg(horovod()),
     ]
 }
 

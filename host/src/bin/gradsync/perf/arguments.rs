@@ -157,6 +157,9 @@ pub(crate) struct Perf {
     /// Leave the baselines out
     #[arg(long)]
     no_baseline: bool,
+    /// Keep the gradients of adasum over MPI in memory of each process's own, where they would lie in memory that all map
+    #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
+    ordinary_buffers: bool,
     /// What the hardware can do, in GB/s of busbw, where the program cannot tell
     #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
     limit: Option<f64>,
@@ -223,6 +226,8 @@ pub(crate) struct Counts {
     pub(crate) check: bool,
     pub(crate) baseline: bool,
     pub(crate) working_set: Option<usize>,
+    /// Whether gradients that processes could share lie in memory of each process's own.
+    pub(crate) ordinary_buffers: bool,
     /// Calls that a CUDA graph holds; none are recorded for 0.
     pub(crate) graph_calls: usize,
 }
@@ -293,6 +298,11 @@ impl Perf {
                 ));
             }
         }
+        let is_adasum_over_mpi =
+            operations.contains(&Operation::Adasum) && self.transport.contains(&TransportChoice::Mpi);
+        if self.ordinary_buffers && !is_adasum_over_mpi {
+            return refuse("--ordinary-buffers: only adasum with --transport mpi has others".into());
+        }
         let algorithms = algorithms(&self.algorithms, self.per_node());
         let is_in_nodes = |redop: &Redop| matches!(redop, Redop::OnNodes(_));
         let have_nodes = self.model || (operations.contains(&Operation::Adasum) && algorithms.iter().any(is_in_nodes));
@@ -310,6 +320,7 @@ impl Perf {
                 check: self.check == 1,
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
+                ordinary_buffers: self.ordinary_buffers,
                 graph_calls: self.graph_calls as usize,
             },
             types: self.types.clone(),

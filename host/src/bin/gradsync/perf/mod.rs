@@ -286,6 +286,9 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
     if counts.graph_calls > 0 {
         rounds += &format!("# times are those of graphs of {} calls, divided by that\n", counts.graph_calls);
     }
+    if counts.ordinary_buffers {
+        rounds += "# gradients lie in memory of each process's own\n";
+    }
     let times = "# time: the median of the slowest rank's times; ratio: the baseline's time over it\n";
     machine.lines() + &rounds + times
 }
@@ -316,6 +319,7 @@ fn finish(
         warm_ups: settings.counts.warm_ups,
         iterations: settings.counts.iterations,
         graph_calls: settings.counts.graph_calls,
+        ordinary_buffers: settings.counts.ordinary_buffers,
         measurements,
         launches,
         loads,

@@ -94,6 +94,9 @@ pub(crate) struct Document<M> {
     /// Calls in the CUDA graphs whose times were divided by that; 0 where none were recorded.
     #[serde(default)]
     pub(crate) graph_calls: usize,
+    /// Whether gradients that processes could share lay in memory of each process's own.
+    #[serde(default)]
+    pub(crate) ordinary_buffers: bool,
     pub(crate) measurements: Vec<Measurement>,
     /// Those of `--launch`.
     #[serde(default)]

@@ -102,7 +102,8 @@ impl<'a> Collective<'a> {
             Operation::Adasum => {
                 // Threads reach each other's memory of any kind, and ranks of a node may where those of several nodes do not.
                 let may_share = comm.address_space().is_some() || row.nodes().is_some();
-                let is_shared = place == Place::Ranks(TransportChoice::Mpi) && may_share;
+                let is_over_mpi = place == Place::Ranks(TransportChoice::Mpi);
+                let is_shared = is_over_mpi && may_share && !counts.ordinary_buffers;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }

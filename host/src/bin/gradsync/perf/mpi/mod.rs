@@ -1,8 +1,8 @@
 //! Ranks as the processes of an MPI job, on host memory.
 //!
-//! Collectives are held against plain MPI's, Adasum against Horovod's algorithm over plain MPI.
+//! Collectives are held against plain MPI's, Adasum against MPI's sum of as many bytes. `cargo xtask bench --peer horovod` holds Adasum
+//! against another Adasum: Horovod's.
 
-mod horovod;
 mod plain;
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,6 @@ use gradsync::comm::{Communicator as _, ReduceOp};
 use rsmpi::topology::SimpleCommunicator;
 use rsmpi::traits::Communicator;
 
-use self::horovod::Horovod;
 use self::plain::Plain;
 use super::PerfError;
 use super::arguments::Counts;
@@ -80,16 +79,11 @@ struct Beside {
 
 impl HostBaselines for Beside {
     fn name(&self, operation: Operation) -> BaselineName {
-        if operation == Operation::Adasum { horovod::NAME } else { plain::name(operation) }
+        plain::name(operation)
     }
 
     fn make(&self, row: &Row, _: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
-        Ok(match row.operation {
-            // Horovod has no other number of ranks.
-            Operation::Adasum if !row.ranks.is_power_of_two() => None,
-            Operation::Adasum => Some(Box::new(Horovod::new(&self.world, row)?)),
-            _ => Plain::new(&self.world, row)?.map(|plain| Box::new(plain) as Box<dyn HostBaseline>),
-        })
+        Ok(Plain::new(&self.world, row)?.map(|plain| Box::new(plain) as Box<dyn HostBaseline>))
     }
 }
 

@@ -1,4 +1,4 @@
-//! MPI's own collectives. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which takes one after the
+//! MPI's own collectives, and its sum beside Adasum. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which takes one after the
 //! other, in f32.
 
 use std::ffi::{c_int, c_void};
@@ -23,8 +23,16 @@ use crate::perf::record::BaselineName;
 const COLUMN: &str = "plain MPI";
 
 pub(super) fn name(operation: Operation) -> BaselineName {
-    let full = if operation.reduces() { "plain MPI, f16 and bf16 by an operation given to it" } else { COLUMN };
-    BaselineName { column: COLUMN, full }
+    match operation {
+        Operation::Adasum => BaselineName {
+            column: "plain MPI's sum",
+            full: "plain MPI's sum of as many bytes, f16 and bf16 by an operation given to it",
+        },
+        _ if operation.reduces() => {
+            BaselineName { column: COLUMN, full: "plain MPI, f16 and bf16 by an operation given to it" }
+        }
+        _ => BaselineName { column: COLUMN, full: COLUMN },
+    }
 }
 
 /// The operands of a call, in the type that MPI is told.
@@ -60,8 +68,9 @@ impl<'a> Plain<'a> {
             _ => (len, len),
         };
         let size = row.types.to.size_bytes();
+        let sums = row.operation.reduces() || row.operation == Operation::Adasum;
         let data = match row.types.to {
-            _ if !row.operation.reduces() => Data::Bytes(filled(input * size, 1)?, filled(output * size, 2)?),
+            _ if !sums => Data::Bytes(filled(input * size, 1)?, filled(output * size, 2)?),
             DType::F32 => Data::F32(filled(input, 1.0)?, filled(output, 2.0)?),
             DType::F64 => Data::F64(filled(input, 1.0)?, filled(output, 2.0)?),
             DType::F16 => halves::<f16>(op, (input, output))?,
@@ -80,10 +89,10 @@ impl<'a> Plain<'a> {
     }
 
     fn reduce<T: Equivalence>(&self, input: &[T], output: &mut [T], op: impl CollectiveOperation) {
-        if self.operation == Operation::AllReduce {
-            self.world.all_reduce_into(input, output, op);
-        } else {
+        if self.operation == Operation::ReduceScatter {
             self.world.reduce_scatter_block_into(input, output, op);
+        } else {
+            self.world.all_reduce_into(input, output, op);
         }
     }
 
