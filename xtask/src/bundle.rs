@@ -140,3 +140,7 @@ fn print_sizes(folder: &Path) -> Result<()> {
     ensure!(total <= LARGEST, "{} is larger than {} MiB", folder.display(), LARGEST >> 20);
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "bundle/run_tests.rs"]
+mod tests;

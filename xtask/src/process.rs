@@ -167,6 +167,19 @@ fn quote(word: &OsStr) -> String {
     }
 }
 
+/// Writes a program for a test to start. Another process does: if a test on another thread forked while we had the file open, it could not be
+/// executed.
+#[cfg(test)]
+pub(crate) fn write_program(path: &Path, text: &str) {
+    use std::io::Write;
+
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"cat >"$0" && chmod +x "$0""#]).arg(path).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,10 +1,9 @@
 //! A daemon of shell scripts, from its start to its end.
 
-use std::io::Write;
-
 use tempfile::TempDir;
 
 use super::*;
+use crate::process::write_program;
 
 /// Notes what it is asked for beside itself, and as a daemon sleeps until it is told to quit.
 pub(crate) const DAEMON: &str = r##"#!/bin/sh
@@ -35,15 +34,6 @@ fn folder() -> TempDir {
         write_program(&folder.path().join(name), text);
     }
     folder
-}
-
-/// Written by another process: if a test on another thread forked while we had it open, it could not be executed.
-fn write_program(path: &Path, text: &str) {
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"cat >"$0" && chmod +x "$0""#]).arg(path).stdin(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
 }
 
 fn log(folder: &TempDir) -> String {

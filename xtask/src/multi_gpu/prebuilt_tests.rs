@@ -1,12 +1,11 @@
 //! `test-multi-gpu --prebuilt`, from the command line to the report, with a shell script for the rank program.
 
-use std::process::Stdio;
-
 use clap::Parser;
 use tempfile::TempDir;
 
 use super::*;
 use crate::flags::{Command as Subcommand, TestMultiGpu, Xtask};
+use crate::process::write_program;
 
 const PROGRAM: &str = r##"#!/bin/sh
 pass() { echo "@{\"case\":\"$1\",\"outcome\":\"passed\",\"seconds\":0.1,\"note\":\"\"}"; }
@@ -103,12 +102,7 @@ done
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [("multi-gpu", PROGRAM), ("mpirun", MPIRUN), ("mps", mps::tests::DAEMON)] {
-        // Written by another process: if a test on another thread forked while we had it open, it could not be executed.
-        let mut command = Command::new("sh");
-        command.args(["-c", r#"cat >"$0" && chmod +x "$0""#, name]).current_dir(&folder).stdin(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        assert!(child.wait().unwrap().success());
+        write_program(&folder.path().join(name), text);
     }
     folder
 }
