@@ -13,6 +13,7 @@
 //! | [`nvtx`] | ranges that a profiler shows |
 //! | [`plan`] | who holds and sends what, as pure functions |
 //! | [`train`] | operations composed into whole steps: Adasum of optimizer steps |
+//! | [`docs`] | pages: deployment, performance, testing, device code |
 //!
 //! # Features
 //!
@@ -26,6 +27,7 @@
 pub mod bootstrap;
 pub mod buffer;
 pub mod comm;
+pub mod docs;
 pub mod dtype;
 pub mod error;
 pub mod kernels;

@@ -283,9 +283,10 @@ fn tests() -> Result<Outcome> {
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
-/// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it.
+/// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it. Its library has the
+/// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
-    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda", "--bin", "gradsync"]);
+    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda,nvtx", "--bin", "gradsync"]);
     let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;

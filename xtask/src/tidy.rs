@@ -96,6 +96,23 @@ fn names_say_something() {
     forbid(&breaches, "no file called base, common or util");
 }
 
+/// README is what a visitor reads first; figures and caveats belong to the pages.
+#[test]
+fn readme_is_short_and_names_every_page() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let lines = readme.lines().count();
+    assert!(lines <= 150, "README.md has {lines} lines, more than 150");
+    let pages: Vec<_> = fs::read_dir(root().join("host/docs")).unwrap().map(|page| page.unwrap().file_name()).collect();
+    let pages = pages.iter().map(|page| page.to_string_lossy().into_owned());
+    let modules = fs::read_to_string(root().join("host/src/docs.rs")).unwrap();
+    let breaches: Vec<String> = pages
+        .filter(|page| {
+            !readme.contains(&format!("(host/docs/{page})")) || !modules.contains(&format!("/docs/{page}\""))
+        })
+        .collect();
+    forbid(&breaches, "every page is linked from README.md and is a module of host/src/docs.rs");
+}
+
 #[test]
 fn both_licences_are_here() {
     for (file, words) in [("LICENSE-MIT", "Permission is hereby granted"), ("LICENSE-APACHE", "Apache License")] {

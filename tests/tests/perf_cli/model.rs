@@ -159,10 +159,10 @@ fn every_part_of_the_time_that_rows_show_is_fitted() {
     }
 }
 
-/// What two H200 took, in `tests/measured/two-h200`: the model says it as exactly as README has it, and chooses by it as by its own
-/// parameters.
+/// What two H200 took, in `tests/measured/two-h200`: the model says it as exactly as the performance page has it, and chooses by it as by
+/// its own parameters.
 #[test]
-fn it_is_as_exact_on_measured_gpus_as_the_readme_says() {
+fn it_is_as_exact_on_measured_gpus_as_the_performance_page_says() {
     let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("measured/two-h200");
     let files =
         ["cuda-kernels", "cuda-wide", "nccl", "nccl-adasum"].map(|name| measured.join(name).with_extension("json"));
