@@ -202,7 +202,7 @@ pub(crate) struct Bench {
     /// Measure this program instead of building one
     #[arg(long, value_name = "GRADSYNC")]
     pub(crate) program: Option<PathBuf>,
-    /// Measure the program of this folder, which `cargo xtask bundle` made: needs neither Rust nor the sources
+    /// Measure the program of this folder, which `cargo xtask bundle` made and its `./run --unpack` unpacked: needs neither Rust nor the sources
     #[arg(long, value_name = "FOLDER", conflicts_with = "program")]
     pub(crate) prebuilt: Option<PathBuf>,
     /// Start no part when this much time has passed: for machines that are lent

@@ -74,6 +74,7 @@
 
 mod group;
 mod primitive;
+mod scaling;
 mod session;
 mod setup;
 mod share;
@@ -87,6 +88,7 @@ use std::time::{Duration, Instant};
 
 pub use self::group::Group;
 use self::primitive::{Primitive, Reduction};
+use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
 use super::{ReduceOp, Split, local};
@@ -430,30 +432,6 @@ fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
     }
     let reason = format!("NCCL does not reduce elements of {dtype}; it only moves them");
     Err(Error::InvalidArgument { operation, reason })
-}
-
-/// Whether the dtype has the factor itself.
-fn is_exact(factor: f64, dtype: DType) -> bool {
-    match dtype {
-        DType::F64 => true,
-        DType::F32 => f64::from(factor as f32) == factor,
-        DType::F16 => half::f16::from_f64(factor).to_f64() == factor,
-        DType::BF16 => half::bf16::from_f64(factor).to_f64() == factor,
-    }
-}
-
-/// Multiplies memory by a factor, rounding once.
-///
-/// # Safety
-/// As [`NcclCommunicator::all_reduce_raw`].
-unsafe fn scale_in_place(queue: &Queue, data: RawSlice, factor: f64) -> Result<()> {
-    let Some(dtype) = data.dtype.float().filter(|_| factor != 1.0) else { return Ok(()) };
-    // SAFETY: the caller's promise; each element is read before it is written.
-    let (to, from) = unsafe {
-        let to = DeviceSliceMut::from_raw_parts(queue, data.address, dtype, data.len);
-        (to, DeviceSlice::from_raw_parts(queue, data.address, dtype, data.len))
-    };
-    cuda::scale(to, from, factor)
 }
 
 impl Split for NcclCommunicator {
