@@ -88,6 +88,7 @@ impl StagedAdasum {
         let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
         let tensors = buffer.table().segments().to_vec();
         let layers = self.granularity.layers(len, &tensors);
+        let criteria = &self.granularity.criteria(buffer.table().dtype(), &tensors);
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, workspace) = match steps {
             Steps::Tree(scratch) => {
@@ -97,9 +98,9 @@ impl StagedAdasum {
             Steps::Gram { own, workspace } => (own, workspace),
         };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(&tensors, window));
+        let (layers, tensors) = (&segments::clip(&layers, window.clone()), &segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
-        let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
+        let gram = Gram { across: comm, all: comm, cut, layers, criteria, tensors, extent: Extent::All };
         let mut vector = Staged { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
         Ok(())
