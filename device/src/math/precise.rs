@@ -38,6 +38,9 @@ pub const SLICES: usize = 4;
 /// Numbers that a pair needs: the slices of `u·v`, of `|u|²` and of `|v|²`.
 pub const SUMS: usize = 3 * SLICES;
 
+/// Numbers that keep a pair's coefficients: high and low parts.
+pub const NUMBERS: usize = 4;
+
 /// Both coefficients of a pair.
 pub type Coefficients = (Wide, Wide);
 

@@ -11,7 +11,7 @@ use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Spa
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, Weights, join, pairs_of_level, product_index, products, weight_by_tree, weights,
+    Coefficients, Criterion, Pair, Weights, join, pairs_of_level, product_index, products, weight_by_tree, weights,
 };
 use crate::peers::{Group, Progress, Stage};
 use crate::shared::{Partials, SHARED_SLOTS};
@@ -197,7 +197,7 @@ impl Team<'_> {
                 self.meet(Stage::of_level(level));
                 if is_own {
                     for pair in pairs_of_level(level, self.ranks) {
-                        keep(self.tree_of(table, layer), pair, self.coefficients_of(layer, pair));
+                        keep(self.tree_of(table, layer).add(2 * pair.index()), self.coefficients_of(layer, pair));
                     }
                 }
                 thread::sync_threads();
@@ -205,7 +205,8 @@ impl Team<'_> {
             }
             if is_own {
                 for rank in 0..self.ranks {
-                    let weight = weight_by_tree(rank, self.ranks, |pair| kept(self.tree_of(table, layer), pair));
+                    let weight =
+                        weight_by_tree(rank, self.ranks, |pair| kept(self.tree_of(table, layer).add(2 * pair.index())));
                     table.weights.add(layer * self.ranks + rank).write(weight);
                 }
             }
@@ -249,7 +250,8 @@ impl Team<'_> {
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
             let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
             let tree = self.tree_of(table, layer);
-            let lost = weights(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
+            let keep = |pair: Pair, both| keep(tree.add(2 * pair.index()), both);
+            let lost = weights(&mut layer_weights, self.ranks, Criterion::Narrow, product, keep);
             for rank in 0..self.ranks {
                 table.weights.add(layer * self.ranks + rank).write(layer_weights.get(rank));
             }

@@ -102,7 +102,9 @@ unsafe fn coefficients_below<const W: usize, const MOST: usize>(
 ) -> [Coefficients; W] {
     let mut found = [(1.0, 1.0); W];
     // SAFETY: the launch provides two numbers for each pair, which have been set.
-    for_each_pair_below::<W, MOST>(ranks, level, |pair| found[pair.index()] = unsafe { kept(tree, pair) });
+    for_each_pair_below::<W, MOST>(ranks, level, |pair| {
+        found[pair.index()] = unsafe { kept(tree.add(2 * pair.index())) }
+    });
     found
 }
 

@@ -144,7 +144,7 @@ impl Team<'_> {
             let mut item = thread::thread_idx_x() as usize;
             while item < self.count * (K / 3) {
                 let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));
-                keep(tree.add(layer * 2 * (self.ranks - 1)), pair, self.coefficients_of(layer, pair));
+                keep(tree.add(layer * 2 * (self.ranks - 1) + 2 * pair.index()), self.coefficients_of(layer, pair));
                 item += PEER_THREADS as usize;
             }
         }

@@ -186,7 +186,7 @@ fn sums_and_means(cases: &Cases<'_>) {
 fn one_cancelling_layer(cases: &Cases<'_>) {
     let world_size = cases.world_size();
     for format in [Format::F64, Format::F32] {
-        let shapes: [&[usize]; 3] = [&[101], &[257], &[64]];
+        let shapes: [&[usize]; 3] = [&[301], &[257], &[264]];
         let mut case = Case::of(Kind::Random, format, world_size, &shapes, 4);
         let opposite = Case::of(Kind::NearlyOpposite(1e-6), format, world_size, &shapes, 4);
         for (rank, layers) in case.inputs.iter_mut().enumerate() {

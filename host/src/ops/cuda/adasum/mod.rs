@@ -108,10 +108,15 @@ fn layers(
     granularity: Granularity,
     vectors: usize,
 ) -> Result<Layers> {
-    let parts = segments::clip(buffer.table().segments(), window.clone());
+    let segments = buffer.table().segments();
+    let parts = segments::clip(segments, window.clone());
+    let lens: Vec<usize> = segments.iter().map(Range::len).collect();
     match granularity {
-        Granularity::Tensor => Layers::new(buffer.queue(), window.len(), &parts, vectors),
-        Granularity::Whole => Layers::new_shared(buffer.queue(), window.len(), &parts, vectors),
+        Granularity::Tensor => Layers::new(buffer.queue(), window.len(), &parts, vectors)?.with_whole_lens(&lens),
+        Granularity::Whole => {
+            let lens = if lens.is_empty() { vec![] } else { vec![lens.into_iter().sum()] };
+            Layers::new_shared(buffer.queue(), window.len(), &parts, vectors)?.with_whole_lens(&lens)
+        }
     }
 }
 
