@@ -380,7 +380,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
 ];
 /// Kernels over one dtype that reach into the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
-    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count, chunk length, senders): one block for each sender,
+    // (peers, weights, tree, cancelled, short, totals, partials, spans, span count, chunk count, chunk length, senders): one block for each sender,
     // chunk, PEER_LAYERS layers and chunk, in this order; every rank's window becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
@@ -395,7 +395,8 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),
 ];
-const PEER_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+const PEER_ADASUM: &[Param] =
+    &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];

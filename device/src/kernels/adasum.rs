@@ -38,40 +38,70 @@ impl Weights for LayerWeights {
 
 /// How the exact path computes with vectors of a dtype.
 pub(super) trait Exact: Element {
-    /// An element of a node.
-    type Value: Copy + Default;
-    /// The sums of a pair.
-    type Sums;
-    /// What terms of sums are cut by.
-    type Scales: Copy;
+    /// Whether that is in twice the precision of `f64`, from the first pairs on.
+    const IS_DOUBLE: bool;
+    /// How many sums a pair has.
+    const COUNT: usize;
     /// No terms.
     const ZEROS: Self::Sums;
+    /// A pair that leaves both sides alone.
+    const ONES: Self::Coefficients;
+
+    /// An element of a node.
+    type Value: Copy + Default;
+    /// The coefficients of a pair.
+    type Coefficients: Copy;
+    /// The sums of a pair.
+    type Sums: Copy;
+    /// What terms of sums are cut by.
+    type Scales: Copy;
 
     /// An element of a rank's vector.
     fn value(self) -> Self::Value;
     /// An element of the root, rounded.
     fn rounded(value: Self::Value) -> f64;
-    /// An element of a node, with coefficients from a row of trees.
+    /// An element of a pair's combination.
+    fn join(both: Self::Coefficients, left: Self::Value, right: Self::Value) -> Self::Value;
+    /// A pair's coefficients from its sums.
+    fn coefficients(sum: impl Fn(usize) -> f64, scales: Self::Scales) -> Self::Coefficients;
+    /// They, rounded.
+    fn rounded_coefficients(both: Self::Coefficients) -> Coefficients;
+    /// Keeps a pair's coefficients.
     ///
     /// # Safety
-    /// The row has those of this pair.
-    unsafe fn join(row: *const f64, pair: Pair, left: Self::Value, right: Self::Value) -> Self::Value;
+    /// There is room for [`NUMBERS`].
+    unsafe fn keep(place: *mut f64, both: Self::Coefficients);
+    /// What has been kept there.
+    ///
+    /// # Safety
+    /// Something has been.
+    unsafe fn kept(place: *const f64) -> Self::Coefficients;
     /// The scales of a pair.
     ///
     /// # Safety
-    /// The row is one of so many ranks.
+    /// The row of a layer's tree is one of so many ranks, with their squared norms.
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
     /// Adds an element's terms.
     fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
+    /// One of the sums.
+    ///
+    /// # Safety
+    /// The index is below [`COUNT`](Self::COUNT).
+    unsafe fn sum(sums: &Self::Sums, index: usize) -> f64;
 }
 
 macro_rules! plainly_exact {
     ($($T:ident)*) => {
         $(impl Exact for $T {
+            const IS_DOUBLE: bool = false;
+            const COUNT: usize = 3;
+            const ZEROS: [f64; 3] = [0.0; 3];
+            const ONES: Coefficients = (1.0, 1.0);
+
             type Value = f64;
+            type Coefficients = Coefficients;
             type Sums = [f64; 3];
             type Scales = ();
-            const ZEROS: [f64; 3] = [0.0; 3];
 
             #[inline(always)]
             fn value(self) -> f64 {
@@ -84,9 +114,30 @@ macro_rules! plainly_exact {
             }
 
             #[inline(always)]
-            unsafe fn join(row: *const f64, pair: Pair, left: f64, right: f64) -> f64 {
+            fn join(both: Coefficients, left: f64, right: f64) -> f64 {
+                adasum::join(both, left, right)
+            }
+
+            #[inline(always)]
+            fn coefficients(sum: impl Fn(usize) -> f64, (): ()) -> Coefficients {
+                coefficients(sum(0), sum(1), sum(2))
+            }
+
+            #[inline(always)]
+            fn rounded_coefficients(both: Coefficients) -> Coefficients {
+                both
+            }
+
+            #[inline(always)]
+            unsafe fn keep(place: *mut f64, both: Coefficients) {
                 // SAFETY: the caller's promise.
-                adasum::join(unsafe { kept(row.add(NUMBERS * pair.index())) }, left, right)
+                unsafe { keep(place, both) }
+            }
+
+            #[inline(always)]
+            unsafe fn kept(place: *const f64) -> Coefficients {
+                // SAFETY: the caller's promise.
+                unsafe { kept(place) }
             }
 
             #[inline(always)]
@@ -96,16 +147,31 @@ macro_rules! plainly_exact {
             fn add(sums: [f64; 3], (): (), left: f64, right: f64) -> [f64; 3] {
                 add_dots(sums, left, right)
             }
+
+            #[inline(always)]
+            unsafe fn sum(sums: &[f64; 3], index: usize) -> f64 {
+                // No address is taken of an element that the compiler does not know: that would put the sums into memory.
+                match index {
+                    0 => sums[0],
+                    1 => sums[1],
+                    _ => sums[2],
+                }
+            }
         })*
     };
 }
 plainly_exact!(f32 F16 BF16);
 
 impl Exact for f64 {
+    const IS_DOUBLE: bool = true;
+    const COUNT: usize = SUMS;
+    const ZEROS: precise::Sums = [0.0; SUMS];
+    const ONES: precise::Coefficients = (Wide { high: 1.0, low: 0.0 }, Wide { high: 1.0, low: 0.0 });
+
     type Value = Wide;
+    type Coefficients = precise::Coefficients;
     type Sums = precise::Sums;
     type Scales = Scales;
-    const ZEROS: precise::Sums = [0.0; SUMS];
 
     #[inline(always)]
     fn value(self) -> Wide {
@@ -118,9 +184,34 @@ impl Exact for f64 {
     }
 
     #[inline(always)]
-    unsafe fn join(row: *const f64, pair: Pair, left: Wide, right: Wide) -> Wide {
+    fn join(both: precise::Coefficients, left: Wide, right: Wide) -> Wide {
+        precise::join(both, left, right)
+    }
+
+    #[inline(always)]
+    fn coefficients(sum: impl Fn(usize) -> f64, scales: Scales) -> precise::Coefficients {
+        precise::coefficients(&core::array::from_fn(sum), scales)
+    }
+
+    #[inline(always)]
+    fn rounded_coefficients(both: precise::Coefficients) -> Coefficients {
+        precise::rounded(both)
+    }
+
+    #[inline(always)]
+    unsafe fn keep(place: *mut f64, (left, right): precise::Coefficients) {
         // SAFETY: the caller's promise.
-        precise::join(unsafe { precisely_kept(row.add(NUMBERS * pair.index())) }, left, right)
+        unsafe {
+            keep(place, (left.high, left.low));
+            keep(place.add(2), (right.high, right.low));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn kept(place: *const f64) -> precise::Coefficients {
+        // SAFETY: the caller's promise.
+        let ((left, left_low), (right, right_low)) = unsafe { (kept(place), kept(place.add(2))) };
+        (Wide { high: left, low: left_low }, Wide { high: right, low: right_low })
     }
 
     #[inline(always)]
@@ -132,6 +223,12 @@ impl Exact for f64 {
     #[inline(always)]
     fn add(sums: precise::Sums, scales: Scales, left: Wide, right: Wide) -> precise::Sums {
         precise::add_terms(sums, scales, left, right)
+    }
+
+    #[inline(always)]
+    unsafe fn sum(sums: &precise::Sums, index: usize) -> f64 {
+        // SAFETY: the caller's promise.
+        unsafe { *sums.get_unchecked(index) }
     }
 }
 
@@ -148,8 +245,10 @@ impl<S: Exact> Tree<S> {
     unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().value() };
-        // SAFETY: as above.
-        tree_node(begin, end, value, |pair, left, right| unsafe { S::join(self.row, pair, left, right) })
+        tree_node(begin, end, value, |pair, left, right| {
+            // SAFETY: as above.
+            S::join(unsafe { S::kept(self.row.add(NUMBERS * pair.index())) }, left, right)
+        })
     }
 
     /// The tree of layer `layer`, out of those of all layers.
@@ -174,24 +273,6 @@ pub(super) unsafe fn keep(place: *mut f64, (left, right): Coefficients) {
 pub(super) unsafe fn kept(place: *const f64) -> Coefficients {
     // SAFETY: the launch provides two numbers a pair, or more, and this pair's have been written.
     unsafe { (*place, *place.add(1)) }
-}
-
-/// Keeps a pair's coefficients with all their digits.
-#[inline(always)]
-unsafe fn keep_precisely(place: *mut f64, (left, right): precise::Coefficients) {
-    // SAFETY: the launch provides room for four numbers a pair.
-    unsafe {
-        keep(place, (left.high, left.low));
-        keep(place.add(2), (right.high, right.low));
-    }
-}
-
-/// What [`keep_precisely`] has put there.
-#[inline(always)]
-unsafe fn precisely_kept(place: *const f64) -> precise::Coefficients {
-    // SAFETY: the launch provides four numbers a pair, and this pair's have been written.
-    let ((left, left_low), (right, right_low)) = unsafe { (kept(place), kept(place.add(2))) };
-    (Wide { high: left, low: left_low }, Wide { high: right, low: right_low })
 }
 
 /// The criterion of a layer, of which a launch knows whether vectors are of `f64`, and the layer's flag whether it is short.
@@ -234,6 +315,24 @@ kernel!("coefficients", LaunchBounds::LAYER, fn (
     cancelled.add(layer).write(lost as u32);
 });
 
+/// Keeps a pair's coefficients in a layer's row of its tree, and returns them rounded.
+#[inline(always)]
+unsafe fn set_pair<T: Exact>(
+    sums: *const f64,
+    row: *mut f64,
+    layer: usize,
+    pair: Pair,
+    world_size: usize,
+) -> Coefficients {
+    // SAFETY: the launch provides the sums of every layer, and a row for it.
+    unsafe {
+        let sum = |index: usize| *sums.add(layer * T::COUNT + index);
+        let both = T::coefficients(sum, T::scales(row, pair, world_size));
+        T::keep(row.add(NUMBERS * pair.index()), both);
+        T::rounded_coefficients(both)
+    }
+}
+
 kernel!("combine_pair", LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
     begin: u64, middle: u64, end: u64, is_double: u64,
@@ -244,17 +343,10 @@ kernel!("combine_pair", LaunchBounds::LAYER, fn (
     }
     let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
     let row = tree.add(layer as usize * tree_row(world_size as usize));
-    let place = row.add(NUMBERS * pair.index());
     let both = if is_double == 0 {
-        let sums = sums.add(layer as usize * 3);
-        let both = coefficients(*sums, *sums.add(1), *sums.add(2));
-        keep(place, both);
-        both
+        set_pair::<f32>(sums, row, layer as usize, pair, world_size as usize)
     } else {
-        let sums = sums.add(layer as usize * SUMS).cast::<precise::Sums>();
-        let both = precise::coefficients(&*sums, f64::scales(row, pair, world_size as usize));
-        keep_precisely(place, both);
-        precise::rounded(both)
+        set_pair::<f64>(sums, row, layer as usize, pair, world_size as usize)
     };
     combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
 });
@@ -267,8 +359,7 @@ macro_rules! of_dtype {
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
             let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
-            const COUNT: usize = <$T as Exact>::ZEROS.len();
-            reduction.run(COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
+            reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
                 let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
                 let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);

@@ -1,9 +1,8 @@
 //! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
 
-use super::{OPERATION, gram, layer_count};
+use super::{OPERATION, gram, layer_count, whole_lens};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, PeerKernel};
 use crate::ops::cuda::peers::Connection;
@@ -18,17 +17,14 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// `None` on every rank if some cannot be reached, and for a Gram matrix of `f64` vectors: the exact path of these kernels has no more
-    /// precision than that, and in `f64` a result needs more. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
+    /// `None` on every rank if some cannot be reached. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
     pub(super) fn connect(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         options: AdasumOptions,
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
-        let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
-        let has_precision = table.dtype() != DType::F64 || kernel == PeerKernel::Tree;
-        if !has_precision || !Connection::is_possible(comm, buffer) {
+        if !Connection::is_possible(comm, buffer) {
             return Ok(None);
         }
         let len = table.shard_len();
@@ -36,6 +32,8 @@ impl Peers {
         let is_shared = options.granularity == Granularity::Whole;
         // Before the connection, which nothing that fails on one rank alone may follow.
         let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+        let layers = layers.with_whole_lens(&whole_lens(buffer, options.granularity))?;
+        let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
         let connection = Connection::new(comm, buffer, kernel, count)?;
         Ok(connection.map(|connection| Self { layers, connection }))
