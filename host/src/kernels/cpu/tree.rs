@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use gradsync_device::math::Element as _;
 use gradsync_device::math::adasum::{self, Pair, join, pairs, product_index, products};
 use gradsync_device::math::precise::{self, Scales};
 use gradsync_device::math::wide::Wide;
@@ -15,7 +16,7 @@ use super::combine::{narrow_block, parts};
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each};
-use crate::dtype::storage_mut;
+use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut, with_typed};
@@ -169,15 +170,6 @@ vectorized! {
     }
 }
 
-/// A block of some ranks' vectors.
-fn widened(vectors: &[Slice<'_>], block: Range<usize>) -> Vec<Block> {
-    let (mut blocks, mut halfway) = (vec![[0.0; BLOCK_LEN]; vectors.len()], [0.0; BLOCK_LEN]);
-    for (wide, vector) in blocks.iter_mut().zip(vectors) {
-        widen(wide, &mut halfway, *vector, block.clone());
-    }
-    blocks
-}
-
 /// The pairs below the node over `ranks`: as pairs of a tree of its own, and as those of the whole tree.
 fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
     let start = ranks.start;
@@ -210,7 +202,10 @@ pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, f
 
 /// One block of the node over `ranks`.
 fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &[adasum::Coefficients]) -> Block {
-    let mut nodes = widened(&vectors[ranks.clone()], block);
+    let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
+    for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
+        widen(node, &mut halfway, *vector, block.clone());
+    }
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
         join_block(tree[global.index()], &mut left[begin], &right[0]);
@@ -225,11 +220,12 @@ fn precise_node(
     ranks: Range<usize>,
     tree: &[precise::Coefficients],
 ) -> Vec<Wide> {
-    let len = block.len();
-    let mut nodes: Vec<Vec<Wide>> = widened(&vectors[ranks.clone()], block)
-        .iter()
-        .map(|values| values[..len].iter().map(|&value| value.into()).collect())
-        .collect();
+    let values = |vector: &Slice<'_>| -> Vec<Wide> {
+        with_typed!(Slice, vector.range(block.clone()), data => {
+            storage(data).iter().map(|value| value.to_f64().into()).collect()
+        })
+    };
+    let mut nodes: Vec<Vec<Wide>> = vectors[ranks.clone()].iter().map(values).collect();
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
         for (left, &right) in left[begin].iter_mut().zip(&right[0]) {
