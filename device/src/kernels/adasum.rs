@@ -17,7 +17,7 @@ use crate::math::adasum::{
 use crate::math::precise::{self, NUMBERS, SUMS, Scales};
 use crate::math::wide::Wide;
 use crate::reduce::{self, Reduction};
-use crate::thread;
+use crate::{arch, thread};
 
 /// One layer's weights in device memory.
 struct LayerWeights(*mut f64);
@@ -227,8 +227,20 @@ impl Exact for f64 {
 
     #[inline(always)]
     unsafe fn sum(sums: &precise::Sums, index: usize) -> f64 {
-        // SAFETY: the caller's promise.
-        unsafe { *sums.get_unchecked(index) }
+        match index {
+            0 => sums[0],
+            1 => sums[1],
+            2 => sums[2],
+            3 => sums[3],
+            4 => sums[4],
+            5 => sums[5],
+            6 => sums[6],
+            7 => sums[7],
+            8 => sums[8],
+            9 => sums[9],
+            10 => sums[10],
+            _ => sums[11],
+        }
     }
 }
 
@@ -249,6 +261,27 @@ impl<S: Exact> Tree<S> {
             // SAFETY: as above.
             S::join(unsafe { S::kept(self.row.add(NUMBERS * pair.index())) }, left, right)
         })
+    }
+
+    /// One element of the two nodes that a pair combines.
+    #[inline(always)]
+    unsafe fn sides(self, element: u64, pair: Pair) -> (S::Value, S::Value) {
+        // SAFETY: as above.
+        unsafe {
+            if !S::IS_DOUBLE {
+                return (self.value(element, pair.begin, pair.middle), self.value(element, pair.middle, pair.end));
+            }
+            // In a loop that the compiler cannot unroll: twice as much code would not be unrolled inside either, and values of
+            // nodes would lie in memory.
+            let (mut left, mut right) = (S::Value::default(), S::Value::default());
+            let mut side = 0;
+            while side < arch::opaque(2) {
+                let (begin, end) = if side == 0 { (pair.begin, pair.middle) } else { (pair.middle, pair.end) };
+                (left, right) = (right, self.value(element, begin, end));
+                side += 1;
+            }
+            (left, right)
+        }
     }
 
     /// The tree of layer `layer`, out of those of all layers.
@@ -365,8 +398,7 @@ macro_rules! of_dtype {
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);
                 let mut totals = <$T>::ZEROS;
                 reduce::walk::<1, THREADS>(chunk, |element, _| {
-                    let left = tree.value(element, pair.begin, pair.middle);
-                    let right = tree.value(element, pair.middle, pair.end);
+                    let (left, right) = tree.sides(element, pair);
                     totals = <$T>::add(totals, scales, left, right);
                 });
                 totals
