@@ -340,6 +340,11 @@ pub const fn combine_suffix(vectors: usize, is_one_dtype: bool) -> &'static str 
     }
 }
 
+/// Numbers of a layer's row of its combination tree: of each pair the coefficients, and behind them the ranks' squared norms.
+pub const fn tree_row(world_size: usize) -> usize {
+    crate::math::precise::NUMBERS * (world_size - 1) + world_size
+}
+
 /// `tree_combine`: `(destination, table of vectors, vector count, tree, cancelled, spans, span count, chunk length)`.
 pub const TREE_COMBINE_ENTRIES: [Entry; 16] =
     pairs_of!("tree_combine", "", LaunchBounds::TREE, &[Pointer, Pointer, U64, Pointer, Pointer, Pointer, U64, U64]);
@@ -375,8 +380,8 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
 ];
 /// Kernels over one dtype that reach into the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
-    // (peers, weights, tree, cancelled, totals, partials, spans, span count, chunk count, chunk length, senders): one job for each sender, chunk,
-    // PEER_LAYERS layers and chunk, in this order, on any number of blocks; every rank's window becomes Adasum of all
+    // (peers, weights, tree, cancelled, short, totals, partials, spans, span count, chunk count, chunk length, senders): one job for each sender,
+    // chunk, PEER_LAYERS layers and chunk, in this order, on any number of blocks; every rank's window becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
@@ -391,7 +396,8 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     dtypes_of!("peer_reduce", "_p4", LaunchBounds::of_peers(4), PEER_REDUCE),
     dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),
 ];
-const PEER_ADASUM: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+const PEER_ADASUM: &[Param] =
+    &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
@@ -406,12 +412,13 @@ pub const PLAIN_ENTRIES: [Entry; 7] = [
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
-    // (weights, tree, cancelled, gram, layers, world size); cancelled is a u32 a layer; of cancelled layers, the weights are those after the
-    // first level, whose coefficients go to the trees of all (see `combine_pair`)
-    plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64]),
-    // (weights, tree, cancelled, sums, layers, world size, begin, middle, end): sums[layer][u·v, |u|², |v|²], and the pair's
-    // two coefficients go to tree[layer][pair][side]
-    plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64]),
+    // (weights, tree, cancelled, short, gram, layers, world size, whether vectors are of f64); cancelled and short are a u32 a layer; of
+    // cancelled layers, the weights are those after the first level, whose coefficients go to the trees of all (see `combine_pair`), or of
+    // f64 all 1, and the ranks' squared norms go there
+    plain("coefficients", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64]),
+    // (weights, tree, cancelled, sums, layers, world size, begin, middle, end, whether vectors are of f64): sums[layer] are those that
+    // `tree_dots` gives, and the pair's coefficients go to the layer's row of the tree ([`tree_row`])
+    plain("combine_pair", LaunchBounds::LAYER, &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, U64, U64]),
 ];
 
 const fn plain(name: &'static str, bounds: LaunchBounds, params: &'static [Param]) -> Entry {

@@ -3,6 +3,7 @@
 //! - [`oracle`]: the right answers, written again from the specification; imports nothing of gradsync;
 //! - [`tolerance`]: how far a correct answer may be off, with the derivation; imports nothing of gradsync;
 //! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
+//! - [`double`]: families of `f64` vectors that show rounding errors, for the comparison with rational numbers; imports nothing of gradsync;
 //! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
 //! - [`collectives`]: what every transport's collectives are tested with;
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
@@ -13,6 +14,7 @@
 
 pub mod array;
 pub mod collectives;
+pub mod double;
 pub mod inputs;
 pub mod oracle;
 pub mod programs;

@@ -4,6 +4,7 @@
 
 use super::LaunchBounds;
 use crate::math::adasum::products;
+use crate::math::precise::SUMS;
 
 /// Most ranks of a group whose kernels reach into each other's memory.
 pub const MOST_PEERS: usize = 8;
@@ -156,10 +157,10 @@ impl Peers {
         self.layers as usize * products(self.world_size as usize)
     }
 
-    /// Sums of all layers' pairs.
+    /// Sums of all layers' pairs: as many as vectors of `f64` have on the exact path, other dtypes have fewer.
     #[inline(always)]
     const fn sums_of_pairs(&self) -> usize {
-        self.layers as usize * 3 * (self.world_size as usize - 1)
+        self.layers as usize * SUMS * (self.world_size as usize - 1)
     }
 
     /// Bytes of a mailbox.

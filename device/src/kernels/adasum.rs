@@ -1,19 +1,23 @@
 //! Adasum's weights on the device, one thread a layer: `coefficients` from Gram matrices, and the exact path for layers that lost
 //! digits to cancellation, which `coefficients` starts: for each pair `tree_dots` and `combine_pair`, then `tree_combine`.
 //!
-//! The exact path evaluates the combination tree at every element, from the ranks' own values. Other layers skip it. It is never
-//! the bottleneck: layers cancel where gradients are opposite to within a hundredth.
+//! The exact path evaluates the combination tree at every element, from the ranks' own values; of `f64`, in twice the precision. Other
+//! layers skip it. It is never the bottleneck: layers cancel where gradients are opposite to within a hundredth, and those of `f64` that
+//! always take it are short.
 
 use super::products::add_dots;
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{LaunchBounds, Span, THREADS};
+use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    Coefficients, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree, tree_value, weights,
+    self, Coefficients, Criterion, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree,
+    tree_node, weights,
 };
+use crate::math::precise::{self, NUMBERS, SUMS, Scales};
+use crate::math::wide::Wide;
 use crate::reduce::{self, Reduction};
-use crate::thread;
+use crate::{arch, thread};
 
 /// One layer's weights in device memory.
 struct LayerWeights(*mut f64);
@@ -32,36 +36,266 @@ impl Weights for LayerWeights {
     }
 }
 
-/// One layer's combination tree: the ranks' vectors and the coefficients of its pairs.
+/// How the exact path computes with vectors of a dtype.
+pub(super) trait Exact: Element {
+    /// Whether that is in twice the precision of `f64`, from the first pairs on.
+    const IS_DOUBLE: bool;
+    /// How many sums a pair has.
+    const COUNT: usize;
+    /// No terms.
+    const ZEROS: Self::Sums;
+    /// A pair that leaves both sides alone.
+    const ONES: Self::Coefficients;
+
+    /// An element of a node.
+    type Value: Copy + Default;
+    /// The coefficients of a pair.
+    type Coefficients: Copy;
+    /// The sums of a pair.
+    type Sums: Copy;
+    /// What terms of sums are cut by.
+    type Scales: Copy;
+
+    /// An element of a rank's vector.
+    fn value(self) -> Self::Value;
+    /// An element of the root, rounded.
+    fn rounded(value: Self::Value) -> f64;
+    /// An element of a pair's combination.
+    fn join(both: Self::Coefficients, left: Self::Value, right: Self::Value) -> Self::Value;
+    /// A pair's coefficients from its sums.
+    fn coefficients(sum: impl Fn(usize) -> f64, scales: Self::Scales) -> Self::Coefficients;
+    /// They, rounded.
+    fn rounded_coefficients(both: Self::Coefficients) -> Coefficients;
+    /// Keeps a pair's coefficients.
+    ///
+    /// # Safety
+    /// There is room for [`NUMBERS`].
+    unsafe fn keep(place: *mut f64, both: Self::Coefficients);
+    /// What has been kept there.
+    ///
+    /// # Safety
+    /// Something has been.
+    unsafe fn kept(place: *const f64) -> Self::Coefficients;
+    /// The scales of a pair.
+    ///
+    /// # Safety
+    /// The row of a layer's tree is one of so many ranks, with their squared norms.
+    unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
+    /// Adds an element's terms.
+    fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
+    /// One of the sums.
+    ///
+    /// # Safety
+    /// The index is below [`COUNT`](Self::COUNT).
+    unsafe fn sum(sums: &Self::Sums, index: usize) -> f64;
+}
+
+macro_rules! plainly_exact {
+    ($($T:ident)*) => {
+        $(impl Exact for $T {
+            const IS_DOUBLE: bool = false;
+            const COUNT: usize = 3;
+            const ZEROS: [f64; 3] = [0.0; 3];
+            const ONES: Coefficients = (1.0, 1.0);
+
+            type Value = f64;
+            type Coefficients = Coefficients;
+            type Sums = [f64; 3];
+            type Scales = ();
+
+            #[inline(always)]
+            fn value(self) -> f64 {
+                self.to_f64()
+            }
+
+            #[inline(always)]
+            fn rounded(value: f64) -> f64 {
+                value
+            }
+
+            #[inline(always)]
+            fn join(both: Coefficients, left: f64, right: f64) -> f64 {
+                adasum::join(both, left, right)
+            }
+
+            #[inline(always)]
+            fn coefficients(sum: impl Fn(usize) -> f64, (): ()) -> Coefficients {
+                coefficients(sum(0), sum(1), sum(2))
+            }
+
+            #[inline(always)]
+            fn rounded_coefficients(both: Coefficients) -> Coefficients {
+                both
+            }
+
+            #[inline(always)]
+            unsafe fn keep(place: *mut f64, both: Coefficients) {
+                // SAFETY: the caller's promise.
+                unsafe { keep(place, both) }
+            }
+
+            #[inline(always)]
+            unsafe fn kept(place: *const f64) -> Coefficients {
+                // SAFETY: the caller's promise.
+                unsafe { kept(place) }
+            }
+
+            #[inline(always)]
+            unsafe fn scales(_: *const f64, _: Pair, _: usize) {}
+
+            #[inline(always)]
+            fn add(sums: [f64; 3], (): (), left: f64, right: f64) -> [f64; 3] {
+                add_dots(sums, left, right)
+            }
+
+            #[inline(always)]
+            unsafe fn sum(sums: &[f64; 3], index: usize) -> f64 {
+                // No address is taken of an element that the compiler does not know: that would put the sums into memory.
+                match index {
+                    0 => sums[0],
+                    1 => sums[1],
+                    _ => sums[2],
+                }
+            }
+        })*
+    };
+}
+plainly_exact!(f32 F16 BF16);
+
+impl Exact for f64 {
+    const IS_DOUBLE: bool = true;
+    const COUNT: usize = SUMS;
+    const ZEROS: precise::Sums = [0.0; SUMS];
+    const ONES: precise::Coefficients = (Wide { high: 1.0, low: 0.0 }, Wide { high: 1.0, low: 0.0 });
+
+    type Value = Wide;
+    type Coefficients = precise::Coefficients;
+    type Sums = precise::Sums;
+    type Scales = Scales;
+
+    #[inline(always)]
+    fn value(self) -> Wide {
+        self.into()
+    }
+
+    #[inline(always)]
+    fn rounded(value: Wide) -> f64 {
+        value.high
+    }
+
+    #[inline(always)]
+    fn join(both: precise::Coefficients, left: Wide, right: Wide) -> Wide {
+        precise::join(both, left, right)
+    }
+
+    #[inline(always)]
+    fn coefficients(sum: impl Fn(usize) -> f64, scales: Scales) -> precise::Coefficients {
+        precise::coefficients(&core::array::from_fn(sum), scales)
+    }
+
+    #[inline(always)]
+    fn rounded_coefficients(both: precise::Coefficients) -> Coefficients {
+        precise::rounded(both)
+    }
+
+    #[inline(always)]
+    unsafe fn keep(place: *mut f64, (left, right): precise::Coefficients) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            keep(place, (left.high, left.low));
+            keep(place.add(2), (right.high, right.low));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn kept(place: *const f64) -> precise::Coefficients {
+        // SAFETY: the caller's promise.
+        let ((left, left_low), (right, right_low)) = unsafe { (kept(place), kept(place.add(2))) };
+        (Wide { high: left, low: left_low }, Wide { high: right, low: right_low })
+    }
+
+    #[inline(always)]
+    unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Scales {
+        // SAFETY: the caller's promise; squared norms stand behind the coefficients.
+        Scales::of(pair, |rank| unsafe { *row.add(NUMBERS * (world_size - 1) + rank) })
+    }
+
+    #[inline(always)]
+    fn add(sums: precise::Sums, scales: Scales, left: Wide, right: Wide) -> precise::Sums {
+        precise::add_terms(sums, scales, left, right)
+    }
+
+    #[inline(always)]
+    unsafe fn sum(sums: &precise::Sums, index: usize) -> f64 {
+        match index {
+            0 => sums[0],
+            1 => sums[1],
+            2 => sums[2],
+            3 => sums[3],
+            4 => sums[4],
+            5 => sums[5],
+            6 => sums[6],
+            7 => sums[7],
+            8 => sums[8],
+            9 => sums[9],
+            10 => sums[10],
+            _ => sums[11],
+        }
+    }
+}
+
+/// One layer's combination tree: the ranks' vectors and the row that has the coefficients of its pairs.
 #[derive(Clone, Copy)]
 struct Tree<S> {
     table: *const *const S,
-    coefficients: *const f64,
+    row: *const f64,
 }
 
-impl<S: Element> Tree<S> {
+impl<S: Exact> Tree<S> {
     /// One element of the node over ranks `begin..end`.
     #[inline(always)]
-    unsafe fn value(self, element: u64, begin: usize, end: usize) -> f64 {
+    unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
-        let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().to_f64() };
+        let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().value() };
+        tree_node(begin, end, value, |pair, left, right| {
+            // SAFETY: as above.
+            S::join(unsafe { S::kept(self.row.add(NUMBERS * pair.index())) }, left, right)
+        })
+    }
+
+    /// One element of the two nodes that a pair combines.
+    #[inline(always)]
+    unsafe fn sides(self, element: u64, pair: Pair) -> (S::Value, S::Value) {
         // SAFETY: as above.
-        tree_value(begin, end, value, |pair| unsafe { kept(self.coefficients, pair) })
+        unsafe {
+            if !S::IS_DOUBLE {
+                return (self.value(element, pair.begin, pair.middle), self.value(element, pair.middle, pair.end));
+            }
+            // In a loop that the compiler cannot unroll: twice as much code would not be unrolled inside either, and values of
+            // nodes would lie in memory.
+            let (mut left, mut right) = (S::Value::default(), S::Value::default());
+            let mut side = 0;
+            while side < arch::opaque(2) {
+                let (begin, end) = if side == 0 { (pair.begin, pair.middle) } else { (pair.middle, pair.end) };
+                (left, right) = (right, self.value(element, begin, end));
+                side += 1;
+            }
+            (left, right)
+        }
     }
 
     /// The tree of layer `layer`, out of those of all layers.
     #[inline(always)]
     fn of_layer(table: *const *const S, tree: *const f64, layer: u64, world_size: u64) -> Self {
-        Self { table, coefficients: tree.wrapping_add((layer * 2 * (world_size - 1)) as usize) }
+        Self { table, row: tree.wrapping_add(layer as usize * tree_row(world_size as usize)) }
     }
 }
 
-/// Keeps a pair's coefficients in a layer's tree.
+/// Keeps a pair's coefficients.
 #[inline(always)]
-pub(super) unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficients) {
-    // SAFETY: the launch provides room for two numbers a pair.
+pub(super) unsafe fn keep(place: *mut f64, (left, right): Coefficients) {
+    // SAFETY: the launch provides room for two numbers a pair, or more.
     unsafe {
-        let place = tree.add(2 * pair.index());
         place.write(left);
         place.add(1).write(right);
     }
@@ -69,14 +303,24 @@ pub(super) unsafe fn keep(tree: *mut f64, pair: Pair, (left, right): Coefficient
 
 /// What [`keep`] has put there.
 #[inline(always)]
-pub(super) unsafe fn kept(tree: *const f64, pair: Pair) -> Coefficients {
-    let index = 2 * pair.index();
-    // SAFETY: the launch provides two numbers a pair, and this pair's have been written.
-    unsafe { (*tree.add(index), *tree.add(index + 1)) }
+pub(super) unsafe fn kept(place: *const f64) -> Coefficients {
+    // SAFETY: the launch provides two numbers a pair, or more, and this pair's have been written.
+    unsafe { (*place, *place.add(1)) }
+}
+
+/// The criterion of a layer, of which a launch knows whether vectors are of `f64`, and the layer's flag whether it is short.
+#[inline(always)]
+pub(super) fn criterion(is_double: bool, is_short: u32) -> Criterion {
+    match (is_double, is_short) {
+        (false, _) => Criterion::Narrow,
+        (true, 0) => Criterion::Double,
+        (true, _) => Criterion::ShortDouble,
+    }
 }
 
 kernel!("coefficients", LaunchBounds::LAYER, fn (
-    out: *mut f64, tree: *mut f64, cancelled: *mut u32, gram: *const f64, layers: u64, world_size: u64,
+    out: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, gram: *const f64, layers: u64, world_size: u64,
+    is_double: u64,
 ) {
     let layer = thread::index_1d() as usize;
     let ranks = world_size as usize;
@@ -86,27 +330,58 @@ kernel!("coefficients", LaunchBounds::LAYER, fn (
     let gram = gram.add(layer * products(ranks));
     let product = |i, j| *gram.add(product_index(i, j, ranks));
     let mut layer_weights = LayerWeights(out.add(layer * ranks));
-    let tree = tree.wrapping_add(layer * 2 * (ranks - 1));
-    let lost = weights(&mut layer_weights, ranks, product, |pair, both| keep(tree, pair, both));
-    if lost {
-        start_tree(&mut layer_weights, ranks, |pair| kept(tree, pair));
+    let row = tree.wrapping_add(layer * tree_row(ranks));
+    let criterion = criterion(is_double != 0, *short.add(layer));
+    let keep = |pair: Pair, both| keep(row.add(NUMBERS * pair.index()), both);
+    let lost = weights(&mut layer_weights, ranks, criterion, product, keep);
+    if lost && is_double != 0 {
+        // Nothing of the Gram matrix has enough digits, but for the scales.
+        start_tree(&mut layer_weights, ranks, |_| (1.0, 1.0));
+        let mut rank = 0;
+        while rank < ranks {
+            row.add(NUMBERS * (ranks - 1) + rank).write(product(rank, rank));
+            rank += 1;
+        }
+    } else if lost {
+        start_tree(&mut layer_weights, ranks, |pair| kept(row.add(NUMBERS * pair.index())));
     }
     cancelled.add(layer).write(lost as u32);
 });
 
+/// Keeps a pair's coefficients in a layer's row of its tree, and returns them rounded.
+#[inline(always)]
+unsafe fn set_pair<T: Exact>(
+    sums: *const f64,
+    row: *mut f64,
+    layer: usize,
+    pair: Pair,
+    world_size: usize,
+) -> Coefficients {
+    // SAFETY: the launch provides the sums of every layer, and a row for it.
+    unsafe {
+        let sum = |index: usize| *sums.add(layer * T::COUNT + index);
+        let both = T::coefficients(sum, T::scales(row, pair, world_size));
+        T::keep(row.add(NUMBERS * pair.index()), both);
+        T::rounded_coefficients(both)
+    }
+}
+
 kernel!("combine_pair", LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
-    begin: u64, middle: u64, end: u64,
+    begin: u64, middle: u64, end: u64, is_double: u64,
 ) {
     let layer = thread::index_1d();
     if layer >= layers || *cancelled.add(layer as usize) == 0 {
         return;
     }
-    let sums = sums.add(layer as usize * 3);
     let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
-    let both = coefficients(*sums, *sums.add(1), *sums.add(2));
+    let row = tree.add(layer as usize * tree_row(world_size as usize));
+    let both = if is_double == 0 {
+        set_pair::<f32>(sums, row, layer as usize, pair, world_size as usize)
+    } else {
+        set_pair::<f64>(sums, row, layer as usize, pair, world_size as usize)
+    };
     combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
-    keep(tree.add((layer * 2 * (world_size - 1)) as usize), pair, both);
 });
 
 macro_rules! of_dtype {
@@ -117,13 +392,14 @@ macro_rules! of_dtype {
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
             let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
-            reduction.run(3, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
+            reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
                 let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
-                let mut totals = [0.0; 3];
+                let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
+                let scales = <$T>::scales(tree.row, pair, world_size as usize);
+                let mut totals = <$T>::ZEROS;
                 reduce::walk::<1, THREADS>(chunk, |element, _| {
-                    let left = tree.value(element, begin as usize, middle as usize);
-                    let right = tree.value(element, middle as usize, end as usize);
-                    totals = add_dots(totals, left, right);
+                    let (left, right) = tree.sides(element, pair);
+                    totals = <$T>::add(totals, scales, left, right);
                 });
                 totals
             })
@@ -145,7 +421,7 @@ macro_rules! from_to {
             let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
-                destination.add(element as usize).write(<$D>::from_f64(value));
+                destination.add(element as usize).write(<$D>::from_f64(<$S>::rounded(value)));
             });
         });
     };

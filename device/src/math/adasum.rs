@@ -8,6 +8,8 @@
 //!
 //! Everything is `f64`. No vector is touched here and nothing is stored but the weights.
 
+use super::precise;
+
 /// Below this squared norm a side's coefficient is 1: the square root of the smallest normal `f64`, as upstream has it.
 pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 
@@ -17,6 +19,29 @@ pub const SMALLEST_SQUARED_NORM: f64 = 1.491_668_146_240_041_3e-154;
 /// at most `γ (Σ |wᵢ| |xᵢ|)² ≤ γ n Σ wᵢ² |xᵢ|²`. Where `u·u` is at least `1e-4` of that last bound, its relative error is at
 /// most 1e-9, far under the unit roundoff of `f32`. Below it the layer takes the exact path, [`tree_value`].
 pub const CANCELLATION: f64 = 1e-4;
+
+/// When a layer takes the exact path; a matter of the vectors' dtype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Criterion {
+    /// `f32` and narrower: below [`CANCELLATION`].
+    Narrow,
+    /// `f64`, where the exact path is [`precise`]: below [`precise::CANCELLATION`].
+    Double,
+    /// `f64` in a layer of at most [`precise::SHORT`] elements: always.
+    ShortDouble,
+}
+
+impl Criterion {
+    /// Of a layer of `len` elements, with those of all ranks' parts, of `f64` or a narrower dtype.
+    #[inline]
+    pub const fn of(is_double: bool, len: usize) -> Self {
+        match is_double {
+            false => Self::Narrow,
+            true if 0 < len && len <= precise::SHORT => Self::ShortDouble,
+            true => Self::Double,
+        }
+    }
+}
 
 /// The coefficient of one side of a pair, from the dot product of both and the squared norm of that side.
 ///
@@ -158,8 +183,19 @@ pub fn tree_value(
     value: impl Fn(usize) -> f64,
     coefficients: impl Fn(Pair) -> Coefficients,
 ) -> f64 {
+    tree_node(begin, end, value, |pair, left, right| join(coefficients(pair), left, right))
+}
+
+/// As [`tree_value`], for elements of any type, of which two sides of a pair are combined by `join`.
+#[inline(always)]
+pub fn tree_node<V: Copy + Default>(
+    begin: usize,
+    end: usize,
+    value: impl Fn(usize) -> V,
+    join: impl Fn(Pair, V, V) -> V,
+) -> V {
     const SLOTS: usize = LEVELS + 1;
-    let mut waiting = [0.0; SLOTS];
+    let mut waiting = [V::default(); SLOTS];
     for rank in begin..end {
         let place = rank - begin;
         let mut node = value(rank);
@@ -174,7 +210,7 @@ pub fn tree_value(
                 } else {
                     let half = 1 << level;
                     let pair = Pair { begin: rank + 1 - 2 * half, middle: rank + 1 - half, end: rank + 1 };
-                    node = join(coefficients(pair), waiting[level], node);
+                    node = join(pair, waiting[level], node);
                 }
             }
             level += 1;
@@ -182,7 +218,7 @@ pub fn tree_value(
     }
     // What still waits, from the right: an odd one out has moved up unchanged.
     let count = end - begin;
-    let mut node = 0.0;
+    let mut node = V::default();
     let mut start = end;
     let mut level = 0;
     while level < SLOTS {
@@ -191,7 +227,7 @@ pub fn tree_value(
             node = if start == end {
                 waiting[level]
             } else {
-                join(coefficients(Pair { begin: left, middle: start, end }), waiting[level], node)
+                join(Pair { begin: left, middle: start, end }, waiting[level], node)
             };
             start = left;
         }
@@ -203,11 +239,13 @@ pub fn tree_value(
 /// Computes the weights of one layer from its Gram matrix; `gram(i, j)` is asked for `i ≤ j` only. The coefficients of the pairs of single ranks
 /// go to `keep`: the exact path starts from them.
 ///
-/// Returns whether a norm lost digits to cancellation ([`CANCELLATION`]); the weights are then not to be used, see [`start_tree`].
+/// Returns whether the layer takes the exact path, because a norm lost digits to cancellation or always ([`Criterion`]); the weights are then
+/// not to be used, see [`start_tree`].
 #[inline]
 pub fn weights<W: Weights + ?Sized>(
     weights: &mut W,
     world_size: usize,
+    criterion: Criterion,
     gram: impl Fn(usize, usize) -> f64,
     mut keep: impl FnMut(Pair, Coefficients),
 ) -> bool {
@@ -217,15 +255,23 @@ pub fn weights<W: Weights + ?Sized>(
     let mut cancelled = false;
     for pair in pairs(world_size) {
         let sums = PairSums::of(weights, pair, &gram);
-        cancelled |= sums.left.is_cancelled(pair.middle - pair.begin);
-        cancelled |= sums.right.is_cancelled(pair.end - pair.middle);
+        cancelled |= sums.left.is_cancelled(pair.middle - pair.begin, criterion);
+        cancelled |= sums.right.is_cancelled(pair.end - pair.middle, criterion);
         let both = coefficients(sums.dot, sums.left.squared_norm(), sums.right.squared_norm());
         if pair.joins_ranks() {
             keep(pair, both);
         }
         combine_pair(weights, pair, both);
     }
-    cancelled
+    if criterion == Criterion::Narrow {
+        return cancelled;
+    }
+    let mut squares = 0.0;
+    for rank in 0..world_size {
+        squares += gram(rank, rank);
+    }
+    // What is not finite, or would not stay so, is nothing for the exact path; nor is a single vector.
+    (cancelled || criterion == Criterion::ShortDouble) && squares < precise::MOST && world_size > 1
 }
 
 /// Starts the exact path of one layer: the weights as they are once the pairs of single ranks are combined, whose coefficients were `kept`. The
@@ -278,8 +324,11 @@ impl SideSums {
 
     /// Whether the norm of a side of so many ranks is too small a part of the bound that its rounding error is measured against.
     #[inline(always)]
-    fn is_cancelled(self, ranks: usize) -> bool {
-        self.squared_norm() < CANCELLATION * (ranks as f64 * self.diagonal)
+    fn is_cancelled(self, ranks: usize, criterion: Criterion) -> bool {
+        match criterion {
+            Criterion::Narrow => self.squared_norm() < CANCELLATION * (ranks as f64 * self.diagonal),
+            _ => self.squared_norm() < precise::CANCELLATION * self.diagonal,
+        }
     }
 }
 
@@ -380,16 +429,16 @@ mod tests {
     fn weights_of_known_pairs() {
         // Orthogonal: the sum. Parallel, one twice the other: coefficients 0 and 3/4.
         let mut found = [0.0; 2];
-        assert!(!weights(&mut found[..], 2, |i, j| if i == j { 1.0 } else { 0.0 }, |_, _| ()));
+        assert!(!weights(&mut found[..], 2, Criterion::Narrow, |i, j| if i == j { 1.0 } else { 0.0 }, |_, _| ()));
         assert_eq!(found, [1.0, 1.0]);
         let parallel = [[5.0, 10.0], [10.0, 20.0]];
-        assert!(!weights(&mut found[..], 2, |i, j| parallel[i][j], |_, _| ()));
+        assert!(!weights(&mut found[..], 2, Criterion::Narrow, |i, j| parallel[i][j], |_, _| ()));
         assert_eq!(found, [0.0, 0.75]);
         // Opposite pairs cancel, which only shows where the next level needs their norms.
         let mut found = [0.0; 4];
         let opposite = |i: usize, j: usize| if (i + j) % 2 == 0 { 1.0 } else { -1.0 };
         let mut kept = Vec::new();
-        assert!(weights(&mut found[..], 4, opposite, |pair, both| kept.push((pair, both))));
+        assert!(weights(&mut found[..], 4, Criterion::Narrow, opposite, |pair, both| kept.push((pair, both))));
         // From there the exact path starts.
         assert_eq!(kept.iter().map(|(pair, _)| (pair.begin, pair.end)).collect::<Vec<_>>(), [(0, 2), (2, 4)]);
         start_tree(&mut found[..], 4, |pair| kept[pair.begin / 2].1);

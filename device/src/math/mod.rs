@@ -6,6 +6,8 @@
 pub mod adasum;
 pub mod element;
 pub mod elementwise;
+pub mod precise;
 pub mod rounding;
+pub mod wide;
 
 pub use element::Element;

@@ -35,6 +35,10 @@
 //! *Gram*, three roundings in `f64` of every weight, `3u W_c`, and at the root `γ_{P+1} W` for the weighted sum and the one
 //! rounding to the dtype.
 //!
+//! **In `f64`**, layers of at most [`SHORT`] elements, and longer ones where a node has less than half of `Σ u_i²|x_i|²`, are *Precise*: the
+//! tree in twice the precision, rounded once. All of the above holds with `w = 2^-100` in the place of `u`, which covers an oracle of
+//! the same precision too, and with one rounding to the dtype at the root; only weights are products of rounded coefficients.
+//!
 //! **Which one.** design.md wants a layer recomputed by the tree where the survival of a node that takes part in a pair
 //! (`|u|²/Σ|u_i||u_j||G_ij|`) is below about 1e-10; it then has the tree's bound, which also covers an exact path
 //! that keeps `f64` between levels. gradsync switches earlier, below 1e-4 of `P Σ u_i²|x_i|²`, which is at most P times
@@ -56,6 +60,14 @@ pub enum Method {
     Tree,
 }
 
+/// What a layer goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Gram,
+    Tree,
+    Precise,
+}
+
 /// What is expected of one Adasum all-reduce.
 #[derive(Clone, Debug)]
 pub struct Expectation {
@@ -69,18 +81,19 @@ pub struct Expectation {
     pub weight_bounds: Vec<f64>,
     /// The smallest survival of each layer.
     pub survival: Vec<f64>,
-    surely_sound: f64,
+    surely_cancelled: usize,
+    possibly_cancelled: usize,
 }
 
 impl Expectation {
-    /// Layers that cancel so far that the Gram form cannot be right: these must have been recomputed.
+    /// Layers that cancel so far that the Gram form cannot be right, or are short and of `f64`: these must have been recomputed.
     pub fn surely_cancelled(&self) -> usize {
-        self.survival.iter().filter(|&&left| left < SURELY_CANCELLED).count()
+        self.surely_cancelled
     }
 
     /// Layers that might have been recomputed.
     pub fn possibly_cancelled(&self) -> usize {
-        self.survival.iter().filter(|&&left| left < self.surely_sound).count()
+        self.possibly_cancelled
     }
 }
 
@@ -88,6 +101,14 @@ impl Expectation {
 const SURELY_CANCELLED: f64 = 1e-10;
 /// Where there is no reason for it, per rank; the factor 2 is for rounding in either computation of the ratio.
 const SURELY_SOUND_PER_RANK: f64 = 2e-4;
+/// The same in `f64`: half of the sum of squares, which is at most the sum that survival is a part of, and something for rounding.
+const SURELY_SOUND_DOUBLE: f64 = 0.5001;
+/// Layers of `f64` with no more elements always take the exact path.
+const SHORT: usize = 128;
+/// Where squared norms are larger, no layer does.
+const MOST: f64 = f64::from_bits((1023 + 990) << 52);
+/// The unit roundoff of twice the precision of `f64`, with something to spare.
+const WIDE_UNIT: f64 = f64::from_bits((1023 - 100) << 52);
 
 /// The exact result and its bounds for flat inputs (one per rank) cut into layers.
 pub fn expect(method: Method, format: Format, inputs: &[Vec<f64>], layers: &[Range<usize>]) -> Expectation {
@@ -98,18 +119,20 @@ pub fn expect(method: Method, format: Format, inputs: &[Vec<f64>], layers: &[Ran
         weights: Vec::new(),
         weight_bounds: Vec::new(),
         survival: Vec::new(),
-        surely_sound: SURELY_SOUND_PER_RANK * inputs.len() as f64,
+        surely_cancelled: 0,
+        possibly_cancelled: 0,
     };
     for (node, layer) in trees(inputs, layers).iter().zip(layers) {
         let parts: Vec<&[f64]> = inputs.iter().map(|input| &input[layer.clone()]).collect();
-        let left = smallest_survival(node, &parts, true);
-        let walk =
-            |method| Walk { method, format, len: layer.len(), world_size: inputs.len(), inputs: &parts }.root(node);
+        let walk = |path| Walk { path, format, len: layer.len(), world_size: inputs.len(), inputs: &parts }.root(node);
         let (bounds, weight_bounds) = match method {
-            Method::Tree => walk(Method::Tree),
-            Method::Gram if left >= expectation.surely_sound => walk(Method::Gram),
-            Method::Gram if left < SURELY_CANCELLED => walk(Method::Tree),
-            Method::Gram => larger(walk(Method::Gram), walk(Method::Tree)),
+            Method::Tree => walk(Path::Tree),
+            Method::Gram => {
+                let paths = paths(node, format, &parts);
+                expectation.surely_cancelled += usize::from(!paths.contains(&Path::Gram));
+                expectation.possibly_cancelled += usize::from(paths != [Path::Gram]);
+                paths.iter().map(|&path| walk(path)).reduce(larger).expect("a layer has a path")
+            }
         };
         for (offset, i) in layer.clone().enumerate() {
             expectation.exact[i] = node.vector[offset].value();
@@ -117,9 +140,29 @@ pub fn expect(method: Method, format: Format, inputs: &[Vec<f64>], layers: &[Ran
         }
         expectation.weights.extend(node.weights.iter().map(|weight| weight.value()));
         expectation.weight_bounds.extend(weight_bounds);
-        expectation.survival.push(left);
+        expectation.survival.push(smallest_survival(node, &parts, true));
     }
     expectation
+}
+
+/// The paths that the Gram form of a layer may take.
+fn paths(node: &Node, format: Format, inputs: &[&[f64]]) -> &'static [Path] {
+    let (len, ranks) = (inputs[0].len(), inputs.len());
+    let left = smallest_survival(node, inputs, true);
+    if format != Format::F64 {
+        return match left {
+            _ if left >= SURELY_SOUND_PER_RANK * ranks as f64 => &[Path::Gram],
+            _ if left < SURELY_CANCELLED => &[Path::Tree],
+            _ => &[Path::Gram, Path::Tree],
+        };
+    }
+    let squares: f64 = inputs.iter().copied().flatten().map(|value| value * value).sum();
+    match left {
+        _ if ranks == 1 || squares.is_nan() || squares >= MOST => &[Path::Gram],
+        _ if (1..=SHORT).contains(&len) || left < SURELY_CANCELLED => &[Path::Precise],
+        _ if left >= SURELY_SOUND_DOUBLE => &[Path::Gram],
+        _ => &[Path::Gram, Path::Precise],
+    }
 }
 
 fn larger(a: (Vec<f64>, Vec<f64>), b: (Vec<f64>, Vec<f64>)) -> (Vec<f64>, Vec<f64>) {
@@ -152,7 +195,7 @@ enum Slack {
 }
 
 struct Walk<'a> {
-    method: Method,
+    path: Path,
     format: Format,
     len: usize,
     world_size: usize,
@@ -162,15 +205,19 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn root(&self, node: &Node) -> (Vec<f64>, Vec<f64>) {
         let state = self.node(node);
-        let bounds = match self.method {
-            Method::Tree => state.element,
-            Method::Gram => {
-                let sum = gamma(self.world_size + 1);
+        let bounds = match self.path {
+            Path::Tree => state.element,
+            Path::Gram | Path::Precise => {
+                let sum = if self.path == Path::Gram { gamma(self.world_size + 1) } else { 0.0 };
                 let before =
                     state.element.iter().zip(&state.magnitude).map(|(error, magnitude)| error + sum * magnitude);
                 before
                     .zip(&node.vector)
-                    .map(|(error, value)| error + self.format.rounding_error(value.value().abs() + error))
+                    .map(|(error, value)| {
+                        // What it is compared with has been rounded too, which shows where nothing else is left.
+                        let rounding = self.format.rounding_error(value.value().abs() + error);
+                        error + if self.path == Path::Precise { 2.0 * rounding } else { rounding }
+                    })
                     .collect()
             }
         };
@@ -209,9 +256,10 @@ impl Walk<'_> {
             let mut error = self.term(left, &slack_left, x, in_a.element[i], in_b)
                 + self.term(right, &slack_right, y, in_b.element[i], in_a);
             magnitude.push(left.abs() * in_a.magnitude[i] + right.abs() * in_b.magnitude[i]);
-            match self.method {
-                Method::Gram => error += 3.0 * UNIT * magnitude[i],
-                Method::Tree => {
+            match self.path {
+                Path::Gram => error += 3.0 * UNIT * magnitude[i],
+                Path::Precise => error += 3.0 * WIDE_UNIT * ((left * x).abs() + (right * y).abs()),
+                Path::Tree => {
                     error += 3.0 * UNIT * ((left * x).abs() + (right * y).abs());
                     error += self.format.rounding_error(node.vector[i].value().abs() + error);
                 }
@@ -248,9 +296,9 @@ impl Walk<'_> {
     /// The error of the coefficient `1 - dot / 2 square` of the vector described by `own`.
     fn slack(&self, dot: f64, square: f64, own: &State, other: &State) -> Slack {
         let (own_error, other_error) = (norm_of(&own.element), norm_of(&other.element));
-        let (own_magnitude, other_magnitude) = match self.method {
-            Method::Tree => (own.norm + own_error, other.norm + other_error),
-            Method::Gram => (own.norm_magnitude + own_error, other.norm_magnitude + other_error),
+        let (own_magnitude, other_magnitude) = match self.path {
+            Path::Tree | Path::Precise => (own.norm + own_error, other.norm + other_error),
+            Path::Gram => (own.norm_magnitude + own_error, other.norm_magnitude + other_error),
         };
         let evaluation = self.evaluation();
         // What the products of subnormals lose does not scale with the magnitudes.
@@ -267,22 +315,24 @@ impl Walk<'_> {
             return Slack::Known(0.0);
         }
         if rest <= 0.0 || (square < SMALLEST_SQUARED_NORM) != (rest < SMALLEST_SQUARED_NORM) {
-            return match self.method {
-                Method::Tree => Slack::DirectionLost,
-                Method::Gram => Slack::Known(f64::INFINITY),
+            return match self.path {
+                Path::Tree | Path::Precise => Slack::DirectionLost,
+                Path::Gram => Slack::Known(f64::INFINITY),
             };
         }
         let ratio = (dot / (2.0 * square)).abs();
         let drift = (dot_error + 2.0 * ratio * square_error) / (2.0 * rest);
-        Slack::Known(drift + 3.0 * UNIT * (1.0 + ratio + drift))
+        let unit = if self.path == Path::Precise { WIDE_UNIT } else { UNIT };
+        Slack::Known(drift + 3.0 * unit * (1.0 + ratio + drift))
     }
 
     /// `η` of the header.
     fn evaluation(&self) -> f64 {
         let sums = gamma(self.len + self.world_size);
-        match self.method {
-            Method::Tree => sums,
-            Method::Gram => sums + gamma(4 * self.world_size + 4),
+        match self.path {
+            Path::Tree => sums,
+            Path::Gram => sums + gamma(4 * self.world_size + 4),
+            Path::Precise => (self.len + self.world_size) as f64 * WIDE_UNIT,
         }
     }
 }

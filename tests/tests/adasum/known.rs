@@ -140,7 +140,7 @@ fn only_the_layer_that_cancels_takes_the_exact_path() {
     guarded(60, || {
         for format in [Format::F64, Format::F32] {
             for world_size in [3, 4, 5, 8] {
-                let shapes: [&[usize]; 3] = [&[101], &[257], &[64]];
+                let shapes: [&[usize]; 3] = [&[301], &[257], &[264]];
                 let mut case = Case::of(Kind::Random, format, world_size, &shapes, 4);
                 let opposite = Case::of(Kind::NearlyOpposite(1e-6), format, world_size, &shapes, 4);
                 for (rank, layers) in case.inputs.iter_mut().enumerate() {

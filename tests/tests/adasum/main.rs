@@ -3,6 +3,7 @@
 
 mod apart;
 mod case;
+mod double;
 mod gaps;
 mod grid;
 mod known;

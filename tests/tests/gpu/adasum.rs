@@ -4,7 +4,9 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice};
 use gradsync::kernels::cpu::{self, Coefficients, Trees};
 use gradsync::kernels::cuda::Layers;
 use gradsync::{DType, Slice};
-use gradsync_device::math::adasum;
+use gradsync_device::math::adasum::{self, Criterion};
+use gradsync_tests::double::{Family, UNITS};
+use gradsync_tests::oracle::rational;
 
 use crate::{Bits, queue, uniform, upload};
 
@@ -56,11 +58,16 @@ fn cancelled_layers_take_the_exact_path() {
             .collect();
         let slices: Vec<Slice<'_>> = hosts.iter().map(|host| host.tensor(0).data()).collect();
 
-        let found = cpu::coefficients(&cpu::gram(&slices, &segments).unwrap(), 4).unwrap();
+        let is_double = dtype == DType::F64;
+        let gram = cpu::gram(&slices, &segments).unwrap();
+        let found = cpu::coefficients_by(&gram, 4, |_| Criterion::of(is_double, 2500)).unwrap();
         assert_eq!(found.cancelled, [true, false], "{dtype}: the inputs must cancel in the first layer alone");
         let mut expected = found.weights.clone();
         expected[..4].fill(1.0);
-        let mut trees = Trees::new(4, found.cancelled.clone()).unwrap();
+        let mut trees = match is_double {
+            true => Trees::precise(4, found.cancelled.clone(), &gram).unwrap(),
+            false => Trees::new(4, found.cancelled.clone()).unwrap(),
+        };
         for pair in adasum::pairs(4) {
             let sums = cpu::tree_dots(&slices, &segments, &trees, pair).unwrap();
             trees.set_pair(pair, &sums, &mut expected).unwrap();
@@ -98,5 +105,44 @@ fn cancelled_layers_take_the_exact_path() {
             let close = (actual - expected).abs() <= 4.0 * 3.5 * bound + unit * expected.abs();
             assert!(close, "{dtype} element {index}: {actual} {expected}");
         }
+    }
+}
+
+/// Short layers of `f64` against rational numbers, as the CPU is: within 8 units of `2^-52` of the largest input, whatever the data.
+#[test]
+fn short_layers_of_double_are_exact_to_eight_units() {
+    let queue = queue();
+    for family in Family::ALL {
+        let mut worst = 0.0_f64;
+        for ranks in 1..=16 {
+            // Rational numbers of many ranks have many digits: fewer, shorter vectors then.
+            let lens: &[usize] = match ranks {
+                1..=4 => &[1, 1, 2, 3, 5, 33, 100],
+                5..=8 => &[1, 1, 2, 17, 100],
+                _ => &[1, 1, 2, 7],
+            };
+            let layers: Vec<Vec<Vec<f64>>> =
+                lens.iter().zip(1000 * ranks as u64..).map(|(&len, seed)| family.vectors(ranks, len, seed)).collect();
+            let mut end = 0;
+            let segments = lens.iter().map(|len| {
+                end += len;
+                end - len..end
+            });
+            let segments: Vec<_> = segments.collect();
+            let flat = |rank: usize| layers.iter().flat_map(|layer| layer[rank].clone()).collect::<Vec<f64>>();
+            let devices: Vec<_> = (0..ranks).map(|rank| upload(&queue, (&flat(rank)).into(), 0)).collect();
+            let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
+            let mut result = DeviceBuffer::zeroed(&queue, DType::F64, end).unwrap();
+            Layers::new(&queue, end, &segments, ranks).unwrap().adasum(result.as_mut_slice(), &views).unwrap();
+            let result = crate::download(&result, 0).tensor(0).data().to_f64_vec();
+            for (inputs, segment) in layers.iter().zip(segments) {
+                let unit = rational::unit(inputs);
+                let unit = if unit < f64::MIN_POSITIVE { f64::MIN_POSITIVE } else { unit };
+                let error = rational::adasum(inputs).error_of(&result[segment.clone()], unit);
+                assert!(error <= UNITS, "{family:?}, {ranks} ranks, elements {segment:?}: {error} units");
+                worst = worst.max(error);
+            }
+        }
+        println!("{family:?}: {worst} units");
     }
 }

@@ -2,17 +2,16 @@
 //!
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
-use super::super::adasum::{keep, kept};
+use super::super::adasum::{Exact, criterion, keep};
 use super::super::kernel;
-use super::super::products::{add_dots, add_triangle, gram_vector_len, triangle};
+use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::Team;
 use super::{coefficients_below, nodes, pick, weighted, write_each};
-use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span};
+use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
-use crate::math::adasum::{
-    Coefficients, Weights, join, pairs_of_level, product_index, products, weight_by_tree, weights,
-};
+use crate::math::adasum::{Pair, Weights, pairs_of_level, product_index, products, weight_by_tree, weights};
+use crate::math::precise::NUMBERS;
 use crate::peers::{Group, Progress, Stage};
 use crate::shared::{Partials, SHARED_SLOTS};
 use crate::{arch, reduce, thread};
@@ -30,28 +29,28 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
 }
 
 /// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: the coefficients of their pairs.
-struct Tree<const W: usize, const MOST: usize> {
+struct Tree<T: Exact, const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
-    coefficients: [Coefficients; W],
+    coefficients: [T::Coefficients; W],
 }
 
-impl<const W: usize, const MOST: usize> Tree<W, MOST> {
-    /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `tree` is the layer's.
+impl<T: Exact, const W: usize, const MOST: usize> Tree<T, W, MOST> {
+    /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `row` is the layer's.
     #[inline(always)]
-    unsafe fn of(tree: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
+    unsafe fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
         let count = end - begin;
-        // SAFETY: the launch provides two numbers for each pair of a layer, and those of lower levels have been set.
-        let coefficients = unsafe { coefficients_below::<W, MOST>(tree.add(2 * begin), count, level) };
-        Self { count, level, coefficients }
+        // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
+        let kept = |pair: Pair| unsafe { T::kept(row.add(NUMBERS * (begin + pair.index()))) };
+        Self { count, level, coefficients: coefficients_below::<_, W, MOST>(count, level, T::ONES, kept) }
     }
 
-    /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`
-    /// would give them.
+    /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`,
+    /// or of `f64` in twice that precision, would give them.
     #[inline(always)]
-    fn nodes<T: Element>(&self, values: [T; W]) -> [f64; W] {
-        nodes::<_, W, MOST>(values.map(T::to_f64), self.count, self.level, |pair, left, right| {
-            join(self.coefficients[pair.index()], left, right)
+    fn nodes(&self, values: [T; W]) -> [T::Value; W] {
+        nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
+            T::join(self.coefficients[pair.index()], left, right)
         })
     }
 }
@@ -59,14 +58,14 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
         kernel!(concat!("peer_adasum_", $name, $suffix), LaunchBounds::of_peers($width), fn (
-            peers: *const Peers, weights: *mut f64, tree: *mut f64, cancelled: *mut u32, totals: *mut f64, partials: *mut f64,
-            spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64, senders: u64,
+            peers: *const Peers, weights: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, totals: *mut f64,
+            partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64, senders: u64,
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
             const LEVELS: usize = ($width as usize).ilog2() as usize;
-            // One pair joins two ranks, and cancels nothing.
-            const HAS_EXACT_PATH: bool = LEVELS > 1;
+            // One pair joins two ranks, and cancels nothing; but short vectors of `f64` always take the exact path.
+            const HAS_EXACT_PATH: bool = LEVELS > 1 || <$T>::IS_DOUBLE;
             let group = Group::of(peers);
             // Two ranks are the least, which the compiler does not know.
             let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
@@ -93,7 +92,7 @@ macro_rules! of_width {
                     let team = Team::new(group, block as usize, ranks);
                     let multiplied = team.chunks(spans, chunks);
                     group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
-                    let table = Table { weights, tree, cancelled, totals, partials, spans, span_count, chunks };
+                    let table = Table { weights, tree, cancelled, short, totals, partials, spans, span_count, chunks };
                     team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
                     group.count(team.number, Progress::Weights);
                     continue;
@@ -106,8 +105,8 @@ macro_rules! of_width {
                 let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
-                    let tree = Tree::<$width, LEVELS>::of(tree.add(layer * 2 * (ranks - 1)), (0, ranks), LEVELS);
-                    Some(move |values| <$T>::from_f64(tree.nodes::<$T>(values)[0]))
+                    let tree = Tree::<$T, $width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
+                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes(values)[0])))
                 } else {
                     None
                 };
@@ -145,6 +144,7 @@ struct Table {
     weights: *mut f64,
     tree: *mut f64,
     cancelled: *mut u32,
+    short: *const u32,
     totals: *mut f64,
     partials: *const f64,
     spans: *const Span,
@@ -156,7 +156,7 @@ impl Team<'_> {
     /// Finds the weights of this team's layers: from all products at first, and then, level by level, `MOST` at most, of those that have
     /// cancelled by the exact path. All ranks do the same, because they have the same totals.
     #[inline(always)]
-    unsafe fn find_weights<T: Element, const W: usize, const MOST: usize>(self, table: Table) {
+    unsafe fn find_weights<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
         let width = products(self.ranks);
         // SAFETY: the launch provides room for every layer; the branches are the same for the whole block and on every rank.
         unsafe {
@@ -164,8 +164,8 @@ impl Team<'_> {
             let place = |layer, product| layer * width + product;
             self.add_up_and_hand_out(table.partials, table.spans, table.chunks, width, offset, place);
             self.meet(Stage::of_level(0));
-            self.find_from_products(table);
-            if MOST == 0 {
+            self.find_from_products::<T>(table);
+            if MOST == 0 && !T::IS_DOUBLE {
                 return;
             }
             thread::sync_threads();
@@ -181,25 +181,27 @@ impl Team<'_> {
 
     /// The exact path of this block's cancelled layers.
     #[inline(always)]
-    unsafe fn find_by_tree<T: Element, const W: usize, const MOST: usize>(self, table: Table) {
+    unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
         let layer = self.first + thread::thread_idx_x() as usize;
         // SAFETY: as above, but where each layer has its thread.
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
             let is_own = layer < self.first + self.count && is_cancelled(layer);
-            // Pairs of the first level join single ranks, and have their coefficients.
-            let mut level = 1;
+            // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
+            let first = if T::IS_DOUBLE { 0 } else { 1 };
+            let mut level = first;
             // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
-            while 1 << level < self.ranks && (level == 1 || MOST > 1) {
+            while 1 << level < self.ranks && (level == first || MOST > first) {
                 for layer in self.first..self.first + self.count {
                     if is_cancelled(layer) {
                         self.hand_out_level::<T, W, MOST>(layer, level, table);
                     }
                 }
-                self.meet(Stage::of_level(level));
+                // That of level 0 has been that of the products.
+                self.meet(Stage::of_level(level + 1 - first));
                 if is_own {
                     for pair in pairs_of_level(level, self.ranks) {
-                        keep(self.tree_of(table, layer), pair, self.coefficients_of(layer, pair));
+                        self.keep_pair::<T>(self.tree_of(table, layer), layer, pair);
                     }
                 }
                 thread::sync_threads();
@@ -207,24 +209,44 @@ impl Team<'_> {
             }
             if is_own {
                 for rank in 0..self.ranks {
-                    let weight = weight_by_tree(rank, self.ranks, |pair| kept(self.tree_of(table, layer), pair));
+                    let row = self.tree_of(table, layer);
+                    let kept = |pair: Pair| T::rounded_coefficients(T::kept(row.add(NUMBERS * pair.index())));
+                    let weight = weight_by_tree(rank, self.ranks, kept);
                     table.weights.add(layer * self.ranks + rank).write(weight);
                 }
             }
         }
     }
 
-    /// The coefficients of a layer's pairs.
+    /// The row of a layer's tree.
     #[inline(always)]
     unsafe fn tree_of(self, table: Table, layer: usize) -> *mut f64 {
-        // SAFETY: the launch provides two for each pair of every layer.
-        unsafe { table.tree.add(layer * 2 * (self.ranks - 1)) }
+        // SAFETY: the launch provides one for every layer.
+        unsafe { table.tree.add(layer * tree_row(self.ranks)) }
+    }
+
+    /// Keeps a pair's coefficients in the row of a layer's tree, from the sums that all ranks have handed out, added in rank order.
+    #[inline(always)]
+    unsafe fn keep_pair<T: Exact>(self, row: *mut f64, layer: usize, pair: Pair) {
+        let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair, T::COUNT));
+        // SAFETY: the launch provides room; every rank's sums of that pair have arrived.
+        unsafe {
+            let sum = |index: usize| {
+                let mut sum = 0.0;
+                for rank in 0..self.ranks {
+                    sum += *self.slot(own, self.group.peers.pairs_of(rank), place + index);
+                }
+                sum
+            };
+            let both = T::coefficients(sum, T::scales(row, pair, self.ranks));
+            T::keep(row.add(NUMBERS * pair.index()), both);
+        }
     }
 
     /// Adds the ranks' totals up, in rank order, and computes the weights of each layer, in shared memory: each step of it depends on
     /// the one before.
     #[inline(always)]
-    unsafe fn find_from_products(self, table: Table) {
+    unsafe fn find_from_products<T: Exact>(self, table: Table) {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let (own, width) = (self.group.peers.rank as usize, products(self.ranks));
         let thread = thread::thread_idx_x() as usize;
@@ -251,7 +273,14 @@ impl Team<'_> {
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
             let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
             let tree = self.tree_of(table, layer);
-            let lost = weights(&mut layer_weights, self.ranks, product, |pair, both| keep(tree, pair, both));
+            let keep = |pair: Pair, both| keep(tree.add(NUMBERS * pair.index()), both);
+            let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *table.short.add(layer) } else { 0 });
+            let lost = weights(&mut layer_weights, self.ranks, criterion, product, keep);
+            if T::IS_DOUBLE && lost {
+                for rank in 0..self.ranks {
+                    tree.add(NUMBERS * (self.ranks - 1) + rank).write(product(rank, rank));
+                }
+            }
             for rank in 0..self.ranks {
                 table.weights.add(layer * self.ranks + rank).write(layer_weights.get(rank));
             }
@@ -261,7 +290,7 @@ impl Team<'_> {
 
     /// Puts the sums of one layer's pairs of a level over this rank's window into every mailbox.
     #[inline(always)]
-    unsafe fn hand_out_level<T: Element, const W: usize, const MOST: usize>(
+    unsafe fn hand_out_level<T: Exact, const W: usize, const MOST: usize>(
         self,
         layer: usize,
         level: usize,
@@ -276,28 +305,30 @@ impl Team<'_> {
             let begin = (*table.spans.add(layer)).begin;
             let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
             for pair in pairs_of_level(level, self.ranks) {
-                let place = self.sums_place(layer, pair);
-                let tree = Tree::<W, MOST>::of(self.tree_of(table, layer), (pair.begin, pair.end), level);
+                let place = self.sums_place(layer, pair, T::COUNT);
+                let row = self.tree_of(table, layer);
+                let tree = Tree::<T, W, MOST>::of(row, (pair.begin, pair.end), level);
+                let scales = T::scales(row, pair, self.ranks);
                 let count = pair.end - pair.begin;
                 let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
                 let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
-                let mut totals = [0.0; 3];
+                let mut totals = T::ZEROS;
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                    let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
-                    // The right side begins two or four ranks behind the left one.
+                    let nodes = tree.nodes(copies.map(|copy| copy.add(element as usize).read()));
+                    // The right side begins one, two or four ranks behind the left one.
                     const { assert!(W <= 8) };
-                    let right = if level == 1 { nodes[2] } else { nodes[W / 2] };
-                    totals = add_dots(totals, nodes[0], right);
+                    let right = if T::IS_DOUBLE && level == 0 {
+                        nodes[1]
+                    } else if level == 1 {
+                        nodes[const { 2 % W }]
+                    } else {
+                        nodes[W / 2]
+                    };
+                    totals = T::add(totals, scales, nodes[0], right);
                 });
                 let mut sum_index = 0;
-                while sum_index < arch::opaque(totals.len() as u32) as usize {
-                    let total = if sum_index == 0 {
-                        totals[0]
-                    } else if sum_index == 1 {
-                        totals[1]
-                    } else {
-                        totals[2]
-                    };
+                while sum_index < arch::opaque(T::COUNT as u32) as usize {
+                    let total = T::sum(&totals, sum_index);
                     // The block's shared memory may still be read for the sum before.
                     thread::sync_threads();
                     reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {

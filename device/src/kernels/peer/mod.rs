@@ -26,11 +26,10 @@ mod gram;
 mod team;
 mod tree;
 
-use super::adasum::kept;
 use super::kernel;
 use crate::abi::{DType, LaunchBounds, MOST_PEERS, PEER_THREADS, Peers, Row, vector_len};
 use crate::half::{BF16, F16};
-use crate::math::adasum::{Coefficients, Pair};
+use crate::math::adasum::Pair;
 use crate::math::{Element, elementwise};
 use crate::peers::{Group, Stage};
 use crate::{memory, reduce, thread};
@@ -94,16 +93,16 @@ fn for_each_pair_below<const W: usize, const MOST: usize>(ranks: usize, level: u
     }
 }
 
-/// The coefficients of those pairs of a layer, by [`Pair::index`].
+/// The coefficients of those pairs of a layer, by [`Pair::index`], of which `kept` has them, and `none` where there is no pair.
 #[inline(always)]
-unsafe fn coefficients_below<const W: usize, const MOST: usize>(
-    tree: *const f64,
+fn coefficients_below<C: Copy, const W: usize, const MOST: usize>(
     ranks: usize,
     level: usize,
-) -> [Coefficients; W] {
-    let mut found = [(1.0, 1.0); W];
-    // SAFETY: the launch provides two numbers for each pair, which have been set.
-    for_each_pair_below::<W, MOST>(ranks, level, |pair| found[pair.index()] = unsafe { kept(tree, pair) });
+    none: C,
+    kept: impl Fn(Pair) -> C,
+) -> [C; W] {
+    let mut found = [none; W];
+    for_each_pair_below::<W, MOST>(ranks, level, |pair| found[pair.index()] = kept(pair));
     found
 }
 

@@ -77,10 +77,10 @@ impl<'a> Team<'a> {
         (mailbox + (offset + place * 8) as u64) as *mut f64
     }
 
-    /// The place of a pair's three sums behind [`Peers::pairs_of`](crate::abi::Peers::pairs_of).
+    /// The place of a pair's sums, of which each has so many, behind [`Peers::pairs_of`](crate::abi::Peers::pairs_of).
     #[inline(always)]
-    pub(super) fn sums_place(self, layer: usize, pair: Pair) -> usize {
-        (layer * (self.ranks - 1) + pair.index()) * 3
+    pub(super) fn sums_place(self, layer: usize, pair: Pair, count: usize) -> usize {
+        (layer * (self.ranks - 1) + pair.index()) * count
     }
 
     /// A pair's coefficients in a layer, from the sums that all ranks have handed out, added in rank order.
@@ -89,7 +89,7 @@ impl<'a> Team<'a> {
     /// Every rank's sums of that pair have arrived.
     #[inline(always)]
     pub(super) unsafe fn coefficients_of(self, layer: usize, pair: Pair) -> Coefficients {
-        let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair));
+        let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair, 3));
         let mut sums = [0.0; 3];
         for rank in 0..self.ranks {
             let offset = self.group.peers.pairs_of(rank);

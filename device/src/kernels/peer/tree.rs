@@ -3,7 +3,7 @@
 //! Each rank combines its window of all vectors level by level, rounding what it combines to the dtype as if it had been stored. Nothing is:
 //! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
 
-use super::super::adasum::keep;
+use super::super::adasum::{keep, kept};
 use super::super::products::{add_dots, gram_vector_len};
 use super::super::{for_each_dtype, kernel};
 use super::team::Team;
@@ -38,7 +38,8 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
     let copies = pick(&peers.copies, W).map(|copy: *mut T| copy.cast_const());
     // SAFETY: the launch provides every copy over the chunk, and the coefficients of the levels below.
     unsafe {
-        let coefficients = coefficients_below::<W, LEVEL>(tree, W, LEVEL);
+        let coefficients =
+            coefficients_below::<_, W, LEVEL>(W, LEVEL, (1.0, 1.0), |pair| kept(tree.add(2 * pair.index())));
         reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, |totals, values| {
             let nodes = nodes::<_, W, LEVEL>(values, W, LEVEL, |pair, left, right| {
                 stored(coefficients[pair.index()], left, right)
@@ -107,7 +108,9 @@ macro_rules! of_width {
                 let chunk = reduce::chunk(block, spans, span_count, chunk_len);
                 let layer = layer_of(chunk);
                 group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
-                let coefficients = coefficients_below::<$width, $levels>(of_layer(layer), $width, $levels);
+                let tree = of_layer(layer);
+                let kept = |pair: Pair| kept(tree.add(2 * pair.index()));
+                let coefficients = coefficients_below::<_, $width, $levels>($width, $levels, (1.0, 1.0), kept);
                 let root = |values| {
                     nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
                 };
@@ -138,7 +141,7 @@ impl Team<'_> {
         chunks: u64,
     ) {
         let offset = self.group.peers.pairs_of(self.group.peers.rank as usize);
-        let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3)) + product % 3;
+        let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3), 3) + product % 3;
         // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
         unsafe {
             self.add_up_and_hand_out(partials, spans, chunks, K, offset, place);
@@ -146,7 +149,7 @@ impl Team<'_> {
             let mut item = thread::thread_idx_x() as usize;
             while item < self.count * (K / 3) {
                 let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));
-                keep(tree.add(layer * 2 * (self.ranks - 1)), pair, self.coefficients_of(layer, pair));
+                keep(tree.add(layer * 2 * (self.ranks - 1) + 2 * pair.index()), self.coefficients_of(layer, pair));
                 item += PEER_THREADS as usize;
             }
         }

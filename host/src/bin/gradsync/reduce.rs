@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use gradsync::kernels::cpu::{self, Trees};
 use gradsync::{DType, GradientBuffer, Slice};
-use gradsync_device::math::adasum;
+use gradsync_device::math::adasum::{self, Criterion};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::{self, Backend, BackendChoice};
@@ -194,28 +194,37 @@ impl Reduction<'_> {
     /// How Adasum combines some tensors taken as one vector.
     fn adasum(&mut self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
         let ranks = self.ranks.len();
+        let mut gram = Vec::new();
+        let own = &self.ranks[0].tensors[tensors.clone()];
+        // Tensors taken as one vector may differ in dtype: the narrowest says what the result can hold.
+        let is_double = own.iter().all(|tensor| tensor.dtype == DType::F64);
+        let criterion = Criterion::of(is_double, own.iter().map(|tensor| tensor.len).sum());
         if self.options.algorithm != AlgorithmChoice::Tree {
-            let mut gram = vec![0.0; adasum::products(ranks)];
+            gram = vec![0.0; adasum::products(ranks)];
             self.for_each_piece(tensors.clone(), |backend, vectors| {
                 gram.iter_mut().zip(backend.gram(vectors)?).for_each(|(total, part)| *total += part);
                 Ok(())
             })?;
-            let found = cpu::coefficients(&gram, ranks)?;
+            let found = cpu::coefficients_by(&gram, ranks, |_| criterion)?;
             if !found.cancelled[0] {
                 return Ok(Combination { weights: found.weights, tree: None });
             }
             // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves. Such layers are
-            // rare, and the passes over them run on the CPU whatever the backend, which has the same bits.
+            // rare or short, and the passes over them run on the CPU whatever the backend, which has the same bits.
         }
-        let (mut weights, mut tree) = (vec![1.0; ranks], Trees::new(ranks, vec![true])?);
+        let mut tree = match gram.is_empty() || !is_double {
+            true => Trees::new(ranks, vec![true])?,
+            false => Trees::precise(ranks, vec![true], &gram)?,
+        };
+        let mut weights = vec![1.0; ranks];
         for pair in adasum::pairs(ranks) {
-            let mut sums = [0.0; 3];
+            let mut sums = vec![0.0; tree.sums()];
             self.for_each_piece(tensors.clone(), |_, vectors| {
-                let part = cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?[0];
+                let part = cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?;
                 sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
                 Ok(())
             })?;
-            tree.set_pair(pair, &[sums], &mut weights)?;
+            tree.set_pair(pair, &sums, &mut weights)?;
         }
         Ok(Combination { weights, tree: Some(tree) })
     }

@@ -7,7 +7,7 @@ use gradsync_device::math::Element as Formula;
 use super::elementwise::cast_near;
 use super::isa::{return_on_avx2, return_on_avx512};
 use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
-use super::tree::{Trees, node};
+use super::tree::{Trees, root};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each};
 use crate::dtype::{DType, Element, storage, storage_mut};
 use crate::error::{Error, Result};
@@ -164,7 +164,7 @@ fn replace<T: Element>(vectors: &mut [Operand<'_>], weights: &[f64], trees: Opti
             let mut sums = [NOTHING; BLOCK_LEN];
             if let Some(tree) = tree {
                 let views: Vec<Slice<'_>> = places.iter().map(|place| T::slice(place)).collect();
-                sums = node(&views, block.clone(), 0..count, tree);
+                sums = root(&views, block.clone(), tree, 1.0);
             } else {
                 weighted_sums(&mut sums, &mut halfway, &places, &block, weights);
             }

@@ -22,7 +22,7 @@ pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 pub use pack::{pack, unpack};
-pub use products::{Coefficients, coefficients, dots, gram, squared_norms};
+pub use products::{Coefficients, coefficients, coefficients_by, dots, gram, squared_norms};
 pub use tree::{Trees, tree_combine, tree_dots};
 
 /// Elements of a chunk: what one thread takes at a time. A power of two, so that chunks of every dtype keep alignment.

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use gradsync_device::math::adasum::{self, product_index, products};
+use gradsync_device::math::adasum::{self, Criterion, product_index, products};
 use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::elementwise::{cast_chunk, cast_near};
@@ -222,18 +222,29 @@ pub(super) fn of_one_type<'a, T: Element>(_first: &[T], vectors: &[Slice<'a>]) -
 pub struct Coefficients {
     /// `layers × P`: the result of a layer is the sum of its ranks' vectors with these weights.
     pub weights: Vec<f64>,
-    /// The layers whose weights are not to be used yet, because a norm lost its digits to cancellation
-    /// ([`CANCELLATION`](gradsync_device::math::adasum::CANCELLATION)): they are those after the first level of the
-    /// tree, where the exact path goes on.
+    /// The layers whose weights are not to be used yet, because they take the exact path ([`Criterion`]): they are those after the first
+    /// level of the tree.
     pub cancelled: Vec<bool>,
 }
 
-/// Adasum's weights from the Gram matrices of the layers.
+/// Adasum's weights from the Gram matrices of layers of `f32` or narrower dtypes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks, or a length that is no multiple of
 /// `P(P+1)/2`.
 pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
+    coefficients_by(gram, world_size, |_| Criterion::Narrow)
+}
+
+/// Adasum's weights from the Gram matrices of the layers, each of which takes the exact path by a criterion of its own.
+///
+/// # Errors
+/// As [`coefficients`].
+pub fn coefficients_by(
+    gram: &[f64],
+    world_size: usize,
+    criterion: impl Fn(usize) -> Criterion,
+) -> Result<Coefficients> {
     check_world("coefficients", world_size)?;
     let count = products(world_size);
     if gram.len() % count != 0 {
@@ -247,10 +258,12 @@ pub fn coefficients(gram: &[f64], world_size: usize) -> Result<Coefficients> {
     let cancelled = weights
         .chunks_exact_mut(world_size)
         .zip(gram.chunks_exact(count))
-        .map(|(weights, gram)| {
+        .enumerate()
+        .map(|(layer, (weights, gram))| {
             let product = |i, j| gram[product_index(i, j, world_size)];
             first_level.clear();
-            let cancelled = adasum::weights(weights, world_size, product, |_, both| first_level.push(both));
+            let keep = |_, both| first_level.push(both);
+            let cancelled = adasum::weights(weights, world_size, criterion(layer), product, keep);
             if cancelled {
                 adasum::start_tree(weights, world_size, |pair| first_level[pair.begin / 2]);
             }

@@ -2,17 +2,21 @@
 //!
 //! Where gradients nearly cancel, the norm of a combined vector has digits that the quadratic form of a Gram matrix has lost, and
 //! a result formed from collapsed weights would amplify their rounding. Here every node of the tree is formed as combining whole
-//! vectors in place in `f64` would form it, block by block and without storing any. Only layers that ask for it are read.
+//! vectors in place in `f64` would form it, block by block and without storing any. Only layers that ask for it are read. Vectors of `f64`
+//! have the tree in twice that precision ([`precise`]).
 
 use std::ops::Range;
 
-use gradsync_device::math::adasum::{self, Pair, join, pairs};
+use gradsync_device::math::Element as _;
+use gradsync_device::math::adasum::{self, Pair, join, pairs, product_index, products};
+use gradsync_device::math::precise::{self, Scales};
+use gradsync_device::math::wide::Wide;
 
 use super::combine::{narrow_block, parts};
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each};
-use crate::dtype::storage_mut;
+use crate::dtype::{storage, storage_mut};
 use crate::error::{Error, Result};
 use crate::kernels::same_len;
 use crate::slice::{Slice, SliceMut, with_typed};
@@ -21,10 +25,29 @@ use crate::slice::{Slice, SliceMut, with_typed};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trees {
     world_size: usize,
-    /// `layers × (P - 1)`; a pair is found by [`Pair::index`].
-    coefficients: Vec<adasum::Coefficients>,
+    /// Which a pair finds by [`Pair::index`].
+    coefficients: Coefficients,
     /// The layers that take the exact path.
     wanted: Vec<bool>,
+}
+
+/// `layers × (P - 1)` coefficients.
+#[derive(Clone, Debug, PartialEq)]
+enum Coefficients {
+    Plain(Vec<adasum::Coefficients>),
+    Precise {
+        of_pairs: Vec<precise::Coefficients>,
+        /// `layers × P`, of the ranks' vectors.
+        squared_norms: Vec<f64>,
+    },
+}
+
+/// The coefficients of one layer's tree.
+#[derive(Clone, Copy)]
+pub(super) enum Tree<'a> {
+    Plain(&'a [adasum::Coefficients]),
+    /// With the squared norms of the ranks' vectors.
+    Precise(&'a [precise::Coefficients], &'a [f64]),
 }
 
 impl Trees {
@@ -34,33 +57,74 @@ impl Trees {
     /// [`Error::InvalidArgument`] for a world of no or more than 65536 ranks.
     pub fn new(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
-        Ok(Self { world_size, coefficients: vec![(1.0, 1.0); wanted.len() * (world_size - 1)], wanted })
+        let coefficients = Coefficients::Plain(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
+        Ok(Self { world_size, coefficients, wanted })
+    }
+
+    /// As [`new`](Self::new), for vectors of `f64`: in twice the precision of that. `gram` are the layers' Gram matrices, of which the
+    /// scales of the sums follow.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`Error::LengthMismatch`] for Gram matrices of other layers or ranks.
+    pub fn precise(world_size: usize, wanted: Vec<bool>, gram: &[f64]) -> Result<Self> {
+        check_world("trees", world_size)?;
+        let count = products(world_size);
+        same_len("trees", ("products of the layers", wanted.len() * count), ("products", gram.len()))?;
+        let norms = |gram: &[f64]| -> Vec<f64> {
+            (0..world_size).map(|rank| gram[product_index(rank, rank, world_size)]).collect()
+        };
+        let coefficients = Coefficients::Precise {
+            of_pairs: vec![(Wide::from(1.0), Wide::from(1.0)); wanted.len() * (world_size - 1)],
+            squared_norms: gram.chunks_exact(count).flat_map(norms).collect(),
+        };
+        Ok(Self { world_size, coefficients, wanted })
     }
 
     /// The same tree for `count` segments that share the weights of one layer.
     pub fn repeated(&self, count: usize) -> Self {
-        Self {
-            world_size: self.world_size,
-            coefficients: self.coefficients.repeat(count),
-            wanted: self.wanted.repeat(count),
+        let coefficients = match &self.coefficients {
+            Coefficients::Plain(of_pairs) => Coefficients::Plain(of_pairs.repeat(count)),
+            Coefficients::Precise { of_pairs, squared_norms } => {
+                Coefficients::Precise { of_pairs: of_pairs.repeat(count), squared_norms: squared_norms.repeat(count) }
+            }
+        };
+        Self { world_size: self.world_size, coefficients, wanted: self.wanted.repeat(count) }
+    }
+
+    /// How many numbers [`tree_dots`] gives of a layer.
+    pub fn sums(&self) -> usize {
+        match self.coefficients {
+            Coefficients::Plain(_) => 3,
+            Coefficients::Precise { .. } => precise::SUMS,
         }
     }
 
-    /// Takes the coefficients of a pair from `[u·v, |u|², |v|²]` of its sides in each layer, and applies them to the weights of
-    /// the wanted layers, `layers × P`, which started at 1.
+    /// Takes the coefficients of a pair from what [`tree_dots`] gives of its sides in each layer, added up over all parts of the
+    /// vectors, and applies them to the weights of the wanted layers, `layers × P`, which started at 1.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a pair that the tree does not have; [`Error::LengthMismatch`] for sums or weights of another
     /// number of layers.
-    pub fn set_pair(&mut self, pair: Pair, sums: &[[f64; 3]], weights: &mut [f64]) -> Result<()> {
+    pub fn set_pair(&mut self, pair: Pair, sums: &[f64], weights: &mut [f64]) -> Result<()> {
         self.check_pair("set_pair", pair)?;
-        let layers = self.wanted.len();
-        same_len("set_pair", ("layers of the trees", layers), ("sums", sums.len()))?;
-        same_len("set_pair", ("layers × ranks", layers * self.world_size), ("weights", weights.len()))?;
-        for (layer, &[dot, left, right]) in sums.iter().enumerate().filter(|(layer, _)| self.wanted[*layer]) {
-            let both = adasum::coefficients(dot, left, right);
-            self.coefficients[layer * (self.world_size - 1) + pair.index()] = both;
-            adasum::combine_pair(&mut weights[layer * self.world_size..][..self.world_size], pair, both);
+        let (layers, width, ranks) = (self.wanted.len(), self.sums(), self.world_size);
+        same_len("set_pair", ("sums of the trees", layers * width), ("sums", sums.len()))?;
+        same_len("set_pair", ("layers × ranks", layers * ranks), ("weights", weights.len()))?;
+        for (layer, sums) in sums.chunks_exact(width).enumerate().filter(|(layer, _)| self.wanted[*layer]) {
+            let place = layer * (ranks - 1) + pair.index();
+            let both = match &mut self.coefficients {
+                Coefficients::Plain(of_pairs) => {
+                    of_pairs[place] = adasum::coefficients(sums[0], sums[1], sums[2]);
+                    of_pairs[place]
+                }
+                Coefficients::Precise { of_pairs, squared_norms } => {
+                    let scales = Scales::of(pair, |rank| squared_norms[layer * ranks + rank]);
+                    let sums = std::array::from_fn(|index| sums[index]);
+                    of_pairs[place] = precise::coefficients(&sums, scales);
+                    precise::rounded(of_pairs[place])
+                }
+            };
+            adasum::combine_pair(&mut weights[layer * ranks..][..ranks], pair, both);
         }
         Ok(())
     }
@@ -74,12 +138,14 @@ impl Trees {
     }
 
     /// The coefficients of a layer that takes the exact path.
-    pub(super) fn wanted(&self, layer: usize) -> Option<&[adasum::Coefficients]> {
-        self.wanted[layer].then(|| self.of_layer(layer))
-    }
-
-    fn of_layer(&self, layer: usize) -> &[adasum::Coefficients] {
-        &self.coefficients[layer * (self.world_size - 1)..][..self.world_size - 1]
+    pub(super) fn wanted(&self, layer: usize) -> Option<Tree<'_>> {
+        let pairs = layer * (self.world_size - 1)..(layer + 1) * (self.world_size - 1);
+        self.wanted[layer].then(|| match &self.coefficients {
+            Coefficients::Plain(of_pairs) => Tree::Plain(&of_pairs[pairs]),
+            Coefficients::Precise { of_pairs, squared_norms } => {
+                Tree::Precise(&of_pairs[pairs], &squared_norms[layer * self.world_size..][..self.world_size])
+            }
+        })
     }
 
     pub(super) fn check(
@@ -104,50 +170,109 @@ vectorized! {
     }
 }
 
+/// The pairs below the node over `ranks`: as pairs of a tree of its own, and as those of the whole tree.
+fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
+    let start = ranks.start;
+    pairs(ranks.len()).map(move |pair| {
+        let Pair { begin, middle, end } = pair;
+        (pair, Pair { begin: start + begin, middle: start + middle, end: start + end })
+    })
+}
+
+/// One block of the root, times `factor`, rounded to `f64`.
+pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, factor: f64) -> Block {
+    let ranks = 0..vectors.len();
+    match tree {
+        Tree::Plain(tree) => {
+            let mut root = node(vectors, block, ranks, tree);
+            if factor != 1.0 {
+                root.iter_mut().for_each(|value| *value *= factor);
+            }
+            root
+        }
+        Tree::Precise(tree, _) => {
+            let mut root = [0.0; BLOCK_LEN];
+            for (to, from) in root.iter_mut().zip(precise_node(vectors, block, ranks, tree)) {
+                *to = if factor == 1.0 { from.high } else { from.times(factor.into()).high };
+            }
+            root
+        }
+    }
+}
+
 /// One block of the node over `ranks`.
-pub(super) fn node(
-    vectors: &[Slice<'_>],
-    block: Range<usize>,
-    ranks: Range<usize>,
-    tree: &[adasum::Coefficients],
-) -> Block {
+fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &[adasum::Coefficients]) -> Block {
     let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
         widen(node, &mut halfway, *vector, block.clone());
     }
-    // Below a node, pairs are those of a tree of its own.
-    for Pair { begin, middle, end } in pairs(ranks.len()) {
-        let global = Pair { begin: ranks.start + begin, middle: ranks.start + middle, end: ranks.start + end };
+    for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
         join_block(tree[global.index()], &mut left[begin], &right[0]);
     }
     nodes[0]
 }
 
-/// `[u·v, |u|², |v|²]` of the two sides of a pair in each segment, in `f64`; zeros for segments that are not wanted. The pairs below
-/// it must be known.
+/// The same in twice the precision, and no more elements than the block has.
+fn precise_node(
+    vectors: &[Slice<'_>],
+    block: Range<usize>,
+    ranks: Range<usize>,
+    tree: &[precise::Coefficients],
+) -> Vec<Wide> {
+    let values = |vector: &Slice<'_>| -> Vec<Wide> {
+        with_typed!(Slice, vector.range(block.clone()), data => {
+            storage(data).iter().map(|value| value.to_f64().into()).collect()
+        })
+    };
+    let mut nodes: Vec<Vec<Wide>> = vectors[ranks.clone()].iter().map(values).collect();
+    for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
+        let (left, right) = nodes.split_at_mut(middle);
+        for (left, &right) in left[begin].iter_mut().zip(&right[0]) {
+            *left = precise::join(tree[global.index()], *left, right);
+        }
+    }
+    nodes.swap_remove(0)
+}
+
+/// Sums over each segment from which [`Trees::set_pair`] takes the coefficients of a pair, [`Trees::sums`] of them; zeros for segments that are
+/// not wanted. They may be added to those of other parts of the same layers. The pairs below this one must be known.
+///
+/// The sums are `[u·v, |u|², |v|²]` of the two sides of the pair, in `f64`; of precise trees, slices of those, whose sums are exact.
 ///
 /// # Errors
 /// As [`gram`](super::gram), and [`Error::LengthMismatch`] for trees of other ranks or layers,
 /// [`Error::InvalidArgument`] for a pair that they do not have.
-pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<[f64; 3]>> {
+pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<f64>> {
     trees.check("tree_dots", vectors, segments)?;
     trees.check_pair("tree_dots", pair)?;
-    let sums = sum_chunks(vectors.len(), segments, 3, |segment, chunk| {
-        let mut lanes = [[0.0; LANES]; 3];
-        if trees.wanted[segment] {
+    let (left, right) = (pair.begin..pair.middle, pair.middle..pair.end);
+    Ok(sum_chunks(vectors.len(), segments, trees.sums(), |segment, chunk| match trees.wanted(segment) {
+        None => vec![0.0; trees.sums()],
+        Some(Tree::Plain(tree)) => {
+            let mut lanes = [[0.0; LANES]; 3];
             for block in blocks(chunk) {
-                let tree = trees.of_layer(segment);
-                let left = node(vectors, block.clone(), pair.begin..pair.middle, tree);
-                let right = node(vectors, block, pair.middle..pair.end, tree);
+                let left = node(vectors, block.clone(), left.clone(), tree);
+                let right = node(vectors, block, right.clone(), tree);
                 add_dot(&mut lanes[0], &left, &right);
                 add_dot(&mut lanes[1], &left, &left);
                 add_dot(&mut lanes[2], &right, &right);
             }
+            lanes.into_iter().map(lane_sum).collect()
         }
-        lanes.into_iter().map(lane_sum).collect()
-    });
-    Ok(sums.chunks_exact(3).map(|sums| [sums[0], sums[1], sums[2]]).collect())
+        Some(Tree::Precise(tree, squared_norms)) => {
+            let mut sums = [0.0; precise::SUMS];
+            let scales = Scales::of(pair, |rank| squared_norms[rank]);
+            for block in blocks(chunk) {
+                let left = precise_node(vectors, block.clone(), left.clone(), tree);
+                let right = precise_node(vectors, block, right.clone(), tree);
+                for (&left, &right) in left.iter().zip(&right) {
+                    sums = precise::add_terms(sums, scales, left, right);
+                }
+            }
+            sums.to_vec()
+        }
+    }))
 }
 
 /// `dst[i] = D(factor × root[i])`: the root of each wanted segment's tree, rounded once; other elements are left alone. All pairs
@@ -169,12 +294,9 @@ pub fn tree_combine(
         let mut parts = parts(dst, segments);
         parts.retain(|(segment, ..)| trees.wanted[*segment]);
         for_each(parts, elements(vectors.len(), segments), |(segment, range, part)| {
+            let Some(tree) = trees.wanted(segment) else { return };
             for (block, part) in blocks(range).zip(storage_mut(part).chunks_mut(BLOCK_LEN)) {
-                let mut root = node(vectors, block, 0..vectors.len(), trees.of_layer(segment));
-                if factor != 1.0 {
-                    root.iter_mut().for_each(|value| *value *= factor);
-                }
-                narrow_block(part, &root);
+                narrow_block(part, &root(vectors, block, tree, factor));
             }
         });
     });

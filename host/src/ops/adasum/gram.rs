@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
-use gradsync_device::math::adasum::{self, Pair};
+use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
 use crate::buffer::{Arena, Parts, Scratch};
@@ -141,6 +141,8 @@ pub(crate) struct Gram<'a> {
     pub(crate) cut: Cut,
     /// The layers of this rank's part.
     pub(crate) layers: &'a [Range<usize>],
+    /// When each of them takes the exact path.
+    pub(crate) criteria: &'a [Criterion],
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
     /// What this rank gets.
@@ -226,12 +228,13 @@ impl Gram<'_> {
     ) -> Result<Solution> {
         let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
         self.all.all_reduce((&mut products).into(), ReduceOp::Sum)?;
-        let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients(&products, vectors)?;
+        let criterion = |layer: usize| self.criteria[layer];
+        let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients_by(&products, vectors, criterion)?;
         let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
         let trees = if recomputed == 0 {
             None
         } else {
-            tracing::debug!(recomputed, "norms cancelled: computing their layers from the vectors");
+            tracing::debug!(recomputed, "computing these layers from the vectors");
             Some(self.recompute(vectors_of, &products, cancelled, &mut weights)?)
         };
         // Weights belong to layers, results to tensors: the gaps between tensors stay what they are.
@@ -241,7 +244,8 @@ impl Gram<'_> {
         Ok(Solution { report, of_tensors, trees })
     }
 
-    /// Finds the coefficients of cancelled layers along the tree: of pairs of ranks from their products, above from the vectors.
+    /// Finds the coefficients of cancelled layers along the tree: from the vectors, but of pairs of ranks from their products, unless those
+    /// have too few digits.
     fn recompute<'v>(
         &self,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
@@ -254,29 +258,34 @@ impl Gram<'_> {
         for (weights, _) in weights.chunks_exact_mut(vectors).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
             weights.fill(1.0);
         }
-        let mut trees = cpu::Trees::new(vectors, cancelled)?;
-        let (first, pairs): (Vec<Pair>, Vec<Pair>) = adasum::pairs(vectors).partition(|pair| pair.joins_ranks());
+        let is_precise = self.cut.dtype == DType::F64;
+        let mut trees = match is_precise {
+            true => cpu::Trees::precise(vectors, cancelled, products)?,
+            false => cpu::Trees::new(vectors, cancelled)?,
+        };
+        let of_products = |pair: &Pair| pair.joins_ranks() && !is_precise;
+        let (first, pairs): (Vec<Pair>, Vec<Pair>) = adasum::pairs(vectors).partition(of_products);
         for pair in first {
             let of_layer = |gram: &[f64]| {
                 let product = |i, j| gram[adasum::product_index(i, j, vectors)];
                 let (left, right) = (pair.begin, pair.middle);
                 [product(left, right), product(left, left), product(right, right)]
             };
-            let sums: Vec<[f64; 3]> = products.chunks_exact(adasum::products(vectors)).map(of_layer).collect();
+            let sums: Vec<f64> = products.chunks_exact(adasum::products(vectors)).flat_map(of_layer).collect();
             trees.set_pair(pair, &sums, weights)?;
         }
         // The pairs of one level are independent: their sums travel together.
+        let width = self.layers.len() * trees.sums();
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
-            let mut sums = vec![[0.0; 3]; level.len() * self.layers.len()];
-            for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(self.layers.len())) {
+            let mut sums = vec![0.0; level.len() * width];
+            for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(width)) {
                 for chunk in 0..self.cut.chunks() {
                     let of_chunk = cpu::tree_dots(&vectors_of(chunk), &part.layers_of(chunk), &trees, pair)?;
-                    let pairs = sums.as_flattened_mut().iter_mut().zip(of_chunk.as_flattened());
-                    pairs.for_each(|(sum, dot)| *sum += dot);
+                    sums.iter_mut().zip(of_chunk).for_each(|(sum, dot)| *sum += dot);
                 }
             }
-            self.all.all_reduce(sums.as_flattened_mut().into(), ReduceOp::Sum)?;
-            for (&pair, sums) in level.iter().zip(sums.chunks_exact(self.layers.len())) {
+            self.all.all_reduce((&mut sums).into(), ReduceOp::Sum)?;
+            for (&pair, sums) in level.iter().zip(sums.chunks_exact(width)) {
                 trees.set_pair(pair, sums, weights)?;
             }
         }
@@ -456,6 +465,7 @@ pub(super) fn in_one_space(
 struct OwnPart {
     cut: Cut,
     layers: Vec<Range<usize>>,
+    criteria: Vec<Criterion>,
     tensors: Vec<Range<usize>>,
     /// Of each layer that is a tensor, whether all of it is reduced here; of layers of many, no.
     are_whole: Vec<bool>,
@@ -474,11 +484,13 @@ impl OwnPart {
             are_whole: layers.iter().map(is_whole).collect(),
             cut: Cut::new(parts.arena.dtype(), comm.world_size(), part_len),
             layers: segments::clip(&layers, window.clone()),
+            criteria: granularity.criteria(parts.arena.dtype(), tensors),
             tensors: segments::clip(tensors, window),
         }
     }
 
     fn gram<'a>(&'a self, comm: &'a dyn Communicator, extent: Extent) -> Gram<'a> {
-        Gram { across: comm, all: comm, cut: self.cut, layers: &self.layers, tensors: &self.tensors, extent }
+        let OwnPart { layers, criteria, tensors, .. } = self;
+        Gram { across: comm, all: comm, cut: self.cut, layers, criteria, tensors, extent }
     }
 }

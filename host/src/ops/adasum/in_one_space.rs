@@ -56,8 +56,9 @@ impl Gram<'_> {
             if !are_whole {
                 continue;
             }
-            let cpu::Coefficients { weights, cancelled } = cpu::coefficients(of_tile, vectors)?;
-            // Those that lost digits wait for what all ranks make of them.
+            let cpu::Coefficients { weights, cancelled } =
+                cpu::coefficients_by(of_tile, vectors, |layer| self.criteria[layers.start + layer])?;
+            // Those that take the exact path wait for what all ranks make of them.
             let mut ready = self.tensors[layers.clone()].to_vec();
             let states = ready.iter_mut().zip(&mut left[layers]).zip(&cancelled);
             states.for_each(|((ready, left), &is_cancelled)| clear(if is_cancelled { ready } else { left }));

@@ -11,6 +11,8 @@ mod tree;
 
 use std::ops::Range;
 
+use gradsync_device::math::adasum::Criterion;
+
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
@@ -21,6 +23,7 @@ pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 pub(crate) use self::tree::Tree;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::agreement::same_plan;
 use crate::ops::memory_kind;
@@ -69,7 +72,8 @@ pub struct AdasumReport {
     pub algorithm: Algorithm,
     /// `layers × P` weights of the ranks' vectors in the result. `None` for [`Algorithm::Tree`], where no rank knows them all.
     pub weights: Option<Vec<f64>>,
-    /// Layers that lost digits to cancellation and were computed again from the vectors; their weights are exact as well.
+    /// Layers that lost digits to cancellation, or are short vectors of `f64`, and were computed again from the vectors; their weights are
+    /// exact as well.
     pub recomputed: usize,
 }
 
@@ -162,6 +166,15 @@ impl Granularity {
         match self {
             Granularity::Tensor => tensors.to_vec(),
             Granularity::Whole => std::iter::once(0..len).collect(),
+        }
+    }
+
+    /// When each of these layers takes the exact path; what lies between tensors counts for nothing.
+    pub(crate) fn criteria(self, dtype: DType, tensors: &[Range<usize>]) -> Vec<Criterion> {
+        let of = |len| Criterion::of(dtype == DType::F64, len);
+        match self {
+            Granularity::Tensor => tensors.iter().map(|tensor| of(tensor.len())).collect(),
+            Granularity::Whole => vec![of(tensors.iter().map(Range::len).sum())],
         }
     }
 }

@@ -229,6 +229,7 @@ pub fn hierarchical_adasum_all_reduce(
     }
     let Parts { mut arena, tensors, scratch } = parts;
     let layers = options.granularity.layers(arena.len(), tensors);
+    let criteria = options.granularity.criteria(arena.dtype(), tensors);
 
     if across.world_size() == 1 {
         match within_node {
@@ -265,7 +266,8 @@ pub fn hierarchical_adasum_all_reduce(
         let begin = window.start + across.rank() * part_len;
         let (layers, tensors) = clip(begin..begin + part_len);
         let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
-        let gram = Gram { across, all, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
+        let (layers, criteria, tensors) = (&layers, &criteria, &tensors);
+        let gram = Gram { across, all, cut, layers, criteria, tensors, extent: Extent::All };
         let mut workspace = Workspace::take(scratch, cut)?;
         let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
         let report = gram.run(own, &mut others, &mut workspace)?;

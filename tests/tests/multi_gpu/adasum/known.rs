@@ -2,8 +2,9 @@
 //! each number of ranks those that it allows.
 
 use gradsync::ops::{Algorithm, Granularity};
+use gradsync_tests::double::{Family, UNITS};
 use gradsync_tests::inputs::{Kind, vector};
-use gradsync_tests::oracle::Format;
+use gradsync_tests::oracle::{Format, rational};
 
 use super::device::Way;
 use super::{Case, Cases};
@@ -19,6 +20,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     if cases.world_size() > 1 {
         report.case(&cases.name("sums and means"), || sums_and_means(cases));
     }
+    report.case(&cases.name("short layers of f64"), || short_layers_of_double(cases));
     if cases.world_size() > 2 {
         report.case(&cases.name("one cancelling layer"), || one_cancelling_layer(cases));
     }
@@ -186,7 +188,7 @@ fn sums_and_means(cases: &Cases<'_>) {
 fn one_cancelling_layer(cases: &Cases<'_>) {
     let world_size = cases.world_size();
     for format in [Format::F64, Format::F32] {
-        let shapes: [&[usize]; 3] = [&[101], &[257], &[64]];
+        let shapes: [&[usize]; 3] = [&[301], &[257], &[264]];
         let mut case = Case::of(Kind::Random, format, world_size, &shapes, 4);
         let opposite = Case::of(Kind::NearlyOpposite(1e-6), format, world_size, &shapes, 4);
         for (rank, layers) in case.inputs.iter_mut().enumerate() {
@@ -195,5 +197,26 @@ fn one_cancelling_layer(cases: &Cases<'_>) {
         cases.runner.check(&case, "one cancelling layer");
         let outcome = cases.runner.run(&case, "one cancelling layer");
         assert_eq!(outcome.recomputed, 1, "{}", case.name());
+    }
+}
+
+/// Short layers of `f64`, some in several windows, against rational numbers: within 8 units of `2^-52` of the largest input.
+fn short_layers_of_double(cases: &Cases<'_>) {
+    let ranks = cases.world_size();
+    for family in Family::ALL {
+        let lens = [1, 1, 2, 5, 17, if ranks > 8 { 20 } else { 100 }];
+        let layers: Vec<Vec<Vec<f64>>> =
+            lens.iter().zip(7..).map(|(&len, seed)| family.vectors(ranks, len, seed)).collect();
+        let inputs: Vec<Vec<&[f64]>> =
+            (0..ranks).map(|rank| layers.iter().map(|layer| &layer[rank][..]).collect()).collect();
+        let inputs: Vec<&[&[f64]]> = inputs.iter().map(|rank| &rank[..]).collect();
+        let case = Case::plain(Format::F64, &inputs).with(Algorithm::Gram, Granularity::Tensor);
+        let outcome = cases.runner.run(&case, "short layers of f64");
+        let found = super::device::layers(&case, &outcome.arena, "short layers of f64");
+        for (inputs, found) in layers.iter().zip(found) {
+            let unit = rational::unit(inputs).max(f64::MIN_POSITIVE);
+            let error = rational::adasum(inputs).error_of(&found, unit);
+            assert!(error <= UNITS, "{family:?}, {ranks} ranks, {} elements: {error} units", found.len());
+        }
     }
 }

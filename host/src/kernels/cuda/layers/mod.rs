@@ -8,9 +8,10 @@ mod peer;
 use std::ops::Range;
 
 use gradsync_device::abi::{
-    EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, combine_suffix, tile_len,
+    EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, combine_suffix, tile_len, tree_row,
 };
-use gradsync_device::math::adasum::{LEVELS, Pair, pairs, products};
+use gradsync_device::math::adasum::{Criterion, LEVELS, Pair, pairs, products};
+use gradsync_device::math::precise;
 
 use self::grid::Grids;
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
@@ -38,8 +39,12 @@ pub struct Layers {
     weights: DeviceBuffer,
     /// `[layer]`, a u32 each
     cancelled: DeviceBuffer,
-    /// `[layer][pair][side]`, the coefficients of the combination trees: of the first level, and of all where a layer has cancelled
+    /// `[layer]`, a u32 each: whether the layer, with all ranks' parts, takes the exact path in `f64` because it is short
+    short: DeviceBuffer,
+    /// Of each layer a [`tree_row`]: the coefficients of the combination trees, of the first level, and of all where a layer has cancelled
     tree: DeviceBuffer,
+    /// The dtype of the vectors of the last Gram matrices.
+    dtype: DType,
     /// The addresses of the vectors of the last launch, and the same on the host.
     table: DeviceBuffer,
     addresses: Vec<u64>,
@@ -69,6 +74,15 @@ fn tile_width(vectors: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= vectors).unwrap_or(widest)
 }
 
+/// For each length, a u32 on the device: whether such a layer of `f64` always takes the exact path.
+fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
+    let is_short = |len| Criterion::of(true, len) == Criterion::ShortDouble;
+    let flags: Vec<f32> = lens.iter().map(|&len| f32::from_bits(is_short(len).into())).collect();
+    let mut buffer = DeviceBuffer::zeroed(queue, DType::F32, lens.len())?;
+    buffer.as_mut_slice().copy_from_host((&flags).into())?;
+    Ok(buffer)
+}
+
 impl Layers {
     /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
     ///
@@ -95,10 +109,11 @@ impl Layers {
         }
         let grids = grids(queue, segments)?;
         let count = segments.len();
-        // A pair of sides has three sums; the pairs of a level are summed together, which are fewer than ranks by half.
-        let sums = products(world_size).max(3 * world_size.div_ceil(2));
+        // A pair of sides has three sums, or of `f64` the slices of those; the pairs of a level are summed together, which are fewer than ranks by half.
+        let sums = products(world_size).max(precise::SUMS * world_size.div_ceil(2));
         // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
-        let widest = products(tile_width(world_size));
+        let widest = products(tile_width(world_size)).max(precise::SUMS);
+        let lens: Vec<usize> = segments.iter().map(Range::len).collect();
         let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
         Ok(Self {
             queue: queue.clone(),
@@ -110,7 +125,9 @@ impl Layers {
             totals: zeroed(sums * count)?,
             weights: zeroed(world_size * count)?,
             cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
-            tree: zeroed(2 * (world_size - 1) * count)?,
+            short: short_flags(queue, &lens)?,
+            tree: zeroed(tree_row(world_size) * count)?,
+            dtype: DType::F32,
             table: zeroed(world_size)?,
             addresses: Vec::new(),
             is_shared: false,
@@ -129,7 +146,7 @@ impl Layers {
         let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
             [row(buffer, len * size, index), row(buffer, 0, 0), len as u64, block]
         };
-        let (width, nodes) = (world_size, 2 * (world_size - 1));
+        let (width, nodes) = (world_size, tree_row(world_size));
         let (mut weights, mut flags, mut block) = (Vec::new(), Vec::new(), 0);
         for index in others.clone() {
             weights.extend(piece(&layers.weights, 8, width, index, block));
@@ -141,8 +158,16 @@ impl Layers {
             flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
         }
         layers.is_shared = true;
+        layers.short = short_flags(queue, &[segments.iter().map(Range::len).sum()])?;
         layers.spread = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
         Ok(layers)
+    }
+
+    /// The same layers, which are parts of layers of so many elements in all: one for each layer that is told apart.
+    pub(crate) fn with_whole_lens(mut self, lens: &[usize]) -> Result<Self> {
+        same_len("layers", ("layers", self.layer_count()), ("lengths of whole layers", lens.len()))?;
+        self.short = short_flags(&self.queue, lens)?;
+        Ok(self)
     }
 
     /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
@@ -173,6 +198,7 @@ impl Layers {
     /// As [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
     pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
         let dtype = self.set_vectors("gram", vectors)?;
+        self.dtype = dtype;
         let ranks = self.world_size;
         let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
         let table = pointer(self.table.as_slice());
@@ -197,7 +223,7 @@ impl Layers {
     }
 
     /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there. Those of cancelled layers are
-    /// the weights after the first level of their trees, where the exact path goes on.
+    /// the weights after the first level of their trees, where the exact path goes on, or of `f64` before it.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -206,9 +232,11 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.short.as_slice()),
             pointer(self.totals.as_slice()),
             self.layer_count().into(),
             self.world_size.into(),
+            usize::from(self.is_double()).into(),
         ];
         self.per_layer("coefficients", &own)?;
         self.spread()
@@ -235,13 +263,14 @@ impl Layers {
         self.gram(vectors)?;
         add_up(self.totals_mut(products(self.world_size)))?;
         self.coefficients()?;
-        let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| !pair.joins_ranks()).collect();
+        let (sums, is_double) = (self.sums(), self.is_double());
+        let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| is_double || !pair.joins_ranks()).collect();
         // The pairs of one level are independent: their sums travel together.
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             for (place, &pair) in level.iter().enumerate() {
                 self.tree_dots(vectors, pair, place)?;
             }
-            add_up(self.totals_mut(3 * level.len()))?;
+            add_up(self.totals_mut(sums * level.len()))?;
             for (place, &pair) in level.iter().enumerate() {
                 self.set_pair(pair, place)?;
             }
@@ -255,6 +284,16 @@ impl Layers {
     fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
         let len = count * self.layer_count();
         self.totals.as_mut_slice().range_mut(0..len)
+    }
+
+    /// Whether the exact path has twice the precision of `f64`.
+    fn is_double(&self) -> bool {
+        self.dtype == DType::F64
+    }
+
+    /// Sums of a pair on the exact path.
+    fn sums(&self) -> usize {
+        if self.is_double() { precise::SUMS } else { 3 }
     }
 
     /// The layers that are told apart: one, where all segments share it.
@@ -271,13 +310,13 @@ impl Layers {
             unsafe { self.queue.launch(name, blocks as u64, &[pointer(table.as_slice()), pieces.into()]) }
         };
         let others = self.count.saturating_sub(1);
-        let blocks = others * (row_blocks(self.world_size) + row_blocks(2 * (self.world_size - 1)));
+        let blocks = others * (row_blocks(self.world_size) + row_blocks(tree_row(self.world_size)));
         copy("cast_segments_f64_f64", weights, blocks)?;
         Ok(copy("cast_segments_f32_f32", flags, others)?)
     }
 
-    /// Puts `[u·v, |u|², |v|²]` of the two sides of a pair on the device, as number `place` of such triples, for cancelled layers;
-    /// others are not read. The pairs below it must have been set.
+    /// Puts the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or of `f64` the slices of those, as number `place` of such
+    /// sums, for cancelled layers; others are not read. The pairs below it must have been set.
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
         let dtype = self.set_vectors("tree_dots", vectors)?;
         let own = [
@@ -289,8 +328,9 @@ impl Layers {
             pair.end.into(),
             self.world_size.into(),
         ];
-        // SAFETY: vectors checked, workspace sized for three sums a chunk.
-        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, 3, 3 * place, &own) }
+        let sums = self.sums();
+        // SAFETY: vectors checked, workspace sized for that many sums a chunk.
+        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * place, &own) }
     }
 
     /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
@@ -300,12 +340,13 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer(self.cancelled.as_slice()),
-            pointer(self.totals.as_slice().range(self.behind(3 * place))),
+            pointer(self.totals.as_slice().range(self.behind(self.sums() * place))),
             self.layer_count().into(),
             self.world_size.into(),
             pair.begin.into(),
             pair.middle.into(),
             pair.end.into(),
+            usize::from(self.is_double()).into(),
         ];
         self.per_layer("combine_pair", &own)
     }

@@ -213,6 +213,7 @@ impl Layers {
             pointer_mut(&self.weights.as_mut_slice()),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.short.as_slice()),
             pointer_mut(&self.totals.as_mut_slice()),
             pointer_mut(&self.partials.as_mut_slice()),
             grid.spans(),
@@ -253,6 +254,7 @@ mod tests {
 
     use gradsync_device::abi::Row;
     use gradsync_device::math::adasum::products;
+    use gradsync_device::math::precise::SUMS;
     use proptest::prelude::*;
 
     use super::*;
@@ -271,7 +273,7 @@ mod tests {
             let numbers = |begin: usize, len: usize| begin..begin + len * 8;
             for rank in 0..world_size {
                 parts.push(numbers(peers.products_of(rank), layers * products(world_size)));
-                parts.push(numbers(peers.pairs_of(rank), layers * 3 * (world_size - 1)));
+                parts.push(numbers(peers.pairs_of(rank), layers * SUMS * (world_size - 1)));
             }
             parts.retain(|part| !part.is_empty());
             parts.sort_by_key(|part| part.start);

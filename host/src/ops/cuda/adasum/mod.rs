@@ -94,9 +94,20 @@ fn layers(
     vectors: usize,
 ) -> Result<Layers> {
     let parts = segments::clip(buffer.table().segments(), window.clone());
-    match granularity {
+    let layers = match granularity {
         Granularity::Tensor => Layers::new(buffer.queue(), window.len(), &parts, vectors),
         Granularity::Whole => Layers::new_shared(buffer.queue(), window.len(), &parts, vectors),
+    };
+    layers?.with_whole_lens(&whole_lens(buffer, granularity))
+}
+
+/// The elements of each layer of a buffer in all ranks' windows together, without gaps.
+fn whole_lens(buffer: &DeviceGradientBuffer, granularity: Granularity) -> Vec<usize> {
+    let segments = buffer.table().segments();
+    match granularity {
+        Granularity::Tensor => segments.iter().map(Range::len).collect(),
+        Granularity::Whole if segments.is_empty() => Vec::new(),
+        Granularity::Whole => vec![segments.iter().map(Range::len).sum()],
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{OPERATION, gram, layer_count};
+use super::{OPERATION, gram, layer_count, whole_lens};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
@@ -32,7 +32,10 @@ impl Peers {
         let len = table.shard_len();
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let is_shared = options.granularity == Granularity::Whole;
-        let layers = || Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared);
+        let layers = || {
+            let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+            layers.with_whole_lens(&whole_lens(buffer, options.granularity))
+        };
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
         let connected = Connection::new(OPERATION, comm, buffer, (kernel, count), layers)?;

@@ -100,6 +100,7 @@ impl<'c> StagedAdasum<'c> {
         if self.granularity == Granularity::Whole {
             clear_gaps(buffer.as_mut_slice(), &tensors)?;
         }
+        let criteria = &self.granularity.criteria(buffer.table().dtype(), &tensors);
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, workspace) = match steps {
             Steps::Tree(scratch) => {
@@ -109,9 +110,9 @@ impl<'c> StagedAdasum<'c> {
             Steps::Gram { own, workspace } => (own, workspace),
         };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let (layers, tensors) = (segments::clip(&layers, window.clone()), segments::clip(&tensors, window));
+        let (layers, tensors) = (&segments::clip(&layers, window.clone()), &segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
-        let gram = Gram { across: comm, all: comm, cut, layers: &layers, tensors: &tensors, extent: Extent::All };
+        let gram = Gram { across: comm, all: comm, cut, layers, criteria, tensors, extent: Extent::All };
         let mut vector = Staged { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
         Ok(())

@@ -1,0 +1,89 @@
+//! Families of `f64` vectors whose Adasum shows rounding errors, with the bound that gradsync holds for them.
+
+use crate::inputs::Random;
+
+/// The error that a result of up to 16 ranks in layers of up to 100 elements may have, in units of `2^-52` of the largest input in magnitude.
+///
+/// # Derivation
+/// The exact path computes in twice the precision and rounds once, so that the error is half a unit in the last place of the result. That is at
+/// most `2^-53` of it; an element of the result of 16 ranks is at most about 16 times the largest input, which gives 8 units.
+pub const UNITS: f64 = 8.0;
+
+/// A family of vectors.
+#[derive(Clone, Copy, Debug)]
+pub enum Family {
+    /// Normally distributed.
+    Normal,
+    /// Normally distributed, times a power of two and a bit.
+    Scaled(f64),
+    /// Each rank at a scale of its own, from `2^-20` to `2^20`.
+    Mixed,
+    /// Neighbours are opposite but for such a part; their order changes from pair to pair.
+    Opposite(f64),
+    /// All ranks have one vector but for such a part.
+    Parallel(f64),
+    /// From 1 to 2: nothing cancels, and results are large.
+    Positive,
+    /// One element of each vector is by far the largest.
+    Spiked,
+    /// Small integers, zeros among them: nodes cancel exactly.
+    Integers,
+    /// Every other rank has zeros.
+    Zeros,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 17] = [
+        Family::Normal,
+        Family::Scaled(1e-290),
+        Family::Scaled(1e-76),
+        Family::Scaled(1e-60),
+        Family::Scaled(1e60),
+        Family::Scaled(1e140),
+        Family::Mixed,
+        Family::Opposite(1e-2),
+        Family::Opposite(1e-7),
+        Family::Opposite(1e-11),
+        Family::Opposite(1e-15),
+        Family::Parallel(1e-3),
+        Family::Parallel(1e-14),
+        Family::Positive,
+        Family::Spiked,
+        Family::Integers,
+        Family::Zeros,
+    ];
+
+    /// A vector of `len` elements for each rank.
+    pub fn vectors(self, ranks: usize, len: usize, seed: u64) -> Vec<Vec<f64>> {
+        let mut random = Random::new(seed);
+        let mut normal = move || {
+            // Uniform in (0, 1).
+            let mut uniform = || ((random.bits() >> 11) as f64 + 0.5) * 2f64.powi(-53);
+            let radius = (-2.0 * uniform().ln()).sqrt();
+            radius * (std::f64::consts::TAU * uniform()).cos()
+        };
+        let base: Vec<f64> = (0..len).map(|_| normal()).collect();
+        (0..ranks)
+            .map(|rank| {
+                let scale = normal().exp2();
+                (0..len)
+                    .map(|index| match self {
+                        Family::Normal => normal(),
+                        Family::Scaled(scale) => normal() * scale,
+                        Family::Mixed => normal() * 2f64.powi((rank * 23 % 41) as i32 - 20),
+                        Family::Opposite(part) => {
+                            let sign = if (rank ^ (rank >> 1)) & 1 == 0 { 1.0 } else { -1.0 };
+                            sign * base[index] * (1.0 + part * normal())
+                        }
+                        Family::Parallel(part) => scale * base[index] * (1.0 + part * normal()),
+                        Family::Positive => 1.0 + normal().abs().fract(),
+                        Family::Spiked => normal() * if index == rank % len { 1e3 } else { 1.0 },
+                        Family::Integers => normal().round(),
+                        Family::Zeros => normal() * (rank % 2) as f64,
+                    })
+                    .collect()
+            })
+            .collect()
+    }
+}
