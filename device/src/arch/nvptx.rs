@@ -91,6 +91,16 @@ pub(crate) fn opaque(number: u32) -> u32 {
     same
 }
 
+/// The same address, which the compiler knows nothing of, at each time that it gets here: what lies there is loaded anew and is not kept in
+/// registers around a loop.
+#[inline(always)]
+pub(crate) fn forget(address: u64) -> u64 {
+    let same;
+    // SAFETY: copies a register. Not `pure`, so that it stays in the loop.
+    unsafe { asm!("mov.b64 {0}, {1};", out(reg64) same, in(reg64) address, options(nomem, nostack)) };
+    same
+}
+
 /// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
 /// `nounroll`: those stand before a body, where no inline assembly reaches.
 #[inline(always)]
