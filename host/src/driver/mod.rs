@@ -34,7 +34,7 @@ pub use queue::Queue;
 pub(crate) use exposure::Exposure;
 pub(crate) use launch::Argument;
 pub(crate) use memory::is_aligned;
-pub(crate) use peer::{HostFlag, Mapping, Offer};
+pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
 pub(crate) use recording::Memory;
 pub(crate) use residency::{Claim, Sharers};

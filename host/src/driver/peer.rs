@@ -28,7 +28,7 @@ pub(crate) struct Offer {
 }
 
 /// A number that no other process in the world has.
-fn process() -> [u8; 16] {
+pub(crate) fn process_number() -> [u8; 16] {
     static NUMBER: OnceLock<[u8; 16]> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut number = [0; 16];
@@ -61,7 +61,7 @@ impl Offer {
             check("cuIpcGetMemHandle", cuda::cuIpcGetMemHandle(&mut handle, base))?;
         }
         Ok(Self {
-            process: process(),
+            process: process_number(),
             gpu: queue.device_uuid()?,
             device: queue.ordinal(),
             address,
@@ -80,7 +80,7 @@ impl Offer {
     /// Makes the memory reachable from `queue`'s device.
     pub(crate) fn open(&self, queue: &Queue) -> Result<Mapping, CudaError> {
         queue.make_current()?;
-        if self.process == process() {
+        if self.process == process_number() {
             if self.device != queue.ordinal() {
                 queue.reach(self.device)?;
             }

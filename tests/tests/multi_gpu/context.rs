@@ -25,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) layout: Layout,
     /// A queue on this rank's GPU.
     pub(crate) queue: Queue,
+    /// Whether all ranks are threads of one process.
+    in_threads: bool,
     rendezvous: Rendezvous,
     job: Option<MpiCommunicator>,
 }
@@ -33,6 +35,11 @@ pub(crate) struct Context {
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 impl Context {
+    /// Whether ranks share a GPU, and with it one context of the driver.
+    pub(crate) fn shares_driver_context(&self) -> bool {
+        self.in_threads && self.layout.shares_gpus()
+    }
+
     /// What communicators of these tests are made with: calls are checked.
     pub(crate) fn options(&self) -> NcclOptions {
         NcclOptions {
@@ -113,7 +120,8 @@ fn run_process(suite: &Suite) -> bool {
     let layout = Layout::from_env(launch.world_size);
     assert_eq!(launch.local_world_size, Some(layout.ranks_per_node), "ranks of a node");
     let queue = queue(layout.device(launch.rank));
-    let context = Context { rank: launch.rank, world_size: launch.world_size, layout, queue, rendezvous, job: None };
+    let (rank, world_size) = (launch.rank, launch.world_size);
+    let context = Context { rank, world_size, layout, queue, in_threads: false, rendezvous, job: None };
     run_rank(suite, &context, true)
 }
 
@@ -127,7 +135,8 @@ fn run_job(suite: &Suite) -> bool {
     let rendezvous = rendezvous(&job);
     let layout = Layout::from_env(world_size);
     let queue = queue(layout.device(rank));
-    run_rank(suite, &Context { rank, world_size, layout, queue, rendezvous, job: Some(job) }, rank == 0)
+    let context = Context { rank, world_size, layout, queue, in_threads: false, rendezvous, job: Some(job) };
+    run_rank(suite, &context, rank == 0)
 }
 
 /// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
@@ -155,7 +164,7 @@ fn run_threads(suite: &Suite) -> bool {
                 let rendezvous = rendezvous.clone();
                 scope.spawn(move || {
                     let queue = queue(layout.device(rank));
-                    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
+                    let context = Context { rank, world_size, layout, queue, in_threads: true, rendezvous, job: None };
                     run_rank(suite, &context, rank == 0)
                 })
             })

@@ -60,8 +60,10 @@
 //!
 //! **What is not**: NCCL gets a call before it is compared. Where ranks differ, their operands may hold anything by the time the error is
 //! there, and whatever was computed from them since. Nobody is to use results before `synchronize` has returned without an error; to wait
-//! for the queue by other means says nothing about the comparison. Between ranks that are threads of one process, NCCL may write to the
-//! peer's memory directly, as far as the writer's count goes. So counts that differ are no way to carry on: the error is final.
+//! for the queue by other means says nothing about the comparison. So counts that differ are no way to carry on: the error is final.
+//!
+//! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, as far as the writer's count goes. So where a
+//! communicator has two ranks in one process, every call waits until it has been compared.
 //!
 //! Work that is recorded into a CUDA graph is compared when it is recorded. A launch by
 //! [`run_kernels`](DeviceCommunicator::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.

@@ -76,6 +76,8 @@ pub(super) struct Neighbours {
     pub(super) on_device: usize,
     /// Whether all ranks are on one machine; equal on all of them.
     pub(super) on_one_host: bool,
+    /// Whether some ranks are threads of one process; equal on all of them.
+    pub(super) share_process: bool,
 }
 
 #[derive(Debug)]
@@ -238,6 +240,10 @@ impl Session {
             return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
         }
         self.announce(calls)?;
+        if self.neighbours.share_process {
+            // Inside a process NCCL writes to the peer's memory directly, as far as the writer's count goes.
+            self.confirm(self.member.announced(), self.options.deadline)?;
+        }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
         let begun = Begun { sequence, operation: last.operation, started: Instant::now() };

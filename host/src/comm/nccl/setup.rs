@@ -14,7 +14,7 @@ use super::NcclOptions;
 use super::primitive::Refused;
 use super::session::Neighbours;
 use crate::bootstrap::Member;
-use crate::driver::Queue;
+use crate::driver::{Queue, process_number};
 use crate::error::{CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
@@ -33,6 +33,8 @@ struct Hello {
     trouble: Option<String>,
     version: i32,
     device: [u8; 16],
+    /// The process that it is in, which no other in the world is.
+    process: [u8; 16],
     /// The machine that it is on.
     host: String,
     has_checks: bool,
@@ -58,6 +60,7 @@ pub(super) fn connect(
 ) -> Result<(&'static Nccl, Comm, Neighbours)> {
     let prepared = prepare(member, queue, options);
     let nothing = Hello {
+        process: process_number(),
         host: host(),
         has_checks: options.checks,
         shared_gpu: [options.shared_gpu, is_on(std::env::var(SHARED_GPU_VARIABLE).ok().as_deref())],
@@ -109,6 +112,7 @@ fn neighbours(hellos: &[Hello], rank: usize) -> Neighbours {
     Neighbours {
         on_device: hellos.iter().filter(|other| other.device == hellos[rank].device).count(),
         on_one_host: hellos.iter().all(|other| other.host == hellos[0].host),
+        share_process: (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|it| it.process == hellos[rank].process)),
     }
 }
 
@@ -358,11 +362,16 @@ mod tests {
     #[test]
     fn neighbours_are_on_one_gpu_or_on_one_machine() {
         let here = |hellos: &[Hello], rank| {
-            let Neighbours { on_device, on_one_host } = neighbours(hellos, rank);
+            let Neighbours { on_device, on_one_host, .. } = neighbours(hellos, rank);
             (on_device, on_one_host)
         };
         let hellos = [(1, "a"), (1, "a"), (2, "a")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1, 2].map(|rank| here(&hellos, rank)), [(2, true), (2, true), (1, true)]);
+        let mut apart = hellos.clone();
+        apart.iter_mut().enumerate().for_each(|(rank, hello)| hello.process = [rank as u8; 16]);
+        assert!(!neighbours(&apart, 0).share_process);
+        apart[2].process = apart[1].process;
+        assert!((0..3).all(|rank| neighbours(&apart, rank).share_process));
         // Machines that are only said to be several have the same GPUs.
         let hellos = [(1, "a"), (1, "b")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1].map(|rank| here(&hellos, rank)), [(2, false), (2, false)]);

@@ -271,7 +271,7 @@ mod tests {
         let mut trees = Trees::new(RANKS, vec![false, true, true]).unwrap();
         let mut of_trees = vec![1.0; weights.len()];
         for pair in pairs(RANKS) {
-            trees.set_pair(pair, &[[1.0, 3.0, 4.0]; 3], &mut of_trees).unwrap();
+            trees.set_pair(pair, &[1.0, 3.0, 4.0].repeat(3), &mut of_trees).unwrap();
         }
         tree_combine(T::slice_mut(&mut expected), &slices, &SEGMENTS, &trees, 1.0).unwrap();
         let mut replaced = inputs.clone();

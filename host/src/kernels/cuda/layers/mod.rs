@@ -45,6 +45,8 @@ pub struct Layers {
     tree: DeviceBuffer,
     /// The dtype of the vectors of the last Gram matrices.
     dtype: DType,
+    /// Whether no layer takes the exact path.
+    is_tree: bool,
     /// The addresses of the vectors of the last launch, and the same on the host.
     table: DeviceBuffer,
     addresses: Vec<u64>,
@@ -128,6 +130,7 @@ impl Layers {
             short: short_flags(queue, &lens)?,
             tree: zeroed(tree_row(world_size) * count)?,
             dtype: DType::F32,
+            is_tree: false,
             table: zeroed(world_size)?,
             addresses: Vec::new(),
             is_shared: false,
@@ -168,6 +171,11 @@ impl Layers {
         same_len("layers", ("layers", self.layer_count()), ("lengths of whole layers", lens.len()))?;
         self.short = short_flags(&self.queue, lens)?;
         Ok(self)
+    }
+
+    /// The same layers for one pair of the tree, which is the upstream's algorithm: three sums of `f64` for a pair, whatever the dtype.
+    pub(crate) fn of_tree(self) -> Self {
+        Self { is_tree: true, ..self }
     }
 
     /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
@@ -288,7 +296,7 @@ impl Layers {
 
     /// Whether the exact path has twice the precision of `f64`.
     fn is_double(&self) -> bool {
-        self.dtype == DType::F64
+        self.dtype == DType::F64 && !self.is_tree
     }
 
     /// Sums of a pair on the exact path.

@@ -35,7 +35,7 @@ impl Tree {
         let steps = tree::steps(across.rank(), across.world_size(), range.len());
         let with_layers = |step: tree::Step| {
             let kept = range.start + step.keep.start..range.start + step.keep.end;
-            Ok((step, layers(buffer, kept, granularity, 2)?))
+            Ok((step, layers(buffer, kept, granularity, 2)?.of_tree()))
         };
         Ok(Self {
             steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
