@@ -186,7 +186,7 @@ impl Places {
     fn of(blocks: u64, width: usize, peers: &Peers) -> Self {
         const MULTIPROCESSORS: u64 = 132;
         let all = MULTIPROCESSORS * u64::from(LaunchBounds::of_peers(width).blocks);
-        let most = (peer_senders(width, peers.world_size) * blocks).div_ceil(all);
+        let most = (peer_senders(width, peers.world_size) * blocks / all).max(1);
         Self { blocks, senders: most.min(peers.tiles() * (peers.world_size - 1)) }
     }
 }
