@@ -77,6 +77,7 @@
 //! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
 
 mod group;
+mod options;
 mod primitive;
 mod scaling;
 mod session;
@@ -87,69 +88,22 @@ mod watch;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::group::Group;
+pub use self::options::NcclOptions;
 use self::primitive::{Primitive, Reduction};
 use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
+use self::watch::End;
 use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
-use super::{ReduceOp, Split, local};
+use super::{ReduceOp, Split};
 use crate::bootstrap::Member;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::{cuda, same_len};
 use crate::sys::nccl::{RedOp, Version};
-
-/// Choices of an NCCL communicator.
-#[derive(Clone, Debug)]
-pub struct NcclOptions {
-    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included. 10 minutes by
-    /// default.
-    pub deadline: Duration,
-    /// Whether ranks compare every call with each other (see the [module](self#checks)), so that a mismatch is an error that names two
-    /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks.
-    pub checks: bool,
-    /// Whether calls of NCCL may block the host (see the [module](self)). True by default.
-    pub blocking: bool,
-    /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
-    /// choice where `None`, the default. NCCL lowers what is more than it can do, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment
-    /// override both. Must be equal on all ranks.
-    pub min_ctas: Option<u32>,
-    /// The most of them (`maxCTAs`), likewise.
-    pub max_ctas: Option<u32>,
-    /// Whether ranks may be on one GPU, which is refused otherwise: a test of many ranks where there are few GPUs. False by default; must be
-    /// equal on all ranks (see [many ranks on one GPU](self#many-ranks-on-one-gpu)).
-    pub shared_gpu: bool,
-}
-
-impl Default for NcclOptions {
-    fn default() -> Self {
-        Self {
-            deadline: local::DEFAULT_DEADLINE,
-            checks: true,
-            blocking: true,
-            min_ctas: None,
-            max_ctas: None,
-            shared_gpu: false,
-        }
-    }
-}
-
-impl NcclOptions {
-    /// What is wrong with them.
-    fn trouble(&self) -> Option<String> {
-        for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
-            if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
-                return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));
-            }
-        }
-        let (min, max) = (self.min_ctas?, self.max_ctas?);
-        (min > max).then(|| format!("min_ctas is {min}, which is more than max_ctas, {max}"))
-    }
-}
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
@@ -170,20 +124,13 @@ pub struct NcclCommunicator {
     one_thread: PhantomData<Cell<()>>,
 }
 
-/// Ends a communicator when dropped.
-#[derive(Debug)]
-struct End {
-    session: Arc<Session>,
-    watcher: Option<JoinHandle<()>>,
-}
-
 impl NcclCommunicator {
     /// Makes a communicator on `queue`'s device, with all ranks of a group that has come together; returns when every rank has one.
     ///
     /// # Errors
     /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for options that contradict themselves, two ranks
-    /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a rank that cannot take part, is gone, or missed the
-    /// deadline.
+    /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a
+    /// rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
         let (nccl, handle, neighbours) = setup::connect(&member, queue, options)?;
@@ -202,7 +149,7 @@ impl NcclCommunicator {
                 let reason = format!("the thread that watches over it did not start: {error}");
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
-        let end = Arc::new(End { session: session.clone(), watcher: Some(watcher) });
+        let end = Arc::new(End::new(session.clone(), watcher));
         Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
     }
 
@@ -633,34 +580,5 @@ impl DeviceCommunicator for NcclCommunicator {
         let left = self.session.options.deadline.saturating_sub(begun.elapsed());
         self.session.confirm(self.session.member.announced(), left)?;
         self.session.check_outstanding()
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        let Some(watcher) = self.watcher.take() else { return };
-        if std::thread::panicking() {
-            let rank = self.session.member.rank();
-            let departure = crate::error::Departure::Panicked;
-            self.session.member.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
-        }
-        let mut state = self.session.lock();
-        state.is_closing = true;
-        self.session.changed.notify_all();
-        // An abort may hang, for all that NCCL promises; then its thread is left behind.
-        let until = Instant::now() + self.session.options.deadline.saturating_add(Duration::from_secs(10));
-        while !state.has_ended && Instant::now() < until {
-            let pause = Duration::from_millis(100);
-            state = self.session.changed.wait_timeout(state, pause).unwrap_or_else(|error| error.into_inner()).0;
-        }
-        let has_ended = state.has_ended;
-        drop(state);
-        if has_ended {
-            if watcher.join().is_err() {
-                tracing::error!(rank = self.session.member.rank(), "the thread that watched over NCCL panicked");
-            }
-        } else {
-            tracing::error!(rank = self.session.member.rank(), "NCCL did not end; its communicator is left behind");
-        }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! It never touches a queue's work, and the rank's thread never waits for it, except to end.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::primitive::Refused;
@@ -129,5 +130,47 @@ pub(super) fn end(session: &Session, is_healthy: bool) {
         tracing::debug!(rank, call, milliseconds, "communicator ended");
     } else {
         tracing::warn!(rank, call, code = code.0, milliseconds, "communicator did not end well");
+    }
+}
+
+/// Ends a communicator, and the thread that watches over it, when dropped.
+#[derive(Debug)]
+pub(super) struct End {
+    session: Arc<Session>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl End {
+    pub(super) fn new(session: Arc<Session>, watcher: JoinHandle<()>) -> Self {
+        Self { session, watcher: Some(watcher) }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let Some(watcher) = self.watcher.take() else { return };
+        if std::thread::panicking() {
+            let rank = self.session.member.rank();
+            let departure = Departure::Panicked;
+            self.session.member.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
+        }
+        let mut state = self.session.lock();
+        state.is_closing = true;
+        self.session.changed.notify_all();
+        // An abort may hang, for all that NCCL promises; then its thread is left behind.
+        let until = Instant::now() + self.session.options.deadline.saturating_add(Duration::from_secs(10));
+        while !state.has_ended && Instant::now() < until {
+            let pause = Duration::from_millis(100);
+            state = self.session.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let has_ended = state.has_ended;
+        drop(state);
+        if has_ended {
+            if watcher.join().is_err() {
+                tracing::error!(rank = self.session.member.rank(), "the thread that watched over NCCL panicked");
+            }
+        } else {
+            tracing::error!(rank = self.session.member.rank(), "NCCL did not end; its communicator is left behind");
+        }
     }
 }

@@ -76,7 +76,7 @@ impl<'c> AdasumAllReduce<'c> {
     /// What the last reduction did; waits for the queue.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn report(&self) -> Result<AdasumReport> {
         match self {
             Self::Cpu(staged) => Ok(staged.report()),

@@ -1,0 +1,53 @@
+//! [`NcclOptions`]: what a communicator is made with.
+
+use std::time::Duration;
+
+use crate::comm::local;
+
+/// Choices of an NCCL communicator.
+#[derive(Clone, Debug)]
+pub struct NcclOptions {
+    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included. 10 minutes by
+    /// default.
+    pub deadline: Duration,
+    /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
+    /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks.
+    pub checks: bool,
+    /// Whether calls of NCCL may block the host (see the [module](super)). True by default.
+    pub blocking: bool,
+    /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
+    /// choice where `None`, the default. NCCL lowers what is more than it can do, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment
+    /// override both. Must be equal on all ranks.
+    pub min_ctas: Option<u32>,
+    /// The most of them (`maxCTAs`), likewise.
+    pub max_ctas: Option<u32>,
+    /// Whether ranks may be on one GPU, which is refused otherwise: a test of many ranks where there are few GPUs. False by default; must be
+    /// equal on all ranks (see [many ranks on one GPU](super#many-ranks-on-one-gpu)).
+    pub shared_gpu: bool,
+}
+
+impl Default for NcclOptions {
+    fn default() -> Self {
+        Self {
+            deadline: local::DEFAULT_DEADLINE,
+            checks: true,
+            blocking: true,
+            min_ctas: None,
+            max_ctas: None,
+            shared_gpu: false,
+        }
+    }
+}
+
+impl NcclOptions {
+    /// What is wrong with them.
+    pub(super) fn trouble(&self) -> Option<String> {
+        for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
+            if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
+                return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));
+            }
+        }
+        let (min, max) = (self.min_ctas?, self.max_ctas?);
+        (min > max).then(|| format!("min_ctas is {min}, which is more than max_ctas, {max}"))
+    }
+}
