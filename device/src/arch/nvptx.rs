@@ -91,6 +91,26 @@ pub(crate) fn opaque(number: u32) -> u32 {
     same
 }
 
+/// The same address, another one each time for all that the compiler knows: inside a loop, what lies there is read where it is used, and takes
+/// no registers between.
+#[inline(always)]
+pub(crate) fn reread<T>(address: *const T) -> *const T {
+    let same;
+    // SAFETY: copies a register. Not `pure`: that could be done once for all rounds of a loop.
+    unsafe { asm!("mov.b64 {0}, {1};", out(reg64) same, in(reg64) address, options(nomem, nostack)) };
+    same
+}
+
+/// The same number, another one each time for all that the compiler knows: inside a loop, what is computed from it is computed where it is used,
+/// and takes no registers between.
+#[inline(always)]
+pub(crate) fn recompute(number: f64) -> f64 {
+    let same;
+    // SAFETY: copies a register. Not `pure`, as above.
+    unsafe { asm!("mov.b64 {0}, {1};", out(reg64) same, in(reg64) number, options(nomem, nostack)) };
+    same
+}
+
 /// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
 /// `nounroll`: those stand before a body, where no inline assembly reaches.
 #[inline(always)]

@@ -44,8 +44,6 @@ pub(super) trait Exact: Element {
     const COUNT: usize;
     /// No terms.
     const ZEROS: Self::Sums;
-    /// A pair that leaves both sides alone.
-    const ONES: Self::Coefficients;
 
     /// An element of a node.
     type Value: Copy + Default;
@@ -96,7 +94,6 @@ macro_rules! plainly_exact {
             const IS_DOUBLE: bool = false;
             const COUNT: usize = 3;
             const ZEROS: [f64; 3] = [0.0; 3];
-            const ONES: Coefficients = (1.0, 1.0);
 
             type Value = f64;
             type Coefficients = Coefficients;
@@ -166,7 +163,6 @@ impl Exact for f64 {
     const IS_DOUBLE: bool = true;
     const COUNT: usize = SUMS;
     const ZEROS: precise::Sums = [0.0; SUMS];
-    const ONES: precise::Coefficients = (Wide { high: 1.0, low: 0.0 }, Wide { high: 1.0, low: 0.0 });
 
     type Value = Wide;
     type Coefficients = precise::Coefficients;
@@ -222,7 +218,8 @@ impl Exact for f64 {
 
     #[inline(always)]
     fn add(sums: precise::Sums, scales: Scales, left: Wide, right: Wide) -> precise::Sums {
-        precise::add_terms(sums, scales, left, right)
+        // The nine numbers that terms are cut by would take 18 registers if they were kept from one element to the next.
+        precise::add_terms(sums, scales.map(arch::recompute), left, right)
     }
 
     #[inline(always)]
@@ -386,7 +383,7 @@ kernel!("combine_pair", LaunchBounds::LAYER, fn (
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE, fn (
+        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE_DOTS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,

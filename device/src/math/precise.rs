@@ -71,6 +71,12 @@ impl Scales {
         // The mean, rounded up.
         Self { dot: power(left + right - ((left + right) >> 1)), left: power(left), right: power(right) }
     }
+
+    /// The same, each as `each` gives it back.
+    #[inline(always)]
+    pub fn map(self, each: impl Fn(f64) -> f64) -> Self {
+        Self { dot: each(self.dot), left: each(self.left), right: each(self.right) }
+    }
 }
 
 /// The exponent of a power of two that is at least twice as much as `value`. Below `2^-600` it makes no difference:

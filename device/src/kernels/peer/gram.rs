@@ -6,7 +6,7 @@ use super::super::adasum::{Exact, criterion, keep};
 use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::Team;
-use super::{coefficients_below, nodes, pick, weighted, write_each};
+use super::{nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
@@ -28,29 +28,30 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
-/// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: the coefficients of their pairs.
-struct Tree<T: Exact, const W: usize, const MOST: usize> {
+/// The combination tree of a cancelled layer over `count` neighbouring ranks, up to a level, at most `MOST`.
+struct Tree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
-    coefficients: [T::Coefficients; W],
+    /// The coefficients of the first of these ranks' pairs, in the layer's row.
+    row: *const f64,
 }
 
-impl<T: Exact, const W: usize, const MOST: usize> Tree<T, W, MOST> {
+impl<const W: usize, const MOST: usize> Tree<W, MOST> {
     /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `row` is the layer's.
     #[inline(always)]
-    unsafe fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
-        let count = end - begin;
-        // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
-        let kept = |pair: Pair| unsafe { T::kept(row.add(NUMBERS * (begin + pair.index()))) };
-        Self { count, level, coefficients: coefficients_below::<_, W, MOST>(count, level, T::ONES, kept) }
+    fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
+        Self { count: end - begin, level, row: row.wrapping_add(NUMBERS * begin) }
     }
 
     /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`,
-    /// or of `f64` in twice that precision, would give them.
+    /// or of `f64` in twice that precision, would give them. Coefficients are read anew for every element: all together, those of `f64` would
+    /// need more registers than there are.
     #[inline(always)]
-    fn nodes(&self, values: [T; W]) -> [T::Value; W] {
+    unsafe fn nodes<T: Exact>(&self, values: [T; W]) -> [T::Value; W] {
         nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
-            T::join(self.coefficients[pair.index()], left, right)
+            // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
+            let both = unsafe { T::kept(arch::reread(self.row).add(NUMBERS * pair.index())) };
+            T::join(both, left, right)
         })
     }
 }
@@ -105,8 +106,8 @@ macro_rules! of_width {
                 let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
-                    let tree = Tree::<$T, $width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
-                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes(values)[0])))
+                    let tree = Tree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
+                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes::<$T>(values)[0])))
                 } else {
                     None
                 };
@@ -307,14 +308,14 @@ impl Team<'_> {
             for pair in pairs_of_level(level, self.ranks) {
                 let place = self.sums_place(layer, pair, T::COUNT);
                 let row = self.tree_of(table, layer);
-                let tree = Tree::<T, W, MOST>::of(row, (pair.begin, pair.end), level);
+                let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
                 let scales = T::scales(row, pair, self.ranks);
                 let count = pair.end - pair.begin;
                 let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
                 let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
                 let mut totals = T::ZEROS;
                 reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                    let nodes = tree.nodes(copies.map(|copy| copy.add(element as usize).read()));
+                    let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
                     // The right side begins one, two or four ranks behind the left one.
                     const { assert!(W <= 8) };
                     let right = if T::IS_DOUBLE && level == 0 {
