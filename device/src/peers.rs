@@ -144,6 +144,13 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// The same group, for one more job. Registers are short, and what of it is not needed at once is not to be kept in them from job to job.
+    #[inline(always)]
+    pub(crate) fn again(self) -> Self {
+        // SAFETY: the same reference.
+        Group { peers: unsafe { &*(arch::forget(self.peers as *const Peers as u64) as *const Peers) }, ..self }
+    }
+
     /// The number of the next job of a launch that has `jobs` of them, for the whole block; `None` if all have been drawn.
     ///
     /// # Safety

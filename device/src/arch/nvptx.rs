@@ -91,24 +91,20 @@ pub(crate) fn opaque(number: u32) -> u32 {
     same
 }
 
-/// The same address, another one each time for all that the compiler knows: inside a loop, what lies there is read where it is used, and takes
-/// no registers between.
+/// The same address, which the compiler knows nothing of, at each time that it gets here: what lies there is loaded anew and is not kept in
+/// registers around a loop.
 #[inline(always)]
-pub(crate) fn reread<T>(address: *const T) -> *const T {
+pub(crate) fn forget(address: u64) -> u64 {
     let same;
-    // SAFETY: copies a register. Not `pure`: that could be done once for all rounds of a loop.
+    // SAFETY: copies a register. Not `pure`, so that it stays in the loop.
     unsafe { asm!("mov.b64 {0}, {1};", out(reg64) same, in(reg64) address, options(nomem, nostack)) };
     same
 }
 
-/// The same number, another one each time for all that the compiler knows: inside a loop, what is computed from it is computed where it is used,
-/// and takes no registers between.
+/// The same number, of which the same holds: what follows from it is computed anew.
 #[inline(always)]
-pub(crate) fn recompute(number: f64) -> f64 {
-    let same;
-    // SAFETY: copies a register. Not `pure`, as above.
-    unsafe { asm!("mov.b64 {0}, {1};", out(reg64) same, in(reg64) number, options(nomem, nostack)) };
-    same
+pub(crate) fn forget_number(number: f64) -> f64 {
+    f64::from_bits(forget(number.to_bits()))
 }
 
 /// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma

@@ -219,7 +219,7 @@ impl Exact for f64 {
     #[inline(always)]
     fn add(sums: precise::Sums, scales: Scales, left: Wide, right: Wide) -> precise::Sums {
         // The nine numbers that terms are cut by would take 18 registers if they were kept from one element to the next.
-        precise::add_terms(sums, scales.map(arch::recompute), left, right)
+        precise::add_terms(sums, scales.map(arch::forget_number), left, right)
     }
 
     #[inline(always)]

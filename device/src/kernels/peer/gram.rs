@@ -50,7 +50,7 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
     unsafe fn nodes<T: Exact>(&self, values: [T; W]) -> [T::Value; W] {
         nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
             // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
-            let both = unsafe { T::kept(arch::reread(self.row).add(NUMBERS * pair.index())) };
+            let both = unsafe { T::kept((arch::forget(self.row as u64) as *const f64).add(NUMBERS * pair.index())) };
             T::join(both, left, right)
         })
     }
@@ -68,11 +68,13 @@ macro_rules! of_width {
             // One pair joins two ranks, and cancels nothing; but short vectors of `f64` always take the exact path.
             const HAS_EXACT_PATH: bool = LEVELS > 1 || <$T>::IS_DOUBLE;
             let group = Group::of(peers);
-            // Two ranks are the least, which the compiler does not know.
-            let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
-            let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
-            let teams = group.peers.teams() as u64;
-            while let Some(ticket) = group.draw(senders + chunks + teams + chunks) {
+            loop {
+                let group = group.again();
+                // Two ranks are the least, which the compiler does not know.
+                let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
+                let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
+                let teams = group.peers.teams() as u64;
+                let Some(ticket) = group.draw(senders + chunks + teams + chunks) else { return };
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
                 if block < chunks {
                     let chunk = reduce::chunk(block, spans, span_count, chunk_len);

@@ -159,8 +159,10 @@ macro_rules! of_width {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let group = Group::of(peers);
             let size = size_of::<$T>() as u64;
-            let peers = group.peers;
-            while let Some(ticket) = group.draw(senders + reducers) {
+            loop {
+                let group = group.again();
+                let peers = group.peers;
+                let Some(ticket) = group.draw(senders + reducers) else { return };
                 let Some(mut tile) = group.send_or(ticket, senders) else { continue };
                 while tile < peers.tiles() {
                     let (begin, end) = peers.tile(tile);

@@ -66,10 +66,12 @@ macro_rules! of_width {
         ) {
             const N: usize = gram_vector_len(<$T>::DTYPE, $width);
             let group = Group::of(peers);
-            let teams = group.peers.teams() as u64;
-            let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
-            let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
-            while let Some(ticket) = group.draw(senders + $levels * (chunks + teams) + chunks) {
+            loop {
+                let group = group.again();
+                let teams = group.peers.teams() as u64;
+                let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
+                let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
+                let Some(ticket) = group.draw(senders + $levels * (chunks + teams) + chunks) else { return };
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
                 $(
                     if block < chunks {

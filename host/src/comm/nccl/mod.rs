@@ -66,10 +66,12 @@
 //! Work that is recorded into a CUDA graph is compared when it is recorded. A launch by
 //! [`run_kernels`](DeviceCommunicator::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.
 //!
-//! What it costs, measured over loopback on 2 busy cores of an x86 server: 0.2 µs of the host's time a call (median), 3 to 28 µs for the
-//! 14 calls of a step that follow each other, where the thread that writes to the connection must be woken. Comparing before each
-//! call would take 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` asks while the queue runs; it takes as long as a message to
-//! rank 0 and back, 50 µs on 2 ranks and 0.3 ms on 8, where the queue is done sooner. Rank 0's process takes in 0.2 to 0.8 million records a second.
+//! What it costs, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time
+//! a call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
+//! but 0.26 ms on rank 0 of 8 processes, whose process matches the records of all and had no core of its own for that. Comparing before
+//! each call takes 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` asks while the queue runs; where the queue is done sooner, it
+//! takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process took in 0.2 million records a
+//! second of 2 ranks, and 0.7 million of 8.
 //! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
 
 mod group;
