@@ -101,12 +101,6 @@ pub(crate) fn forget(address: u64) -> u64 {
     same
 }
 
-/// The same number, of which the same holds: what follows from it is computed anew.
-#[inline(always)]
-pub(crate) fn forget_number(number: f64) -> f64 {
-    f64::from_bits(forget(number.to_bits()))
-}
-
 /// A note to `cargo xtask ptx`, which writes it as the directives `.maxntid` and `.minnctapersm` and, where `UNROLL` is 0, the pragma
 /// `nounroll`: those stand before a body, where no inline assembly reaches.
 #[inline(always)]

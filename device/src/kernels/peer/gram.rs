@@ -2,7 +2,7 @@
 //!
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
-use super::super::adasum::{Exact, criterion, keep};
+use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::Team;
@@ -195,16 +195,19 @@ impl Team<'_> {
             let mut level = first;
             // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
             while 1 << level < self.ranks && (level == first || MOST > first) {
-                for layer in self.first..self.first + self.count {
+                let team = self.again();
+                for layer in team.first..team.first + team.count {
                     if is_cancelled(layer) {
-                        self.hand_out_level::<T, W, MOST>(layer, level, table);
+                        team.hand_out_level::<T, W, MOST>(layer, level, table);
                     }
                 }
                 // That of level 0 has been that of the products.
-                self.meet(Stage::of_level(level + 1 - first));
+                team.meet(Stage::of_level(level + 1 - first));
                 if is_own {
-                    for pair in pairs_of_level(level, self.ranks) {
-                        self.keep_pair::<T>(self.tree_of(table, layer), layer, pair);
+                    let team = team.again();
+                    let layer = team.first + thread::thread_idx_x() as usize;
+                    for pair in pairs_of_level(level, team.ranks) {
+                        team.keep_pair::<T>(team.tree_of(table, layer), layer, pair);
                     }
                 }
                 thread::sync_threads();
@@ -299,48 +302,69 @@ impl Team<'_> {
         level: usize,
         table: Table,
     ) {
-        let peers = self.group.peers;
-        let offset = peers.pairs_of(peers.rank as usize);
+        for pair in pairs_of_level(level, self.ranks) {
+            let mut part = 0;
+            // A loop that stays one, where there is more than one.
+            while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
+                // SAFETY: the caller's promise.
+                unsafe { self.again().hand_out_part::<T, W, MOST>(arch::forget(layer as u64) as usize, level, pair, part, table) };
+                part += 1;
+            }
+        }
+    }
+
+    /// Puts one part of the sums of a layer's pair into every mailbox.
+    #[inline(always)]
+    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(
+        self,
+        layer: usize,
+        level: usize,
+        pair: Pair,
+        part: usize,
+        table: Table,
+    ) {
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
+            let peers = self.group.peers;
             // Spans that are one layer lie in order, with nothing but zeros between them.
             let last = *table.spans.add(layer + peers.spans_of_a_layer(table.span_count) as usize - 1);
             let begin = (*table.spans.add(layer)).begin;
             let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
-            for pair in pairs_of_level(level, self.ranks) {
-                let place = self.sums_place(layer, pair, T::COUNT);
-                let row = self.tree_of(table, layer);
-                let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
-                let scales = T::scales(row, pair, self.ranks);
-                let count = pair.end - pair.begin;
-                let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
-                let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
-                let mut totals = T::ZEROS;
-                reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
+            let row = self.tree_of(table, layer);
+            let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
+            let scales = T::scales(row, pair, self.ranks);
+            let count = pair.end - pair.begin;
+            let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
+            let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
+            let mut totals = T::NO_PART;
+            reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
+                let (left, right) = if T::IS_DOUBLE {
+                    // One rank's vector after the other: registers are short.
+                    let table = self.group.again().peers.copies.as_ptr().cast();
+                    adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }.sides(element, pair)
+                } else {
                     let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
-                    // The right side begins one, two or four ranks behind the left one.
+                    // The right side begins two or four ranks behind the left one.
                     const { assert!(W <= 8) };
-                    let right = if T::IS_DOUBLE && level == 0 {
-                        nodes[1]
-                    } else if level == 1 {
-                        nodes[const { 2 % W }]
-                    } else {
-                        nodes[W / 2]
-                    };
-                    totals = T::add(totals, scales, nodes[0], right);
+                    (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] })
+                };
+                totals = T::add_part(totals, part, scales, left, right);
+            });
+            let (count, mut index) = (T::COUNT / T::PARTS, 0);
+            while index < arch::opaque(count as u32) as usize {
+                let team = self.again();
+                let peers = team.group.peers;
+                let offset = peers.pairs_of(peers.rank as usize);
+                let place = team.sums_place(layer, pair, T::COUNT) + part * count + index;
+                let total = T::sum(&totals, index);
+                // The block's shared memory may still be read for the sum before.
+                thread::sync_threads();
+                reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
+                    for reader in 0..team.ranks {
+                        team.slot(reader, offset, place).write(sum);
+                    }
                 });
-                let mut sum_index = 0;
-                while sum_index < arch::opaque(T::COUNT as u32) as usize {
-                    let total = T::sum(&totals, sum_index);
-                    // The block's shared memory may still be read for the sum before.
-                    thread::sync_threads();
-                    reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
-                        for reader in 0..self.ranks {
-                            self.slot(reader, offset, place + sum_index).write(sum);
-                        }
-                    });
-                    sum_index += 1;
-                }
+                index += 1;
             }
         }
     }
