@@ -11,8 +11,8 @@ use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree,
-    tree_node, weights,
+    self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products,
+    start_tree, tree_node, weights,
 };
 use crate::math::precise::{self, NUMBERS, Product, SLICES, SUMS, Scales};
 use crate::math::wide::Wide;
@@ -88,7 +88,13 @@ pub(super) trait Exact: Element {
     /// Adds an element's terms.
     fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
     /// Adds an element's terms to the part of that number.
-    fn add_part(part: Self::Part, number: usize, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Part;
+    fn add_part(
+        part: Self::Part,
+        number: usize,
+        scales: Self::Scales,
+        left: Self::Value,
+        right: Self::Value,
+    ) -> Self::Part;
     /// One of a part's sums; there are [`COUNT`](Self::COUNT) over [`PARTS`](Self::PARTS).
     fn sum(part: &Self::Part, index: usize) -> f64;
 }

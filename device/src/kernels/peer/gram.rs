@@ -185,11 +185,13 @@ impl Team<'_> {
     /// The exact path of this block's cancelled layers.
     #[inline(always)]
     unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
-        let layer = self.first + thread::thread_idx_x() as usize;
         // SAFETY: as above, but where each layer has its thread.
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
-            let is_own = layer < self.first + self.count && is_cancelled(layer);
+            let own = |team: Self| {
+                let layer = team.first + thread::thread_idx_x() as usize;
+                (layer < team.first + team.count && is_cancelled(layer)).then_some(layer)
+            };
             // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
             let first = if T::IS_DOUBLE { 0 } else { 1 };
             let mut level = first;
@@ -203,9 +205,8 @@ impl Team<'_> {
                 }
                 // That of level 0 has been that of the products.
                 team.meet(Stage::of_level(level + 1 - first));
-                if is_own {
-                    let team = team.again();
-                    let layer = team.first + thread::thread_idx_x() as usize;
+                let team = team.again();
+                if let Some(layer) = own(team) {
                     for pair in pairs_of_level(level, team.ranks) {
                         team.keep_pair::<T>(team.tree_of(table, layer), layer, pair);
                     }
@@ -213,7 +214,7 @@ impl Team<'_> {
                 thread::sync_threads();
                 level += 1;
             }
-            if is_own {
+            if let Some(layer) = own(self.again()) {
                 for rank in 0..self.ranks {
                     let row = self.tree_of(table, layer);
                     let kept = |pair: Pair| T::rounded_coefficients(T::kept(row.add(NUMBERS * pair.index())));
@@ -306,8 +307,10 @@ impl Team<'_> {
             let mut part = 0;
             // A loop that stays one, where there is more than one.
             while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
+                let forget = |number: usize| arch::forget(number as u64) as usize;
+                let pair = Pair { begin: forget(pair.begin), middle: forget(pair.middle), end: forget(pair.end) };
                 // SAFETY: the caller's promise.
-                unsafe { self.again().hand_out_part::<T, W, MOST>(arch::forget(layer as u64) as usize, level, pair, part, table) };
+                unsafe { self.again().hand_out_part::<T, W, MOST>(forget(layer), forget(level), pair, part, table) };
                 part += 1;
             }
         }
