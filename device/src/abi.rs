@@ -119,8 +119,8 @@ impl LaunchBounds {
     pub const COMBINE_OF_EIGHT: Self = Self::of(THREADS, 4);
     /// Results of Adasum's exact path.
     pub const TREE: Self = Self::of(THREADS, 4);
-    /// Inner products of Adasum's exact path: of `f64`, a value of each level and 12 sums, in twice the precision, are 128 registers
-    /// without anything else.
+    /// Inner products of Adasum's exact path: of `f64`, a node of each level, in twice the precision, and 12 sums are 76 registers before
+    /// anything is computed.
     pub const TREE_DOTS: Self = Self::of(THREADS, 2);
     /// One thread a layer.
     pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
