@@ -117,8 +117,11 @@ impl LaunchBounds {
     pub const COMBINE_OF_FOUR: Self = Self::of(THREADS, 5);
     /// The same of eight.
     pub const COMBINE_OF_EIGHT: Self = Self::of(THREADS, 4);
-    /// The exact path of Adasum.
+    /// Results of Adasum's exact path.
     pub const TREE: Self = Self::of(THREADS, 4);
+    /// Inner products of Adasum's exact path: of `f64`, a node of each level, in twice the precision, and 12 sums are 76 registers before
+    /// anything is computed.
+    pub const TREE_DOTS: Self = Self::of(THREADS, 2);
     /// One thread a layer.
     pub const LAYER: Self = Self::of(LAYER_THREADS, 8);
     /// Kernels that reach into the memory of up to two, four or eight peers. The links are slower than their loops, and what is unrolled would be
@@ -374,7 +377,7 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
     dtypes_of!(
         "tree_dots",
         "",
-        LaunchBounds::TREE,
+        LaunchBounds::TREE_DOTS,
         &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64, Pointer, U64, U64, U64, U64]
     ),
 ];

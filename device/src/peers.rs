@@ -148,7 +148,8 @@ impl<'a> Group<'a> {
     #[inline(always)]
     pub(crate) fn again(self) -> Self {
         // SAFETY: the same reference.
-        Group { peers: unsafe { &*(arch::forget(self.peers as *const Peers as u64) as *const Peers) }, ..self }
+        let peers = unsafe { &*(arch::forget(self.peers as *const Peers as u64) as *const Peers) };
+        Group { peers, runs: arch::forget(self.runs as u64) as u32 }
     }
 
     /// The number of the next job of a launch that has `jobs` of them, for the whole block; `None` if all have been drawn.

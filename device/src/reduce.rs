@@ -184,7 +184,8 @@ const fn warps(block: u32) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
     const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };
-    let (shared, thread) = (Partials::of_block(), thread::thread_idx_x() as usize);
+    // As in `warp::sums`.
+    let (shared, thread) = (Partials::of_block(), arch::forget(thread::thread_idx_x() as u64) as usize);
     let warp_index = thread / WARP as usize;
     // SAFETY: slots are below K × warps, as checked; each is written by one lane and read after the barrier.
     unsafe {

@@ -46,7 +46,8 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
 /// All lanes of the warp must execute this together.
 #[inline(always)]
 pub(crate) unsafe fn sums<const K: usize>(mut values: [f64; K], mut write: impl FnMut(usize, f64)) {
-    let lane = lane_id();
+    // In a kernel that does one job after the other, what follows from it is not to be kept in registers from job to job.
+    let lane = arch::forget(lane_id() as u64) as u32;
     // The sums that this lane goes on with are `begin..end`, at most `count`.
     let (mut begin, mut end, mut count) = (0, K, K);
     let mut lane_mask = WARP / 2;

@@ -11,10 +11,10 @@ use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    self, Coefficients, Criterion, Pair, Weights, coefficients, combine_pair, product_index, products, start_tree,
-    tree_node, weights,
+    self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products,
+    start_tree, tree_node, weights,
 };
-use crate::math::precise::{self, NUMBERS, SUMS, Scales};
+use crate::math::precise::{self, NUMBERS, Product, SLICES, SUMS, Scales};
 use crate::math::wide::Wide;
 use crate::reduce::{self, Reduction};
 use crate::{arch, thread};
@@ -44,8 +44,10 @@ pub(super) trait Exact: Element {
     const COUNT: usize;
     /// No terms.
     const ZEROS: Self::Sums;
-    /// A pair that leaves both sides alone.
-    const ONES: Self::Coefficients;
+    /// In how many parts the sums of a pair come, each of which is a walk over all elements of its own: where registers are short.
+    const PARTS: usize;
+    /// No terms of a part.
+    const NO_PART: Self::Part;
 
     /// An element of a node.
     type Value: Copy + Default;
@@ -53,6 +55,8 @@ pub(super) trait Exact: Element {
     type Coefficients: Copy;
     /// The sums of a pair.
     type Sums: Copy;
+    /// One part of them.
+    type Part: Copy;
     /// What terms of sums are cut by.
     type Scales: Copy;
 
@@ -83,11 +87,16 @@ pub(super) trait Exact: Element {
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
     /// Adds an element's terms.
     fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
-    /// One of the sums.
-    ///
-    /// # Safety
-    /// The index is below [`COUNT`](Self::COUNT).
-    unsafe fn sum(sums: &Self::Sums, index: usize) -> f64;
+    /// Adds an element's terms to the part of that number.
+    fn add_part(
+        part: Self::Part,
+        number: usize,
+        scales: Self::Scales,
+        left: Self::Value,
+        right: Self::Value,
+    ) -> Self::Part;
+    /// One of a part's sums; there are [`COUNT`](Self::COUNT) over [`PARTS`](Self::PARTS).
+    fn sum(part: &Self::Part, index: usize) -> f64;
 }
 
 macro_rules! plainly_exact {
@@ -96,11 +105,13 @@ macro_rules! plainly_exact {
             const IS_DOUBLE: bool = false;
             const COUNT: usize = 3;
             const ZEROS: [f64; 3] = [0.0; 3];
-            const ONES: Coefficients = (1.0, 1.0);
+            const PARTS: usize = 1;
+            const NO_PART: [f64; 3] = [0.0; 3];
 
             type Value = f64;
             type Coefficients = Coefficients;
             type Sums = [f64; 3];
+            type Part = [f64; 3];
             type Scales = ();
 
             #[inline(always)]
@@ -149,12 +160,17 @@ macro_rules! plainly_exact {
             }
 
             #[inline(always)]
-            unsafe fn sum(sums: &[f64; 3], index: usize) -> f64 {
+            fn add_part(part: [f64; 3], _: usize, (): (), left: f64, right: f64) -> [f64; 3] {
+                add_dots(part, left, right)
+            }
+
+            #[inline(always)]
+            fn sum(part: &[f64; 3], index: usize) -> f64 {
                 // No address is taken of an element that the compiler does not know: that would put the sums into memory.
                 match index {
-                    0 => sums[0],
-                    1 => sums[1],
-                    _ => sums[2],
+                    0 => part[0],
+                    1 => part[1],
+                    _ => part[2],
                 }
             }
         })*
@@ -166,11 +182,13 @@ impl Exact for f64 {
     const IS_DOUBLE: bool = true;
     const COUNT: usize = SUMS;
     const ZEROS: precise::Sums = [0.0; SUMS];
-    const ONES: precise::Coefficients = (Wide { high: 1.0, low: 0.0 }, Wide { high: 1.0, low: 0.0 });
+    const PARTS: usize = SUMS / SLICES;
+    const NO_PART: [f64; SLICES] = [0.0; SLICES];
 
     type Value = Wide;
     type Coefficients = precise::Coefficients;
     type Sums = precise::Sums;
+    type Part = [f64; SLICES];
     type Scales = Scales;
 
     #[inline(always)]
@@ -190,7 +208,7 @@ impl Exact for f64 {
 
     #[inline(always)]
     fn coefficients(sum: impl Fn(usize) -> f64, scales: Scales) -> precise::Coefficients {
-        precise::coefficients(&core::array::from_fn(sum), scales)
+        precise::coefficients(sum, scales)
     }
 
     #[inline(always)]
@@ -226,38 +244,42 @@ impl Exact for f64 {
     }
 
     #[inline(always)]
-    unsafe fn sum(sums: &precise::Sums, index: usize) -> f64 {
+    fn add_part(part: [f64; SLICES], number: usize, scales: Scales, left: Wide, right: Wide) -> [f64; SLICES] {
+        let product = match number {
+            0 => Product::Dot,
+            1 => Product::Left,
+            _ => Product::Right,
+        };
+        // What the terms are cut by follows from one number, and is not to be kept in registers beside it.
+        let scale = f64::from_bits(arch::forget(scales.of_product(product).to_bits()));
+        precise::add_term(part, product, scale, left, right)
+    }
+
+    #[inline(always)]
+    fn sum(part: &[f64; SLICES], index: usize) -> f64 {
         match index {
-            0 => sums[0],
-            1 => sums[1],
-            2 => sums[2],
-            3 => sums[3],
-            4 => sums[4],
-            5 => sums[5],
-            6 => sums[6],
-            7 => sums[7],
-            8 => sums[8],
-            9 => sums[9],
-            10 => sums[10],
-            _ => sums[11],
+            0 => part[0],
+            1 => part[1],
+            2 => part[2],
+            _ => part[3],
         }
     }
 }
 
-/// One layer's combination tree: the ranks' vectors and the row that has the coefficients of its pairs.
+/// One layer's combination tree, with nodes of at most `2^MOST` ranks: the ranks' vectors and the row that has the coefficients of its pairs.
 #[derive(Clone, Copy)]
-struct Tree<S> {
-    table: *const *const S,
-    row: *const f64,
+pub(super) struct Tree<S, const MOST: usize> {
+    pub(super) table: *const *const S,
+    pub(super) row: *const f64,
 }
 
-impl<S: Exact> Tree<S> {
+impl<S: Exact, const MOST: usize> Tree<S, MOST> {
     /// One element of the node over ranks `begin..end`.
     #[inline(always)]
     unsafe fn value(self, element: u64, begin: usize, end: usize) -> S::Value {
         // SAFETY: the launch provides every rank's vector, and the coefficients of every pair below this node.
         let value = |rank: usize| unsafe { (*self.table.add(rank)).add(element as usize).read().value() };
-        tree_node(begin, end, value, |pair, left, right| {
+        tree_node::<_, MOST>(begin, end, value, |pair, left, right| {
             // SAFETY: as above.
             S::join(unsafe { S::kept(self.row.add(NUMBERS * pair.index())) }, left, right)
         })
@@ -265,7 +287,7 @@ impl<S: Exact> Tree<S> {
 
     /// One element of the two nodes that a pair combines.
     #[inline(always)]
-    unsafe fn sides(self, element: u64, pair: Pair) -> (S::Value, S::Value) {
+    pub(super) unsafe fn sides(self, element: u64, pair: Pair) -> (S::Value, S::Value) {
         // SAFETY: as above.
         unsafe {
             if !S::IS_DOUBLE {
@@ -386,14 +408,14 @@ kernel!("combine_pair", LaunchBounds::LAYER, fn (
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE, fn (
+        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE_DOTS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
             let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
             reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
-                let tree = Tree::<$T>::of_layer(table, tree, chunk.span, world_size);
+                let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
                 let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);
                 let mut totals = <$T>::ZEROS;
@@ -418,7 +440,7 @@ macro_rules! from_to {
             if *cancelled.add(chunk.span as usize) == 0 {
                 return;
             }
-            let tree = Tree::<$S>::of_layer(table, tree, chunk.span, world_size);
+            let tree = Tree::<$S, LEVELS>::of_layer(table, tree, chunk.span, world_size);
             reduce::walk::<1, THREADS>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(<$S>::rounded(value)));

@@ -183,26 +183,26 @@ pub fn tree_value(
     value: impl Fn(usize) -> f64,
     coefficients: impl Fn(Pair) -> Coefficients,
 ) -> f64 {
-    tree_node(begin, end, value, |pair, left, right| join(coefficients(pair), left, right))
+    tree_node::<_, LEVELS>(begin, end, value, |pair, left, right| join(coefficients(pair), left, right))
 }
 
-/// As [`tree_value`], for elements of any type, of which two sides of a pair are combined by `join`.
+/// As [`tree_value`], for elements of any type, of which two sides of a pair are combined by `join`, and at most `2^MOST` ranks.
 #[inline(always)]
-pub fn tree_node<V: Copy + Default>(
+pub fn tree_node<V: Copy + Default, const MOST: usize>(
     begin: usize,
     end: usize,
     value: impl Fn(usize) -> V,
     join: impl Fn(Pair, V, V) -> V,
 ) -> V {
-    const SLOTS: usize = LEVELS + 1;
-    let mut waiting = [V::default(); SLOTS];
+    const { assert!(MOST <= LEVELS) };
+    let mut waiting = [V::default(); LEVELS + 1];
     for rank in begin..end {
         let place = rank - begin;
         let mut node = value(rank);
         // Binary counting: a node of a level waits where a bit is 0, and joins the one that waits where it is 1.
         let mut is_placed = false;
         let mut level = 0;
-        while level < SLOTS {
+        while level <= MOST {
             if !is_placed {
                 if (place >> level) & 1 == 0 {
                     waiting[level] = node;
@@ -221,7 +221,7 @@ pub fn tree_node<V: Copy + Default>(
     let mut node = V::default();
     let mut start = end;
     let mut level = 0;
-    while level < SLOTS {
+    while level <= MOST {
         if (count >> level) & 1 == 1 {
             let left = start - (1 << level);
             node = if start == end {

@@ -71,6 +71,16 @@ impl Scales {
         // The mean, rounded up.
         Self { dot: power(left + right - ((left + right) >> 1)), left: power(left), right: power(right) }
     }
+
+    /// That of one product.
+    #[inline(always)]
+    pub fn of_product(self, product: Product) -> f64 {
+        match product {
+            Product::Dot => self.dot,
+            Product::Left => self.left,
+            Product::Right => self.right,
+        }
+    }
 }
 
 /// The exponent of a power of two that is at least twice as much as `value`. Below `2^-600` it makes no difference:
@@ -112,27 +122,48 @@ fn cut(number: Wide, grid: f64) -> (f64, Wide) {
     (multiple, Wide::sum(number.high - multiple, number.low))
 }
 
-/// Adds the terms of one element, where the two sides of a pair are `left` and `right`, to the pair's sums.
+/// Which inner product of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Product {
+    /// `u·v`.
+    Dot,
+    /// `|u|²`.
+    Left,
+    /// `|v|²`.
+    Right,
+}
+
+/// Adds the term of one element, where the two sides of a pair are `left` and `right`, to the sums of one product, whose scale is given.
+#[inline(always)]
+pub fn add_term(sums: [f64; SLICES], product: Product, scale: f64, left: Wide, right: Wide) -> [f64; SLICES] {
+    let (a, b) = match product {
+        Product::Dot => (left, right),
+        Product::Left => (left, left),
+        Product::Right => (right, right),
+    };
+    let slices = slices(a.times(b), scale);
+    core::array::from_fn(|slice| sums[slice] + slices[slice])
+}
+
+/// Adds the terms of one element to all sums of a pair.
 #[inline(always)]
 pub fn add_terms(sums: Sums, scales: Scales, left: Wide, right: Wide) -> Sums {
-    let dot = slices(left.times(right), scales.dot);
-    let (left, right) = (slices(left.times(left), scales.left), slices(right.times(right), scales.right));
-    core::array::from_fn(|index| {
-        let (product, slice) = (index / SLICES, index % SLICES);
-        sums[index]
-            + match product {
-                0 => dot[slice],
-                1 => left[slice],
-                _ => right[slice],
-            }
+    let add = |first: usize, product: Product| {
+        add_term(core::array::from_fn(|slice| sums[first + slice]), product, scales.of_product(product), left, right)
+    };
+    let (dot, left, right) = (add(0, Product::Dot), add(SLICES, Product::Left), add(2 * SLICES, Product::Right));
+    core::array::from_fn(|index| match index / SLICES {
+        0 => dot[index % SLICES],
+        1 => left[index % SLICES],
+        _ => right[index % SLICES],
     })
 }
 
-/// The coefficients of a pair, from its sums over all elements.
+/// The coefficients of a pair, from its sums over all elements: `sum(index)`, each asked for once.
 #[inline]
-pub fn coefficients(sums: &Sums, scales: Scales) -> Coefficients {
+pub fn coefficients(sum: impl Fn(usize) -> f64, scales: Scales) -> Coefficients {
     let total = |product: usize| {
-        let slice = |slice: usize| Wide::from(sums[product * SLICES + slice]);
+        let slice = |slice: usize| Wide::from(sum(product * SLICES + slice));
         slice(0).plus(slice(1)).plus(slice(2)).plus(slice(3))
     };
     let dot = total(0);

@@ -2,11 +2,11 @@
 //!
 //! The exact path of a layer whose norms have cancelled is walked by the block that finds its weights.
 
-use super::super::adasum::{Exact, criterion, keep};
+use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::Team;
-use super::{coefficients_below, nodes, pick, weighted, write_each};
+use super::{nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
@@ -28,29 +28,30 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
-/// The combination tree of a cancelled layer over some neighbouring ranks, up to a level, at most `MOST`: the coefficients of their pairs.
-struct Tree<T: Exact, const W: usize, const MOST: usize> {
+/// The combination tree of a cancelled layer over `count` neighbouring ranks, up to a level, at most `MOST`.
+struct Tree<const W: usize, const MOST: usize> {
     count: usize,
     level: usize,
-    coefficients: [T::Coefficients; W],
+    /// The coefficients of the first of these ranks' pairs, in the layer's row.
+    row: *const f64,
 }
 
-impl<T: Exact, const W: usize, const MOST: usize> Tree<T, W, MOST> {
+impl<const W: usize, const MOST: usize> Tree<W, MOST> {
     /// Over the ranks `begin..end`, up to where pairs of that level are still to be joined. `row` is the layer's.
     #[inline(always)]
-    unsafe fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
-        let count = end - begin;
-        // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
-        let kept = |pair: Pair| unsafe { T::kept(row.add(NUMBERS * (begin + pair.index()))) };
-        Self { count, level, coefficients: coefficients_below::<_, W, MOST>(count, level, T::ONES, kept) }
+    fn of(row: *const f64, (begin, end): (usize, usize), level: usize) -> Self {
+        Self { count: end - begin, level, row: row.wrapping_add(NUMBERS * begin) }
     }
 
     /// The nodes of that level over one element of the ranks' vectors, each at the place of its first rank, as combining whole vectors in `f64`,
-    /// or of `f64` in twice that precision, would give them.
+    /// or of `f64` in twice that precision, would give them. Coefficients are read anew for every element: all together, those of `f64` would
+    /// need more registers than there are.
     #[inline(always)]
-    fn nodes(&self, values: [T; W]) -> [T::Value; W] {
+    unsafe fn nodes<T: Exact>(&self, values: [T; W]) -> [T::Value; W] {
         nodes::<_, W, MOST>(values.map(T::value), self.count, self.level, |pair, left, right| {
-            T::join(self.coefficients[pair.index()], left, right)
+            // SAFETY: the launch provides room for each pair of a layer, and those of lower levels have been set.
+            let both = unsafe { T::kept((arch::forget(self.row as u64) as *const f64).add(NUMBERS * pair.index())) };
+            T::join(both, left, right)
         })
     }
 }
@@ -107,8 +108,8 @@ macro_rules! of_width {
                 let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
                 let sum = |values| <$T>::from_f64(weighted(values, factors, ranks));
                 let exact = if HAS_EXACT_PATH && *cancelled.add(layer) != 0 {
-                    let tree = Tree::<$T, $width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
-                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes(values)[0])))
+                    let tree = Tree::<$width, LEVELS>::of(tree.add(layer * tree_row(ranks)), (0, ranks), LEVELS);
+                    Some(move |values| <$T>::from_f64(<$T>::rounded(tree.nodes::<$T>(values)[0])))
                 } else {
                     None
                 };
@@ -184,32 +185,36 @@ impl Team<'_> {
     /// The exact path of this block's cancelled layers.
     #[inline(always)]
     unsafe fn find_by_tree<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
-        let layer = self.first + thread::thread_idx_x() as usize;
         // SAFETY: as above, but where each layer has its thread.
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
-            let is_own = layer < self.first + self.count && is_cancelled(layer);
+            let own = |team: Self| {
+                let layer = team.first + thread::thread_idx_x() as usize;
+                (layer < team.first + team.count && is_cancelled(layer)).then_some(layer)
+            };
             // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
             let first = if T::IS_DOUBLE { 0 } else { 1 };
             let mut level = first;
             // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
             while 1 << level < self.ranks && (level == first || MOST > first) {
-                for layer in self.first..self.first + self.count {
+                let team = self.again();
+                for layer in team.first..team.first + team.count {
                     if is_cancelled(layer) {
-                        self.hand_out_level::<T, W, MOST>(layer, level, table);
+                        team.hand_out_level::<T, W, MOST>(layer, level, table);
                     }
                 }
                 // That of level 0 has been that of the products.
-                self.meet(Stage::of_level(level + 1 - first));
-                if is_own {
-                    for pair in pairs_of_level(level, self.ranks) {
-                        self.keep_pair::<T>(self.tree_of(table, layer), layer, pair);
+                team.meet(Stage::of_level(level + 1 - first));
+                let team = team.again();
+                if let Some(layer) = own(team) {
+                    for pair in pairs_of_level(level, team.ranks) {
+                        team.keep_pair::<T>(team.tree_of(table, layer), layer, pair);
                     }
                 }
                 thread::sync_threads();
                 level += 1;
             }
-            if is_own {
+            if let Some(layer) = own(self.again()) {
                 for rank in 0..self.ranks {
                     let row = self.tree_of(table, layer);
                     let kept = |pair: Pair| T::rounded_coefficients(T::kept(row.add(NUMBERS * pair.index())));
@@ -298,48 +303,71 @@ impl Team<'_> {
         level: usize,
         table: Table,
     ) {
-        let peers = self.group.peers;
-        let offset = peers.pairs_of(peers.rank as usize);
+        for pair in pairs_of_level(level, self.ranks) {
+            let mut part = 0;
+            // A loop that stays one, where there is more than one.
+            while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
+                let forget = |number: usize| arch::forget(number as u64) as usize;
+                let pair = Pair { begin: forget(pair.begin), middle: forget(pair.middle), end: forget(pair.end) };
+                // SAFETY: the caller's promise.
+                unsafe { self.again().hand_out_part::<T, W, MOST>(forget(layer), forget(level), pair, part, table) };
+                part += 1;
+            }
+        }
+    }
+
+    /// Puts one part of the sums of a layer's pair into every mailbox.
+    #[inline(always)]
+    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(
+        self,
+        layer: usize,
+        level: usize,
+        pair: Pair,
+        part: usize,
+        table: Table,
+    ) {
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
+            let peers = self.group.peers;
             // Spans that are one layer lie in order, with nothing but zeros between them.
             let last = *table.spans.add(layer + peers.spans_of_a_layer(table.span_count) as usize - 1);
             let begin = (*table.spans.add(layer)).begin;
             let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
-            for pair in pairs_of_level(level, self.ranks) {
-                let place = self.sums_place(layer, pair, T::COUNT);
-                let row = self.tree_of(table, layer);
-                let tree = Tree::<T, W, MOST>::of(row, (pair.begin, pair.end), level);
-                let scales = T::scales(row, pair, self.ranks);
-                let count = pair.end - pair.begin;
-                let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
-                let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
-                let mut totals = T::ZEROS;
-                reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                    let nodes = tree.nodes(copies.map(|copy| copy.add(element as usize).read()));
-                    // The right side begins one, two or four ranks behind the left one.
+            let row = self.tree_of(table, layer);
+            let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
+            let scales = T::scales(row, pair, self.ranks);
+            let count = pair.end - pair.begin;
+            let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
+            let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
+            let mut totals = T::NO_PART;
+            reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
+                let (left, right) = if T::IS_DOUBLE {
+                    // One rank's vector after the other: registers are short.
+                    let table = self.group.again().peers.copies.as_ptr().cast();
+                    adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }.sides(element, pair)
+                } else {
+                    let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
+                    // The right side begins two or four ranks behind the left one.
                     const { assert!(W <= 8) };
-                    let right = if T::IS_DOUBLE && level == 0 {
-                        nodes[1]
-                    } else if level == 1 {
-                        nodes[const { 2 % W }]
-                    } else {
-                        nodes[W / 2]
-                    };
-                    totals = T::add(totals, scales, nodes[0], right);
+                    (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] })
+                };
+                totals = T::add_part(totals, part, scales, left, right);
+            });
+            let (count, mut index) = (T::COUNT / T::PARTS, 0);
+            while index < arch::opaque(count as u32) as usize {
+                let team = self.again();
+                let peers = team.group.peers;
+                let offset = peers.pairs_of(peers.rank as usize);
+                let place = team.sums_place(layer, pair, T::COUNT) + part * count + index;
+                let total = T::sum(&totals, index);
+                // The block's shared memory may still be read for the sum before.
+                thread::sync_threads();
+                reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
+                    for reader in 0..team.ranks {
+                        team.slot(reader, offset, place).write(sum);
+                    }
                 });
-                let mut sum_index = 0;
-                while sum_index < arch::opaque(T::COUNT as u32) as usize {
-                    let total = T::sum(&totals, sum_index);
-                    // The block's shared memory may still be read for the sum before.
-                    thread::sync_threads();
-                    reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
-                        for reader in 0..self.ranks {
-                            self.slot(reader, offset, place + sum_index).write(sum);
-                        }
-                    });
-                    sum_index += 1;
-                }
+                index += 1;
             }
         }
     }

@@ -5,7 +5,7 @@
 use crate::abi::{PEER_LAYERS, PEER_THREADS, Row, Span};
 use crate::math::adasum::{Coefficients, Pair, coefficients};
 use crate::peers::{Group, Stage};
-use crate::{reduce, thread, warp};
+use crate::{arch, reduce, thread, warp};
 
 /// The blocks of that number, one on each rank, that find the weights of the same layers, as this rank's sees it.
 #[derive(Clone, Copy)]
@@ -26,6 +26,12 @@ impl<'a> Team<'a> {
         let rest = group.peers.layers as usize - first;
         let count = if rest < PEER_LAYERS { rest } else { PEER_LAYERS };
         Team { group, number, ranks, first, count }
+    }
+
+    /// The same team. What follows from its numbers is computed anew from there on, and is not kept in registers around a loop.
+    #[inline(always)]
+    pub(super) fn again(self) -> Self {
+        Team { group: self.group.again(), first: arch::forget(self.first as u64) as usize, ..self }
     }
 
     /// Chunks of these layers, of `chunks` of all.

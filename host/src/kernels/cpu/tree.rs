@@ -119,8 +119,7 @@ impl Trees {
                 }
                 Coefficients::Precise { of_pairs, squared_norms } => {
                     let scales = Scales::of(pair, |rank| squared_norms[layer * ranks + rank]);
-                    let sums = std::array::from_fn(|index| sums[index]);
-                    of_pairs[place] = precise::coefficients(&sums, scales);
+                    of_pairs[place] = precise::coefficients(|index| sums[index], scales);
                     precise::rounded(of_pairs[place])
                 }
             };
