@@ -25,8 +25,6 @@ pub(crate) struct Context {
     pub(crate) layout: Layout,
     /// A queue on this rank's GPU.
     pub(crate) queue: Queue,
-    /// Whether all ranks are threads of one process.
-    in_threads: bool,
     rendezvous: Rendezvous,
     job: Option<MpiCommunicator>,
 }
@@ -35,11 +33,6 @@ pub(crate) struct Context {
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 impl Context {
-    /// Whether ranks share a GPU, and with it one context of the driver.
-    pub(crate) fn shares_driver_context(&self) -> bool {
-        self.in_threads && self.layout.shares_gpus()
-    }
-
     /// What communicators of these tests are made with: calls are checked.
     pub(crate) fn options(&self) -> NcclOptions {
         NcclOptions {
@@ -107,7 +100,7 @@ pub(crate) fn probe() -> ExitCode {
 /// Runs this process's rank, or all ranks as threads.
 pub(crate) fn run(suite: &Suite) -> ExitCode {
     let has_failed = match suite {
-        Suite { in_threads: true, .. } => run_threads(suite),
+        Suite { .. } => run_threads(suite),
         Suite { in_job: true, .. } => run_job(suite),
         _ => run_process(suite),
     };
@@ -121,7 +114,7 @@ fn run_process(suite: &Suite) -> bool {
     assert_eq!(launch.local_world_size, Some(layout.ranks_per_node), "ranks of a node");
     let queue = queue(layout.device(launch.rank));
     let (rank, world_size) = (launch.rank, launch.world_size);
-    let context = Context { rank, world_size, layout, queue, in_threads: false, rendezvous, job: None };
+    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
     run_rank(suite, &context, true)
 }
 
@@ -135,7 +128,7 @@ fn run_job(suite: &Suite) -> bool {
     let rendezvous = rendezvous(&job);
     let layout = Layout::from_env(world_size);
     let queue = queue(layout.device(rank));
-    let context = Context { rank, world_size, layout, queue, in_threads: false, rendezvous, job: Some(job) };
+    let context = Context { rank, world_size, layout, queue, rendezvous, job: Some(job) };
     run_rank(suite, &context, rank == 0)
 }
 
@@ -164,7 +157,7 @@ fn run_threads(suite: &Suite) -> bool {
                 let rendezvous = rendezvous.clone();
                 scope.spawn(move || {
                     let queue = queue(layout.device(rank));
-                    let context = Context { rank, world_size, layout, queue, in_threads: true, rendezvous, job: None };
+                    let context = Context { rank, world_size, layout, queue, rendezvous, job: None };
                     run_rank(suite, &context, rank == 0)
                 })
             })

@@ -77,6 +77,10 @@ const ANY: &[usize] = &[1, 2, 3, 4, 8];
 /// Any but one.
 const SEVERAL: &[usize] = &[2, 3, 4, 8];
 const MEASURES: Option<&str> = Some("it measures times, which mean something with one rank a GPU only");
+/// Found by trying, on 2 and 4 ranks: they wait for each other until a deadline passes.
+const ONE_CONTEXT: Option<&str> = Some(
+    "ranks that are threads share a context of the driver on one GPU, in which loading a kernel and freeing memory wait for the kernels of all",
+);
 const PEERS: Option<&str> = Some("kernels that reach into the memory of peers do so inside a node");
 const ONE_RANK: Option<&str> = Some("it has one rank, which is one node");
 
@@ -91,7 +95,11 @@ fn suites() -> Vec<Suite> {
         Suite { sanitizer: true, ..Suite::new("bundles", ANY, bundles::run) },
         Suite::new("large", &[2, 4], large::run),
         Suite { sanitizer: true, ..Suite::new("adasum", ANY, adasum::run) },
-        Suite { in_threads: true, ..Suite::new("adasum-threads", ANY, adasum::run_threads) },
+        Suite {
+            in_threads: true,
+            needs_own_gpus: ONE_CONTEXT,
+            ..Suite::new("adasum-threads", ANY, adasum::run_threads)
+        },
         Suite {
             environment: adasum::ONE_GPU,
             needs_one_node: ONE_RANK,

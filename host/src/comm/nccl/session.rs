@@ -58,6 +58,8 @@ pub(super) enum Put {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outstanding: std::collections::VecDeque<Outstanding>,
+    /// The oldest of it, while the watching thread asks the driver about it.
+    pub(super) looked_at: Option<Begun>,
     /// What the rank's thread is putting into a queue.
     pub(super) in_call: Option<Begun>,
     /// Events to use again.
@@ -136,7 +138,6 @@ impl Session {
     /// Records a failure, unless there is one already, and wakes everybody.
     pub(super) fn fail(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
-        self.abort.set();
         self.has_failed.store(true, Ordering::Release);
         self.changed.notify_all();
     }
@@ -306,7 +307,7 @@ impl Session {
             return Ok(());
         }
         let state = self.lock();
-        let own = state.outstanding.front().map(|front| front.begun.operation);
+        let own = state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.operation);
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         drop(state);
         Err(match (failure, own) {

@@ -12,6 +12,8 @@ use super::session::{Begun, Failure, Session};
 use crate::error::{CommError, Departure, Operation};
 use crate::sys::nccl::ResultCode;
 
+/// How long a failure may take to every rank of the group, before kernels are ended.
+const NEWS: Duration = Duration::from_millis(50);
 /// How often work under way is looked at, and how often everything else.
 const BUSY: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_millis(20);
@@ -71,16 +73,24 @@ pub(super) fn watch(session: &Arc<Session>) {
 /// Takes note of work that is over, oldest first.
 fn collect(session: &Session) {
     loop {
-        let Some(front) = session.lock().outstanding.pop_front() else { return };
+        let front = {
+            let mut state = session.lock();
+            let Some(front) = state.outstanding.pop_front() else { return };
+            state.looked_at = Some(front.begun);
+            front
+        };
         // The driver is asked without the lock: it may make us wait, and the rank's thread must not.
-        match front.done.is_done() {
-            Ok(true) => session.recycle(front.done),
-            Ok(false) => return session.lock().outstanding.push_front(front),
-            Err(error) => {
-                session.report(front.begun.operation, error.to_string());
-                return session.lock().outstanding.push_front(front);
-            }
+        let done = front.done.is_done();
+        if let Err(error) = &done {
+            session.report(front.begun.operation, error.to_string());
         }
+        let mut state = session.lock();
+        state.looked_at = None;
+        if !matches!(done, Ok(true)) {
+            return state.outstanding.push_front(front);
+        }
+        drop(state);
+        session.recycle(front.done);
     }
 }
 
@@ -111,6 +121,11 @@ fn gone(session: &Session, sequence: u64, operation: Operation) -> Option<(usize
 
 /// Ends the communicator: in good order, or by an abort, which makes the kernels of its collectives return.
 pub(super) fn end(session: &Session, is_healthy: bool) {
+    if !is_healthy {
+        // Kernels that are ended pass on to the peers what they have not received: the peers are to hear of the failure first.
+        std::thread::sleep(NEWS);
+        session.abort.set();
+    }
     let handle = session.take_handle(PATIENCE);
     if handle.is_null() {
         return;

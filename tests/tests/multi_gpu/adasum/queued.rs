@@ -19,12 +19,6 @@ use crate::report::Report;
 /// Large enough for one reduction to be under way while the host puts the next into the queue.
 const SHAPES: [&[usize]; 4] = [&[300_001], &[1], &[513, 257], &[0]];
 
-/// Reductions that are queued one behind the other.
-const RUNS: usize = 200;
-/// As many where ranks are threads that share a GPU, and with it a context of the driver: that takes a thousand launches, and then lets no
-/// thread go on before one of them is over, which may wait for the launch of another thread.
-const RUNS_IN_ONE_CONTEXT: usize = 20;
-
 pub(super) fn run(context: &Context, report: &mut Report) {
     let each = |generation: u64, what: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
         let options = NcclOptions { checks: false, ..context.options() };
@@ -75,7 +69,7 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
 /// Many reductions of two inputs in turn, with kernels alone between them: one that read too early, or was read too early, would have the
 /// other input's numbers.
 fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
-    let runs = if cases.context.shares_driver_context() { RUNS_IN_ONE_CONTEXT } else { RUNS };
+    const RUNS: usize = 200;
     let runner = cases.runner;
     for shapes in [&SHAPES[..], &[&[4099]]] {
         let case = |seed| {
@@ -91,7 +85,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         });
         let len = buffer.as_slice().len();
         let mut results: Vec<DeviceBuffer> =
-            (0..runs).map(|_| DeviceBuffer::zeroed(runner.queue, buffer.as_slice().dtype(), len).unwrap()).collect();
+            (0..RUNS).map(|_| DeviceBuffer::zeroed(runner.queue, buffer.as_slice().dtype(), len).unwrap()).collect();
         for (run, result) in results.iter_mut().enumerate() {
             cast(buffer.as_mut_slice(), inputs[run % 2].as_slice()).unwrap();
             adasum.all_reduce(&mut buffer).unwrap();
@@ -102,7 +96,7 @@ fn in_turn(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
             results[*run].as_slice().copy_to_host((&mut found).into()).unwrap();
             !found.iter().map(|value| u64::from(value.to_bits())).eq(expected[run % 2].iter().copied())
         };
-        let wrong: Vec<usize> = (0..runs).filter(is_wrong).collect();
+        let wrong: Vec<usize> = (0..RUNS).filter(is_wrong).collect();
         let mut checks = Checks::new(comm);
         let what = format!("{algorithm:?} {:?}, {len} elements", runner.way);
         // Theirs were waited for; here ranks compare them with each other.

@@ -18,7 +18,7 @@ use gradsync::driver::Queue;
 
 use crate::context::Context;
 use crate::report::Report;
-use crate::{SEVERAL, Suite};
+use crate::{ONE_CONTEXT, SEVERAL, Suite};
 use act::Act;
 use work::{Kind, Work};
 
@@ -121,7 +121,8 @@ pub(crate) fn suites() -> Vec<Suite> {
         let needs_one_node = by_peers.then_some("its ranks wait in kernels that reach into the memory of peers");
         Suite { victims, needs_one_node, ..Suite::new(name, SEVERAL, run) }
     });
-    let of_threads = Suite { in_threads: true, ..Suite::new("fault-threads", SEVERAL, threads::run) };
+    let of_threads =
+        Suite { in_threads: true, needs_own_gpus: ONE_CONTEXT, ..Suite::new("fault-threads", SEVERAL, threads::run) };
     of_processes.into_iter().chain([of_threads]).collect()
 }
 

@@ -17,8 +17,9 @@ pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Communicator, DeviceCommunicator};
+use crate::driver::DeviceSliceMut;
 use crate::error::Result;
-use crate::kernels::cuda::Layers;
+use crate::kernels::cuda::{Layers, zero_all};
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
 
@@ -117,4 +118,18 @@ fn layer_count(granularity: Granularity, tensors: usize) -> usize {
         Granularity::Tensor => tensors,
         Granularity::Whole => tensors.min(1),
     }
+}
+
+/// Puts zeros between the tensors of an arena, in its queue: the processors, and the exact path of the kernels over peers' memory, multiply whole
+/// arenas where these are one layer, and zeros change nothing there.
+fn clear_gaps(arena: DeviceSliceMut<'_>, tensors: &[Range<usize>]) -> Result<()> {
+    let len = arena.as_slice().len();
+    let (mut rest, mut begin, mut gaps) = (arena, 0, Vec::new());
+    for gap in segments::gaps(tensors, len) {
+        let (_, from_gap) = rest.split_at_mut(gap.start - begin);
+        let (elements, behind) = from_gap.split_at_mut(gap.len());
+        gaps.push(elements);
+        (rest, begin) = (behind, gap.end);
+    }
+    zero_all(&mut gaps)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{OPERATION, gram, layer_count, whole_lens};
+use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
@@ -15,6 +15,8 @@ use crate::plan::segments;
 #[derive(Debug)]
 pub(super) struct Peers {
     layers: Layers,
+    /// Whether all tensors are one layer.
+    is_whole: bool,
     connection: Arc<Connection>,
 }
 
@@ -39,13 +41,17 @@ impl Peers {
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
         let connected = Connection::new(OPERATION, comm, buffer, (kernel, count), layers)?;
-        Ok(connected.map(|(connection, layers)| Self { layers, connection }))
+        Ok(connected.map(|(connection, layers)| Self { layers, is_whole: is_shared, connection }))
     }
 
     pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
         self.connection.keep_for_recording(buffer.queue())?;
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
+        if self.is_whole {
+            let tensors = buffer.table().segments().to_vec();
+            clear_gaps(buffer.as_mut_slice(), &tensors)?;
+        }
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
         let run = if group.kernel() == PeerKernel::Tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };

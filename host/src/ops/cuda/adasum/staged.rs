@@ -6,12 +6,11 @@
 
 use std::ops::Range;
 
-use super::{OPERATION, layer_count};
+use super::{OPERATION, clear_gaps, layer_count};
 use crate::buffer::{Arena, DeviceGradientBuffer, Scratch};
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Result};
-use crate::kernels::cuda::zero_all;
 use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
 use crate::ops::agreement::{all_prepared, same_plan};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
@@ -171,19 +170,6 @@ fn in_block(
     // SAFETY: the arena is borrowed mutably; the next to write to the block is a copy behind this one.
     unsafe { pinned.store(queue, 0, 0, arena.address(), bytes(arena)) }?;
     Ok(pinned.mark(queue, 0)?)
-}
-
-/// Puts zeros between the tensors of an arena, in its queue: the processors multiply whole arenas, in which zeros change nothing.
-fn clear_gaps(arena: DeviceSliceMut<'_>, tensors: &[Range<usize>]) -> Result<()> {
-    let len = arena.as_slice().len();
-    let (mut rest, mut begin, mut gaps) = (arena, 0, Vec::new());
-    for gap in segments::gaps(tensors, len) {
-        let (_, from_gap) = rest.split_at_mut(gap.start - begin);
-        let (elements, behind) = from_gap.split_at_mut(gap.len());
-        gaps.push(elements);
-        (rest, begin) = (behind, gap.end);
-    }
-    zero_all(&mut gaps)
 }
 
 fn bytes(memory: DeviceSlice<'_>) -> usize {
