@@ -100,7 +100,7 @@ pub(crate) fn probe() -> ExitCode {
 /// Runs this process's rank, or all ranks as threads.
 pub(crate) fn run(suite: &Suite) -> ExitCode {
     let has_failed = match suite {
-        Suite { .. } => run_threads(suite),
+        Suite { in_threads: true, .. } => run_threads(suite),
         Suite { in_job: true, .. } => run_job(suite),
         _ => run_process(suite),
     };
