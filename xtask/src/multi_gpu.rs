@@ -319,7 +319,8 @@ impl Start<'_> {
             for variable in OURS {
                 command.env_remove(variable);
             }
-            let variables = self.layout.variables(self.world, Who::AllRanks);
+            // Each rank is a process, as without mpirun; which one, the filter leaves to mpirun.
+            let variables = self.layout.variables(self.world, Who::Rank(0));
             command.envs(variables.into_iter().filter(|(name, _)| !OURS.contains(name)));
             return Ok(vec![Process { command, victim: false }]);
         }

@@ -103,8 +103,10 @@ fn abort(context: &Context, who: usize, is_blocking: bool, generation: u64) {
         comm.abort();
     } else {
         let mut data = DeviceBuffer::zeroed(&context.queue, DType::F32, 16 << 20).unwrap();
-        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
-        let error = comm.synchronize(&context.queue).expect_err("a rank has aborted");
+        // Over a network NCCL connects in the call, which may be where the abort arrives.
+        let called = comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
+        let outcome = called.and_then(|()| comm.synchronize(&context.queue));
+        let error = outcome.expect_err("a rank has aborted");
         for error in [error, comm.failure().expect("it has failed")] {
             let is_named = matches!(
                 &error,

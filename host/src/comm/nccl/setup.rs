@@ -172,6 +172,9 @@ fn check(hellos: &[Hello]) -> Result<()> {
         if hello.shared_gpu[0] != hellos[0].shared_gpu[0] {
             return refuse(format!("ranks 0 and {rank} differ in whether ranks may be on one GPU (shared_gpu)"));
         }
+    }
+    // Behind what all ranks must have in common, so that every rank of a group gets the same error for the same mistake.
+    for (rank, hello) in hellos.iter().enumerate() {
         if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
             if let Some(lacking) = lacking_for_one_gpu([other, rank].map(|rank| (rank, &hellos[rank]))) {
                 return refuse(format!(

@@ -8,7 +8,6 @@ use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
 use super::Cases;
-use crate::checks::assert_same;
 use crate::placed::Placed;
 use crate::report::Report;
 
@@ -19,7 +18,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let refused = refused_on(cases, &comm, bad);
         assert_named(refused, &["NaN before"]);
         // It sticks; which rank's refusal was the first is a matter of time.
-        let reason = invalid_call(all_reduce(cases, &comm, Scaling::NONE)).1;
+        let reason = invalid_call(all_reduce(cases, &comm, Scaling::NONE).0).1;
         assert!(reason.contains("NaN"), "{reason}");
         assert!(comm.failure().is_some(), "a refusal that does not stick");
     });
@@ -31,26 +30,29 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
             assert_named(refused_on(cases, &comm, bad), &["-inf after", "2.0 before"]);
         } else {
             let good = Scaling { before: 2.0, after: 1.0 };
-            let (rank, reason) = invalid_call(all_reduce(cases, &comm, good));
+            let (rank, reason) = invalid_call(all_reduce(cases, &comm, good).0);
             assert_eq!(rank, last, "{reason}");
             assert!(reason.contains("-inf"), "{reason}");
         }
-        let (rank, reason) = invalid_call(all_reduce(cases, &comm, Scaling::NONE));
+        let (rank, reason) = invalid_call(all_reduce(cases, &comm, Scaling::NONE).0);
         assert_eq!(rank, last, "{reason}");
     });
 }
 
-fn all_reduce(cases: &Cases<'_>, comm: &NcclCommunicator, scaling: Scaling) -> Result<()> {
+/// A sum that is waited for, and whether this rank's data are as they were.
+fn all_reduce(cases: &Cases<'_>, comm: &NcclCommunicator, scaling: Scaling) -> (Result<()>, bool) {
     let own = Array::new(Format::F32, &cases.inputs(Format::F32, 33)[cases.rank()]);
     let mut data = Placed::new(&cases.context.queue, &own, 0);
-    let outcome = comm.all_reduce(data.slice_mut(), ReduceOp::Sum, scaling);
-    assert_same("the data of a refused call", &data.read_after_failure().patterns(), &own.patterns());
-    outcome
+    let called = comm.all_reduce(data.slice_mut(), ReduceOp::Sum, scaling);
+    let outcome = called.and_then(|()| comm.synchronize(&cases.context.queue));
+    (outcome, data.read_after_failure().patterns() == own.patterns())
 }
 
 /// The error of this rank's own refused call.
 fn refused_on(cases: &Cases<'_>, comm: &NcclCommunicator, scaling: Scaling) -> String {
-    match all_reduce(cases, comm, scaling) {
+    let (outcome, is_unchanged) = all_reduce(cases, comm, scaling);
+    assert!(is_unchanged, "the data of a refused call have changed");
+    match outcome {
         Err(Error::InvalidArgument { operation: "all_reduce", reason }) => reason,
         other => panic!("factors {scaling:?} gave {other:?}"),
     }
