@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::{CudaError, Queue, Sharers, check};
+use super::{CudaError, Queue, check};
 use crate::sys::cuda;
 
 /// Memory of a rank, as it describes it to the others.
@@ -18,8 +18,6 @@ use crate::sys::cuda;
 pub(crate) struct Offer {
     /// The process, which no other in the world is.
     process: [u8; 16],
-    /// The GPU, by its UUID, and by the ordinal that the process knows it by.
-    gpu: [u8; 16],
     device: u32,
     address: u64,
     /// How other processes on this machine open the allocation, and where in it the memory begins.
@@ -62,19 +60,11 @@ impl Offer {
         }
         Ok(Self {
             process: process_number(),
-            gpu: queue.device_uuid()?,
             device: queue.ordinal(),
             address,
             handle: handle.0.to_vec(),
             offset: address - base,
         })
-    }
-
-    /// Who shares a GPU with rank `rank`, itself included.
-    pub(crate) fn sharers(offers: &[Self], rank: usize) -> Sharers {
-        let of_gpu: Vec<&Self> = offers.iter().filter(|offer| offer.gpu == offers[rank].gpu).collect();
-        let is_first = |index: &usize| of_gpu[..*index].iter().all(|offer| offer.process != of_gpu[*index].process);
-        Sharers { ranks: of_gpu.len(), processes: (0..of_gpu.len()).filter(is_first).count() }
     }
 
     /// Makes the memory reachable from `queue`'s device.

@@ -177,7 +177,7 @@ impl NcclCommunicator {
     /// How many of its ranks are on this rank's GPU, this one included: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
     /// wait for those of other ranks share the GPU's multiprocessors with so many.
     pub fn ranks_on_device(&self) -> usize {
-        self.session.neighbours.on_device
+        self.session.neighbours.sharers.ranks
     }
 
     /// The control channel: who else is in the group, and what they have called.

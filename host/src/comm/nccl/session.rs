@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::primitive::{Primitive, Refused, issue_all};
 use crate::bootstrap::Member;
-use crate::driver::{Event, HostFlag, Queue};
+use crate::driver::{Event, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Nccl, NcclError, ResultCode};
 
@@ -74,8 +74,8 @@ pub(super) struct State {
 /// What ranks have told each other of where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbours {
-    /// How many ranks are on this rank's GPU, this one included.
-    pub(super) on_device: usize,
+    /// The ranks on this rank's GPU, this one included.
+    pub(super) sharers: Sharers,
     /// Whether all ranks are on one machine; equal on all of them.
     pub(super) on_one_host: bool,
     /// Whether some ranks are threads of one process; equal on all of them.

@@ -14,7 +14,7 @@ use super::NcclOptions;
 use super::primitive::Refused;
 use super::session::Neighbours;
 use crate::bootstrap::Member;
-use crate::driver::{Queue, process_number};
+use crate::driver::{Queue, Sharers, process_number};
 use crate::error::{CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
@@ -109,8 +109,11 @@ fn is_on(variable: Option<&str>) -> bool {
 }
 
 fn neighbours(hellos: &[Hello], rank: usize) -> Neighbours {
+    let of_gpu: Vec<&Hello> = hellos.iter().filter(|other| other.device == hellos[rank].device).collect();
+    let is_first = |index: &usize| of_gpu[..*index].iter().all(|other| other.process != of_gpu[*index].process);
+    let processes = (0..of_gpu.len()).filter(is_first).count();
     Neighbours {
-        on_device: hellos.iter().filter(|other| other.device == hellos[rank].device).count(),
+        sharers: Sharers { ranks: of_gpu.len(), processes },
         on_one_host: hellos.iter().all(|other| other.host == hellos[0].host),
         share_process: (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|it| it.process == hellos[rank].process)),
     }
@@ -365,14 +368,15 @@ mod tests {
     #[test]
     fn neighbours_are_on_one_gpu_or_on_one_machine() {
         let here = |hellos: &[Hello], rank| {
-            let Neighbours { on_device, on_one_host, .. } = neighbours(hellos, rank);
-            (on_device, on_one_host)
+            let Neighbours { sharers, on_one_host, .. } = neighbours(hellos, rank);
+            (sharers.ranks, on_one_host)
         };
         let hellos = [(1, "a"), (1, "a"), (2, "a")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1, 2].map(|rank| here(&hellos, rank)), [(2, true), (2, true), (1, true)]);
         let mut apart = hellos.clone();
         apart.iter_mut().enumerate().for_each(|(rank, hello)| hello.process = [rank as u8; 16]);
         assert!(!neighbours(&apart, 0).share_process);
+        assert_eq!([&hellos, &apart].map(|hellos| neighbours(hellos, 0).sharers.processes), [1, 2]);
         apart[2].process = apart[1].process;
         assert!((0..3).all(|rank| neighbours(&apart, rank).share_process));
         // Machines that are only said to be several have the same GPUs.

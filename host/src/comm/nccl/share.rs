@@ -22,11 +22,14 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
     }
     let own = postcard::to_stdvec(&offer.ok()).expect("plain data");
     let offers = exchange(session, &own)?;
-    let offers: Option<Vec<Offer>> = offers.iter().map(|bytes| postcard::from_bytes(bytes).ok().flatten()).collect();
-    let open = |offer: &Offer| {
-        offer.open(data.queue()).inspect_err(|error| tracing::debug!(%error, "a peer cannot be reached")).ok()
-    };
-    let mappings = offers.as_ref().and_then(|offers| offers.iter().map(open).collect::<Option<Vec<Mapping>>>());
+    let opened: Vec<Option<Mapping>> = offers
+        .iter()
+        .map(|bytes| {
+            let offer: Option<Offer> = postcard::from_bytes(bytes).ok().flatten();
+            offer?.open(data.queue()).inspect_err(|error| tracing::debug!(%error, "a peer cannot be reached")).ok()
+        })
+        .collect();
+    let mappings: Option<Vec<Mapping>> = opened.into_iter().collect();
     // One rank that cannot is enough: the others would wait for its kernels.
     let can = exchange(session, &[u8::from(mappings.is_some())])?;
     if can.iter().any(|answer| answer[..] != [1]) {
@@ -35,9 +38,9 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
         exchange(session, &[])?;
         return Ok(None);
     }
-    Ok(offers.zip(mappings).map(|(offers, mappings)| {
+    Ok(mappings.map(|mappings| {
         let addresses = mappings.iter().map(Mapping::address).collect();
-        let sharers = Offer::sharers(&offers, session.member.rank());
+        let sharers = session.neighbours.sharers;
         SharedMemory { addresses, mappings, abort: Arc::clone(&session.abort), sharers }
     }))
 }
