@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connection::{LINGER, Outbox, Threads, drain};
+use super::connection::{LINGER, Outbox, Threads, drain, is_closed};
 use super::error::BootstrapError;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::{Applicant, Gathering};
@@ -170,6 +170,10 @@ impl Server {
             return tracing::warn!(?identity, origin, "a rank was refused");
         };
         self.connections.prove(id);
+        // If this process was stopped meanwhile, the rank may have given up this connection, and come again by another.
+        if is_closed(socket).unwrap_or(true) {
+            return tracing::warn!(origin, rank, "a rank has closed its connection before it was admitted");
+        }
         let unlimited = socket.set_read_timeout(None).and_then(|()| socket.set_write_timeout(None));
         let outbox = match unlimited.and_then(|()| Outbox::start(socket, &self.connections.threads)) {
             Ok(outbox) => outbox,

@@ -11,6 +11,8 @@ mod joining;
 mod processes;
 mod refusals;
 mod rendezvous_file;
+#[cfg(target_os = "linux")]
+mod signals;
 mod splitting;
 mod strangers;
 
