@@ -156,4 +156,30 @@ pub enum BootstrapError {
         /// The system's reason.
         reason: String,
     },
+    /// What lies in the place of the rendezvous file may be somebody else's, or known to others.
+    #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
+    UntrustedFile {
+        /// The rendezvous file.
+        path: String,
+        /// The number of the user who owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Somebody else may put a file of their own in the place of the rendezvous file.
+    #[error(
+        "{path}, a folder or link on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
+    )]
+    UntrustedFolder {
+        /// The folder, or the link.
+        path: String,
+        /// The number of the user who owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// What is wrong with it.
+        reason: String,
+    },
 }

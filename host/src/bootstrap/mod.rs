@@ -69,6 +69,7 @@ mod seat;
 mod secret;
 mod server;
 mod split;
+mod trust;
 
 #[cfg(feature = "mpi")]
 pub(crate) use self::carried::{Host, accept};

@@ -12,6 +12,7 @@ use super::environment::Launch;
 use super::error::BootstrapError;
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, Gathering};
+use super::hosts::OWN_NAME_TIME;
 use super::hub::Place;
 use super::member::Member;
 use super::seat::Seat;
@@ -60,6 +61,10 @@ impl Rendezvous {
     /// For ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes to this file
     /// where, with a fresh secret; only its owner may read it. It is removed when all have joined. A file that was
     /// there before is replaced, and a rank that reads an old one looks again.
+    ///
+    /// On Unix, a file is read only if it is a regular file with mode 0600 and an owner that is this user or root, and
+    /// if nobody else can put another in its place: the folders on the way to it belong to this user or root, and others
+    /// may not write in them unless they have the sticky bit, as `/tmp` has.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Rendezvous::new(Way::File(path.into()))
     }
@@ -104,6 +109,8 @@ impl Rendezvous {
     ///   of a later generation goes on looking for its own group, and by way of a file every such rank does, for
     ///   another file;
     /// * [`BootstrapError::RankOutOfRange`];
+    /// * [`BootstrapError::UntrustedFolder`] at once, and [`BootstrapError::UntrustedFile`] when the deadline passes and
+    ///   rank 0 has not replaced the file;
     /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
         if rank >= world_size {
@@ -168,21 +175,26 @@ fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member,
         RendezvousFile::clear(path)?;
         let secret = Secret::random()?;
         let listener = server::listen(None, 0)?;
-        let _file = RendezvousFile::publish(path, server::port(&listener)?, &secret)?;
+        let invitation = file::describe(server::port(&listener)?, &secret, applicant.at_most(OWN_NAME_TIME));
+        let _file = RendezvousFile::publish(path, invitation)?;
         return server::join(listener, None, secret, applicant);
     }
     let invite = || {
-        file::read(path).map_err(|error| BootstrapError::Unreachable {
-            address: format!("the place that {} names", path.display()),
-            deadline: applicant.deadline,
-            reason: error.to_string(),
+        file::read(path).map_err(|refusal| {
+            refusal.or(|error| BootstrapError::Unreachable {
+                address: format!("the place that {} names", path.display()),
+                deadline: applicant.deadline,
+                reason: error.to_string(),
+            })
         })
     };
-    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file is still to come.
+    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file, which takes the place of whatever lies there, is
+    // still to come.
     let is_final = |error: &BootstrapError| {
         !matches!(
             error,
             BootstrapError::Unreachable { .. }
+                | BootstrapError::UntrustedFile { .. }
                 | BootstrapError::WrongSecret { .. }
                 | BootstrapError::VersionMismatch { .. }
                 | BootstrapError::GenerationMismatch { .. }
