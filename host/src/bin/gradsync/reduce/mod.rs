@@ -3,8 +3,12 @@
 //! Inputs are mapped and read piece by piece, so that memory use does not grow with their size. Every check of the inputs comes
 //! before the output is begun.
 
+mod report;
+mod tree;
+
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use gradsync::kernels::cpu::{self, Trees};
@@ -12,10 +16,13 @@ use gradsync::{DType, GradientBuffer, Slice};
 use gradsync_device::math::adasum::{self, Criterion};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use self::report::{Found, Report};
+use self::tree::Arena;
+use crate::Listener;
 use crate::backend::{self, Backend, BackendChoice};
-use crate::checkpoint::{Checkpoint, FileError, Tensor, Writer, check_output};
-use crate::print;
-use crate::report::{Report, TensorReport};
+use crate::checkpoint::{Checkpoints, FileError, HeaderLimits, Tensor, write_header};
+use crate::output::{Destination, OutputError, OutputFile};
+use crate::text::shown;
 
 /// Elements of every rank that are worked on at a time.
 const PIECE_LEN: usize = 1 << 22;
@@ -36,7 +43,7 @@ enum AlgorithmChoice {
     Auto,
     /// Weights from the inner products of all ranks' tensors; any number of ranks.
     Gram,
-    /// Weights level by level from the combined tensors themselves; powers of two.
+    /// Weights level by level from the combined tensors themselves, which are rounded to their dtype at each level; powers of two.
     Tree,
 }
 
@@ -69,10 +76,17 @@ pub(crate) struct Reduce {
     /// Write this dtype (f64, f32, f16 or bf16) instead of each tensor's own.
     #[arg(long, value_name = "DTYPE")]
     output_dtype: Option<DType>,
+    /// Write nothing, and exit with code 3, if an element of the result is a NaN or an infinity. Otherwise such a result is written, a
+    /// warning names its tensors, and the exit code is 0.
+    #[arg(long)]
+    fail_on_non_finite: bool,
+    #[command(flatten)]
+    limits: HeaderLimits,
     /// Print one JSON object instead of lines.
     #[arg(long)]
     json: bool,
-    /// The file to write.
+    /// The file to write, in place of what stands there when all of it is written; a device or a pipe is written to, and `-` is the
+    /// standard output, in which case the report goes to stderr.
     #[arg(long, short, value_name = "OUT.safetensors")]
     output: PathBuf,
     /// One file for each rank, in rank order.
@@ -86,33 +100,80 @@ pub(crate) enum ReduceError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
     Gradsync(#[from] gradsync::Error),
-    #[error("standard output: {0}")]
-    Stdout(#[from] std::io::Error),
+    #[error("the report: {0}")]
+    Report(#[from] std::io::Error),
     #[error("--backend cuda: {0}")]
     Backend(String),
     #[error("--scale {0} is not finite")]
     Scale(f64),
     #[error("--algorithm tree needs a power of two of inputs, and there are {0}")]
     NotPowerOfTwo(usize),
+    #[error("tensor {tensor:?} of the result is not finite; {} is left as it was", shown(output))]
+    NotFinite { tensor: String, output: PathBuf },
+    #[error("--fail-on-non-finite writes to regular files only, and nothing written to {} could be taken back", shown(.0))]
+    CannotTakeBack(PathBuf),
+}
+
+impl ReduceError {
+    /// What the program ends with.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        if matches!(self, ReduceError::NotFinite { .. }) { ExitCode::from(3) } else { ExitCode::FAILURE }
+    }
 }
 
 impl Reduce {
-    pub(crate) fn run(mut self) -> Result<(), ReduceError> {
+    pub(crate) fn run(self) -> Result<(), ReduceError> {
         if !self.scale.is_finite() {
             return Err(ReduceError::Scale(self.scale));
         }
-        if self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree && !self.inputs.len().is_power_of_two() {
+        if self.is_tree() && !self.inputs.len().is_power_of_two() {
             return Err(ReduceError::NotPowerOfTwo(self.inputs.len()));
         }
-        self.output = check_output(&self.output, &self.inputs)?;
-        let mut ranks = self.inputs.iter().map(|path| Checkpoint::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let (first, others) = ranks.split_first_mut().expect("clap requires an input");
-        others.iter_mut().try_for_each(|other| other.match_to(first))?;
+        let destination = Destination::find(&self.output, &self.inputs)?;
+        if self.fail_on_non_finite && !destination.is_file() {
+            return Err(ReduceError::CannotTakeBack(self.output));
+        }
+        let listener = Listener::beside([&destination]);
+        let ranks = Checkpoints::open(&self.inputs, &self.limits)?;
+        // Wide dtypes first, as the format's own writer has it: every tensor is then aligned in the file.
+        let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
+        let size = |tensor: &u32| self.output_dtype(&ranks.tensors.get(*tensor as usize)).size_bytes();
+        order.sort_by_cached_key(|tensor| std::cmp::Reverse(size(tensor)));
         let backend = backend::open(self.backend).map_err(ReduceError::Backend)?;
-        let report = Reduction { options: &self, ranks: &ranks, backend, progress: ProgressBar::hidden() }.run()?;
-        let json = || serde_json::to_string(&report).expect("a report is plain data") + "\n";
-        Ok(print(&if self.json { json() } else { report.lines() })?)
+        let arenas = if self.is_tree() { Arena::of_all(&ranks)? } else { vec![] };
+        let output = destination.open()?;
+        let progress = self.progress_bar(&ranks);
+        let reduction = Reduction { options: &self, ranks: &ranks, order: &order, arenas, backend, progress };
+        let report = reduction.run(output)?;
+        if let Some(names) = report.not_finite() {
+            crate::say("warning", format_args!("the result is not finite in {names}"));
+        }
+        listener.print_by(|writer| if self.json { report.write_json(writer) } else { report.write_lines(writer) })?;
+        Ok(())
+    }
+
+    fn is_tree(&self) -> bool {
+        self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree
+    }
+
+    fn output_dtype(&self, tensor: &Tensor<'_>) -> DType {
+        self.output_dtype.unwrap_or(tensor.dtype)
+    }
+
+    /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
+    fn progress_bar(&self, ranks: &Checkpoints) -> ProgressBar {
+        let bytes: usize = ranks.tensors.iter().map(|tensor| tensor.bytes()).sum();
+        let passes = match (self.op, self.algorithm) {
+            (Op::Adasum, AlgorithmChoice::Tree) => ranks.len().ilog2() as usize + 1,
+            (Op::Adasum, _) => 2,
+            _ => 1,
+        };
+        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        let bar = ProgressBar::new((bytes * ranks.len() * passes) as u64);
+        bar.with_style(style.expect("the template is well-formed"))
     }
 }
 
@@ -126,60 +187,56 @@ struct Combination {
 /// A reduction of checkpoints that are known to match.
 struct Reduction<'a> {
     options: &'a Reduce,
-    ranks: &'a [Checkpoint],
+    ranks: &'a Checkpoints,
+    /// In which the tensors are written.
+    order: &'a [u32],
+    /// For the tree.
+    arenas: Vec<Arena<'a>>,
     backend: Box<dyn Backend>,
     progress: ProgressBar,
 }
 
-impl Reduction<'_> {
-    fn run(mut self) -> Result<Report, ReduceError> {
-        let tensors = &self.ranks[0].tensors;
-        let output_dtype = |tensor: &Tensor| self.options.output_dtype.unwrap_or(tensor.dtype);
-        // Wide dtypes first, as the format's own writer has it: every tensor is then aligned in the file.
-        let mut order: Vec<usize> = (0..tensors.len()).collect();
-        order.sort_by_key(|&tensor| std::cmp::Reverse(output_dtype(&tensors[tensor]).size_bytes()));
-        let headers = order.iter().map(|&tensor| {
-            let tensor = &tensors[tensor];
-            (tensor.name.clone(), output_dtype(tensor), tensor.shape.clone())
-        });
-        let mut writer = Writer::create(&self.options.output, self.ranks[0].metadata.clone(), headers)?;
+impl<'a> Reduction<'a> {
+    fn run(mut self, mut output: OutputFile) -> Result<Report<'a>, ReduceError> {
+        let Self { options, ranks, order, .. } = self;
+        let written = || {
+            let tensors = order.iter().map(|&tensor| ranks.tensors.get(tensor as usize));
+            tensors.map(|tensor| Tensor { dtype: options.output_dtype(&tensor), ..tensor })
+        };
+        write_header(&mut output, ranks.metadata(), written)?;
 
-        self.progress = self.progress_bar(tensors);
-        let shared = match (self.options.op, self.options.granularity) {
-            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum(0..tensors.len())?),
+        let shared = match (options.op, options.granularity) {
+            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum(0..ranks.tensors.len())?),
             _ => None,
         };
-        let mut reports = Vec::with_capacity(tensors.len());
-        for &tensor in &order {
+        let (tensors, output_dtype) = (&ranks.tensors, options.output_dtype);
+        let (coefficients, norms, finite) = Default::default();
+        let mut found = Found { tensors, order, output_dtype, coefficients, norms, finite };
+        for &tensor in order {
             let combination = match &shared {
                 Some(combination) => combination.clone(),
-                None => self.combination(tensor)?,
+                None => self.combination(tensor as usize)?,
             };
-            reports.push(self.combine(tensor, output_dtype(&tensors[tensor]), combination, &mut writer)?);
+            let is_finite = self.combine(tensor as usize, combination, &mut output, &mut found)?;
+            if options.fail_on_non_finite && !is_finite {
+                let tensor = tensors.get(tensor as usize).name.to_owned();
+                return Err(ReduceError::NotFinite { tensor, output: options.output.clone() });
+            }
         }
-        writer.finish()?;
+        output.finish()?;
         self.progress.finish_and_clear();
 
-        let algorithm = match (self.options.op, self.options.algorithm) {
+        let algorithm = match (options.op, options.algorithm) {
             (Op::Adasum, AlgorithmChoice::Tree) => Some("tree"),
             (Op::Adasum, _) => Some("gram"),
             _ => None,
         };
-        let op = match self.options.op {
+        let op = match options.op {
             Op::Sum => "sum",
             Op::Mean => "mean",
             Op::Adasum => "adasum",
         };
-        Ok(Report { op, algorithm, backend: self.backend.name(), ranks: self.ranks.len(), tensors: reports })
-    }
-
-    /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
-    fn progress_bar(&self, tensors: &[Tensor]) -> ProgressBar {
-        let bytes: usize = tensors.iter().map(|tensor| tensor.len * tensor.dtype.size_bytes()).sum();
-        let passes = if self.options.op == Op::Adasum { 2 } else { 1 };
-        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-        let bar = ProgressBar::new((bytes * self.ranks.len() * passes) as u64);
-        bar.with_style(style.expect("the template is well-formed"))
+        Ok(Report { op, algorithm, backend: self.backend.name(), ranks: ranks.len(), tensors: found })
     }
 
     /// How the ranks combine in one tensor.
@@ -194,27 +251,27 @@ impl Reduction<'_> {
     /// How Adasum combines some tensors taken as one vector.
     fn adasum(&mut self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
         let ranks = self.ranks.len();
-        let mut gram = Vec::new();
-        let own = &self.ranks[0].tensors[tensors.clone()];
-        // Tensors taken as one vector may differ in dtype: the narrowest says what the result can hold.
-        let is_double = own.iter().all(|tensor| tensor.dtype == DType::F64);
-        let criterion = Criterion::of(is_double, own.iter().map(|tensor| tensor.len).sum());
-        if self.options.algorithm != AlgorithmChoice::Tree {
-            gram = vec![0.0; adasum::products(ranks)];
-            self.for_each_piece(tensors.clone(), |backend, vectors| {
-                gram.iter_mut().zip(backend.gram(vectors)?).for_each(|(total, part)| *total += part);
-                Ok(())
-            })?;
-            let found = cpu::coefficients_by(&gram, ranks, |_| criterion)?;
-            if !found.cancelled[0] {
-                return Ok(Combination { weights: found.weights, tree: None });
-            }
-            // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves. Such layers are
-            // rare or short, and the passes over them run on the CPU whatever the backend, which has the same bits.
+        if self.options.algorithm == AlgorithmChoice::Tree {
+            return self.rounded_tree(tensors);
         }
-        let mut tree = match gram.is_empty() || !is_double {
-            true => Trees::new(ranks, vec![true])?,
-            false => Trees::precise(ranks, vec![true], &gram)?,
+        // Tensors taken as one vector may differ in dtype: the narrowest says what the result can hold.
+        let own = || tensors.clone().map(|tensor| self.ranks.tensors.get(tensor));
+        let is_double = own().all(|tensor| tensor.dtype == DType::F64);
+        let criterion = Criterion::of(is_double, own().map(|tensor| tensor.len).sum());
+        let mut gram = vec![0.0; adasum::products(ranks)];
+        self.for_each_piece(tensors.clone(), |backend, vectors| {
+            gram.iter_mut().zip(backend.gram(vectors)?).for_each(|(total, part)| *total += part);
+            Ok(())
+        })?;
+        let found = cpu::coefficients_by(&gram, ranks, |_| criterion)?;
+        if !found.cancelled[0] {
+            return Ok(Combination { weights: found.weights, tree: None });
+        }
+        // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves. Such layers are
+        // rare or short, and the passes over them run on the CPU whatever the backend, which has the same bits.
+        let mut tree = match is_double {
+            true => Trees::precise(ranks, vec![true], &gram)?,
+            false => Trees::new(ranks, vec![true])?,
         };
         let mut weights = vec![1.0; ranks];
         for pair in adasum::pairs(ranks) {
@@ -229,15 +286,34 @@ impl Reduction<'_> {
         Ok(Combination { weights, tree: Some(tree) })
     }
 
-    /// Writes one tensor's weighted sum.
+    /// The same by the algorithm of that name.
+    fn rounded_tree(&self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
+        let ranks = self.ranks.len();
+        let layers: Vec<_> = self.arenas.iter().filter_map(|arena| Some((arena, arena.layer(&tensors)?))).collect();
+        let (mut tree, mut weights) = (Trees::rounded(ranks, vec![true])?, vec![1.0; ranks]);
+        for pair in adasum::pairs(ranks) {
+            let mut sums = vec![0.0; tree.sums()];
+            for (arena, layer) in &layers {
+                let part = arena.sums(layer, &tree, pair, |bytes| self.progress.inc(bytes as u64))?;
+                sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+            }
+            tree.set_pair(pair, &sums, &mut weights)?;
+        }
+        Ok(Combination { weights, tree: Some(tree) })
+    }
+
+    /// Writes one tensor's weighted sum, and says whether it is finite.
     fn combine(
         &mut self,
         tensor: usize,
-        dtype: DType,
         combination: Combination,
-        writer: &mut Writer,
-    ) -> Result<TensorReport, ReduceError> {
-        let Tensor { name, shape, len, .. } = self.ranks[0].tensors[tensor].clone();
+        file: &mut OutputFile,
+        found: &mut Found<'_>,
+    ) -> Result<bool, ReduceError> {
+        let (len, dtype) = {
+            let tensor = self.ranks.tensors.get(tensor);
+            (tensor.len, self.options.output_dtype(&tensor))
+        };
         let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
         let Combination { weights, tree } = combination;
         let factor = self.options.scale;
@@ -265,9 +341,12 @@ impl Reduction<'_> {
             let written = output.as_slice().range(0..len);
             norm = norm.hypot(piece_norm(written)?);
             finite &= cpu::all_finite(written);
-            Ok(writer.write(written.as_bytes())?)
+            Ok(file.write(written.as_bytes())?)
         })?;
-        Ok(TensorReport { name, dtype: dtype.name(), shape, coefficients, norm, finite })
+        found.coefficients.extend(coefficients);
+        found.norms.push(norm);
+        found.finite.push(finite);
+        Ok(finite)
     }
 
     /// Calls `work` with every rank's elements of each piece of the tensors.
@@ -277,19 +356,14 @@ impl Reduction<'_> {
         mut work: impl FnMut(&mut dyn Backend, &[Slice<'_>]) -> Result<(), ReduceError>,
     ) -> Result<(), ReduceError> {
         for tensor in tensors {
-            let Tensor { len, dtype, .. } = self.ranks[0].tensors[tensor];
+            let Tensor { len, dtype, .. } = self.ranks.tensors.get(tensor);
             for begin in (0..len).step_by(PIECE_LEN) {
                 let range = begin..len.min(begin + PIECE_LEN);
-                let mut copies: Vec<Option<GradientBuffer>> = self.ranks.iter().map(|_| None).collect();
-                let vectors = self
-                    .ranks
-                    .iter()
-                    .zip(&mut copies)
-                    .map(|(rank, copy)| rank.elements(tensor, range.clone(), copy))
-                    .collect::<gradsync::Result<Vec<_>>>()?;
+                let mut copies: Vec<Option<GradientBuffer>> = (0..self.ranks.len()).map(|_| None).collect();
+                let vectors = self.ranks.elements(tensor, range.clone(), &mut copies)?;
                 work(self.backend.as_mut(), &vectors)?;
-                self.ranks.iter().for_each(|rank| rank.release(tensor, range.clone()));
                 self.progress.inc((range.len() * dtype.size_bytes() * vectors.len()) as u64);
+                self.ranks.release(tensor, range);
             }
         }
         Ok(())
