@@ -72,7 +72,9 @@ fn send(child: &Child, signal: Signal) {
 
 #[test]
 fn a_signal_leaves_nothing_unfinished_and_is_what_the_parent_sees() {
-    for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")] {
+    let ending =
+        [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP"), (Signal::QUIT, "SIGQUIT")];
+    for (signal, name) in ending {
         let long = Long::new();
         let child = long.started("");
         send(&child, signal);

@@ -90,7 +90,7 @@ impl Checkpoints {
         range: Range<usize>,
         copies: &'a mut [Option<GradientBuffer>],
     ) -> gradsync::Result<Vec<Slice<'a>>> {
-        let dtype = self.tensors.get(tensor).dtype;
+        let dtype = self.tensors.dtype(tensor);
         let vector = |(rank, copy): (&'a Rank, &'a mut Option<GradientBuffer>)| {
             let bytes = &rank.map[rank.place(tensor, dtype, &range)];
             if let Some(slice) = in_place(dtype, bytes) {
@@ -105,13 +105,13 @@ impl Checkpoints {
 
     /// Every rank's bytes of the elements `range` of a tensor.
     pub(crate) fn bytes(&self, tensor: usize, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
-        let dtype = self.tensors.get(tensor).dtype;
+        let dtype = self.tensors.dtype(tensor);
         self.ranks.iter().map(move |rank| &rank.map[rank.place(tensor, dtype, &range)])
     }
 
     /// Gives back the memory that reading took, of a part that has been read; the pages stay in the system's cache for another pass.
     pub(crate) fn release(&self, tensor: usize, range: Range<usize>) {
-        let dtype = self.tensors.get(tensor).dtype;
+        let dtype = self.tensors.dtype(tensor);
         self.ranks.iter().for_each(|rank| rank.release(rank.place(tensor, dtype, &range)));
     }
 }

@@ -26,16 +26,17 @@ pub(crate) struct Tensors {
     records: Vec<u8>,
     /// Where each tensor's record begins.
     begins: Vec<usize>,
+    dtypes: Vec<DType>,
 }
 
-/// Name, place among all dtypes, shape and number of elements.
-type Record<'a> = (&'a str, usize, Vec<usize>, usize);
+/// Name, shape and number of elements.
+type Record<'a> = (&'a str, Vec<usize>, usize);
 
 impl Tensors {
     pub(super) fn push(&mut self, tensor: &Tensor<'_>) {
         self.begins.push(self.records.len());
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == tensor.dtype).expect("one of all");
-        let record = (tensor.name, dtype, &tensor.shape, tensor.len);
+        self.dtypes.push(tensor.dtype);
+        let record = (tensor.name, &tensor.shape, tensor.len);
         let records = std::mem::take(&mut self.records);
         self.records = postcard::to_extend(&record, records).expect("memory takes any record");
     }
@@ -45,9 +46,13 @@ impl Tensors {
     }
 
     pub(crate) fn get(&self, index: usize) -> Tensor<'_> {
-        let ((name, dtype, shape, len), _): (Record<'_>, _) =
+        let ((name, shape, len), _): (Record<'_>, _) =
             postcard::take_from_bytes(self.record(index)).expect("it was packed here");
-        Tensor { name, dtype: DType::ALL[dtype], shape, len }
+        Tensor { name, dtype: self.dtype(index), shape, len }
+    }
+
+    pub(crate) fn dtype(&self, index: usize) -> DType {
+        self.dtypes[index]
     }
 
     /// The name alone, for less.

@@ -5,12 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, mem, ptr, thread};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 use super::part;
 use crate::text::shown;
+
+/// What would end the program, other than its own faults and what nobody can catch: a user, a terminal that is gone, a batch system, a limit on
+/// the time of the processor.
+const ENDING: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU];
 
 /// Catches those signals from now on; a write beyond the limit on a file's size becomes an error, as one to a full disk is.
 pub(super) fn watch() -> io::Result<()> {
@@ -21,8 +25,9 @@ pub(super) fn watch() -> io::Result<()> {
     }
     // The flag is nothing to anybody: with any handler at all the system lets the write fail.
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-    // What is ignored stays ignored: `nohup` and shells that start a program in the background count on it.
-    let caught: Vec<i32> = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|&signal| !is_ignored(signal)).collect();
+    // What is ignored stays ignored: `nohup` and shells that start a program in the background count on it. What a library waits
+    // for is its own.
+    let caught: Vec<i32> = ENDING.into_iter().filter(|&signal| ends(signal)).collect();
     let is_ending = Arc::new(AtomicBool::new(false));
     for &signal in &caught {
         signal_hook::flag::register_conditional_default(signal, is_ending.clone())?;
@@ -34,11 +39,12 @@ pub(super) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-fn is_ignored(signal: i32) -> bool {
+/// Whether a signal would do what it does by default.
+fn ends(signal: i32) -> bool {
     // SAFETY: a `sigaction` of zeros is valid, and without a new action the call only fills it in.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
-        libc::sigaction(signal, ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        libc::sigaction(signal, ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL
     }
 }
 

@@ -140,8 +140,8 @@ impl Reduce {
         let ranks = Checkpoints::open(&self.inputs, &self.limits)?;
         // Wide dtypes first, as the format's own writer has it: every tensor is then aligned in the file.
         let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
-        let size = |tensor: &u32| self.output_dtype(&ranks.tensors.get(*tensor as usize)).size_bytes();
-        order.sort_by_cached_key(|tensor| std::cmp::Reverse(size(tensor)));
+        let size = |tensor: &u32| self.output_dtype(ranks.tensors.dtype(*tensor as usize)).size_bytes();
+        order.sort_by_key(|tensor| std::cmp::Reverse(size(tensor)));
         let backend = backend::open(self.backend).map_err(ReduceError::Backend)?;
         let arenas = if self.is_tree() { Arena::of_all(&ranks)? } else { vec![] };
         let output = destination.open()?;
@@ -159,8 +159,8 @@ impl Reduce {
         self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree
     }
 
-    fn output_dtype(&self, tensor: &Tensor<'_>) -> DType {
-        self.output_dtype.unwrap_or(tensor.dtype)
+    fn output_dtype(&self, own: DType) -> DType {
+        self.output_dtype.unwrap_or(own)
     }
 
     /// A bar over the bytes of all passes; indicatif draws it only if stderr is a terminal.
@@ -201,7 +201,7 @@ impl<'a> Reduction<'a> {
         let Self { options, ranks, order, .. } = self;
         let written = || {
             let tensors = order.iter().map(|&tensor| ranks.tensors.get(tensor as usize));
-            tensors.map(|tensor| Tensor { dtype: options.output_dtype(&tensor), ..tensor })
+            tensors.map(|tensor| Tensor { dtype: options.output_dtype(tensor.dtype), ..tensor })
         };
         write_header(&mut output, ranks.metadata(), written)?;
 
@@ -310,29 +310,29 @@ impl<'a> Reduction<'a> {
         file: &mut OutputFile,
         found: &mut Found<'_>,
     ) -> Result<bool, ReduceError> {
-        let (len, dtype) = {
-            let tensor = self.ranks.tensors.get(tensor);
-            (tensor.len, self.options.output_dtype(&tensor))
-        };
+        let Tensor { len, dtype, .. } = self.ranks.tensors.get(tensor);
+        let dtype = self.options.output_dtype(dtype);
         let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
         let Combination { weights, tree } = combination;
         let factor = self.options.scale;
         // A mean is the sum divided, rounded once: its wide sums wait here. Everything else is one weighted sum.
         let divisor = if self.options.op == Op::Mean { self.ranks.len() as f64 } else { 1.0 };
-        let wide_len = if divisor == 1.0 { 0 } else { output.tensor(0).data().len() };
-        let mut wide = GradientBuffer::new(DType::F64, 1, [("wide", [wide_len])])?;
+        let mut wide = match divisor {
+            1.0 => None,
+            _ => Some(GradientBuffer::new(DType::F64, 1, [("wide", [len.min(PIECE_LEN)])])?),
+        };
         let coefficients: Vec<f64> = weights.iter().map(|weight| weight / divisor * factor).collect();
         let (mut norm, mut finite) = (0.0f64, true);
         self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
             let len = vectors[0].len();
-            match &tree {
-                Some(tree) => {
+            match (&tree, &mut wide) {
+                (Some(tree), _) => {
                     let output = output.as_mut_slice().range_mut(0..len);
                     cpu::tree_combine(output, vectors, &[0..len], tree, factor)?;
                 }
-                None if divisor == 1.0 => backend.combine(&mut output, vectors, &coefficients)?,
-                None => {
-                    backend.combine(&mut wide, vectors, &weights)?;
+                (None, None) => backend.combine(&mut output, vectors, &coefficients)?,
+                (None, Some(wide)) => {
+                    backend.combine(wide, vectors, &weights)?;
                     let sums = wide.tensor_mut(0).into_data().typed::<f64>().expect("made as f64");
                     sums.iter_mut().for_each(|sum| *sum = *sum / divisor * factor);
                     cpu::cast(output.as_mut_slice().range_mut(0..len), wide.as_slice().range(0..len))?;
