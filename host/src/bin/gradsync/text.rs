@@ -10,9 +10,16 @@ use serde_json::ser::{CompactFormatter, Formatter};
 
 /// A name in a line of text: of one line, whatever it holds.
 pub(crate) fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
-    // As `{:?}` has it, which escapes bytes that are no UTF-8 as well, but without the quotes around it.
-    let quoted = format!("{:?}", name.as_ref());
-    quoted[1..quoted.len() - 1].replace("\\'", "'")
+    let name = name.as_ref();
+    match name.to_str() {
+        // Combining characters stay, and so do apostrophes.
+        Some(text) => text.escape_debug().to_string().replace("\\'", "'"),
+        // As `{:?}` has it, which escapes bytes that are no UTF-8 as well, without the quotes around it.
+        None => {
+            let quoted = format!("{name:?}");
+            quoted[1..quoted.len() - 1].to_owned()
+        }
+    }
 }
 
 /// Several lines without control characters.
