@@ -28,8 +28,8 @@ pub(crate) enum OutputError {
     Io { path: PathBuf, source: io::Error },
     #[error("{}: is a folder", name(path))]
     Folder { path: PathBuf },
-    #[error("{}: its folder {}: {source}", name(path), shown(folder))]
-    NoFolder { path: PathBuf, folder: PathBuf, source: io::Error },
+    #[error("{}: its folder does not exist: {}", name(path), shown(folder))]
+    NoFolder { path: PathBuf, folder: PathBuf },
     #[error("{}: the output is also an input", name(path))]
     Input { path: PathBuf },
 }
@@ -139,7 +139,10 @@ fn followed(path: &Path) -> Result<PathBuf, OutputError> {
     let folder = folder(&target);
     match fs::canonicalize(folder) {
         Ok(folder) => Ok(folder.join(name)),
-        Err(source) => Err(OutputError::NoFolder { path: path.to_owned(), folder: folder.to_owned(), source }),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(OutputError::NoFolder { path: path.to_owned(), folder: folder.to_owned() })
+        }
+        Err(source) => Err(OutputError::Io { path: path.to_owned(), source }),
     }
 }
 
