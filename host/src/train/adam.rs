@@ -2,7 +2,7 @@
 //!
 //! It never writes a weight.
 
-use super::blocks::{check_operands, for_blocks, new_state};
+use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
@@ -78,7 +78,7 @@ impl Adam {
     /// # Errors
     /// As [`new`](Self::new); [`Error::LengthMismatch`](crate::Error::LengthMismatch),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) if
-    /// they hold other tensors.
+    /// they hold other tensors; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a moment that is not finite.
     pub fn with_moments(
         options: AdamOptions,
         first: GradientBuffer,
@@ -86,6 +86,8 @@ impl Adam {
         steps: u64,
     ) -> Result<Self> {
         same_tensors(OPERATION, ("first moments", first.table()), ("second moments", second.table()))?;
+        check_numbers(OPERATION, "the first moments", &first, f64::MAX)?;
+        check_numbers(OPERATION, "the second moments", &second, f64::MAX)?;
         Ok(Self { moments: Some([first, second]), steps, ..Self::new(options)? })
     }
 
@@ -121,7 +123,8 @@ impl DeltaOptimizer for Adam {
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
     /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
-    /// moments'. Nothing is written then.
+    /// moments'; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large
+    /// that the moments may not hold its square (1.3e19 where they are `f32`). Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -132,12 +135,16 @@ impl DeltaOptimizer for Adam {
         if let Some([first, _]) = &self.moments {
             check_operands(OPERATION, gradients, &[("moments", first)])?;
         }
+        let operands = [gradients, weights, &*deltas];
+        let [first, second] = match &self.moments {
+            Some(moments) => moments.each_ref().map(GradientBuffer::dtype),
+            None => [state_dtype(operands); 2],
+        };
+        let limit = state_limit(first).min(state_limit(second).sqrt());
+        check_numbers(OPERATION, "the gradients", gradients, limit)?;
         let [first, second] = match &mut self.moments {
             Some(moments) => moments,
-            none => {
-                let operands = [gradients, weights, &*deltas];
-                none.insert([new_state(operands)?, new_state(operands)?])
-            }
+            none => none.insert([new_state(operands)?, new_state(operands)?]),
         };
         self.steps += 1;
         let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, bias_correction } = self.options;

@@ -2,7 +2,7 @@
 //!
 //! It never writes a weight.
 
-use super::blocks::{check_operands, for_blocks, new_state};
+use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use crate::buffer::GradientBuffer;
 use crate::error::Result;
@@ -56,8 +56,9 @@ impl Sgd {
     /// As it was saved.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), and naming a velocity that is not finite.
     pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Result<Self> {
+        check_numbers(OPERATION, "the velocities", &velocity, f64::MAX)?;
         Ok(Self { velocity: Some(velocity), ..Self::new(options)? })
     }
 
@@ -88,7 +89,8 @@ impl DeltaOptimizer for Sgd {
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
     /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
-    /// velocity's. Nothing is written then.
+    /// velocity's; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not
+    /// finite, or so large that the velocity may not hold a sum of such. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -107,9 +109,12 @@ impl DeltaOptimizer for Sgd {
                 block.deltas.iter_mut().zip(block.gradients).for_each(|(delta, gradient)| *delta = -(rate * gradient));
             });
         }
+        let operands = [gradients, weights, &*deltas];
+        let dtype = self.velocity.as_ref().map_or(state_dtype(operands), GradientBuffer::dtype);
+        check_numbers(OPERATION, "the gradients", gradients, (1.0 - momentum) * state_limit(dtype))?;
         let velocity = match &mut self.velocity {
             Some(velocity) => velocity,
-            none => none.insert(new_state([gradients, weights, deltas])?),
+            none => none.insert(new_state(operands)?),
         };
         for_blocks(gradients, weights, [velocity], deltas, |block| {
             let [velocity] = block.states;

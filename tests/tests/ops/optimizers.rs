@@ -241,3 +241,51 @@ fn refused(name: &str, value: f64, outcomes: [gradsync::Result<()>; 3]) {
         assert!(error.to_string().contains(&format!("{name} is {value}")), "\"{error}\" for {name} {value}");
     }
 }
+
+/// What is not finite, or overflows a state, would stay there for ever: it is refused by tensor and value, the state is as
+/// it was, and the next step is as if there had been none. Without a state there is nothing to keep.
+#[test]
+fn gradients_that_would_poison_a_state_are_refused() {
+    let of = |value: f64| {
+        filled(Format::F32, &[3, 2], |_, len| {
+            (0..len).map(|i| if i == 1 { f64::from(value as f32) } else { 1.0 }).collect()
+        })
+    };
+    let step = |optimizer: &mut dyn DeltaOptimizer, value: f64| {
+        let mut deltas = of(0.0);
+        optimizer.deltas(&of(value), &of(0.0), &mut deltas).map(|()| flat(&deltas))
+    };
+    let momentum = || Sgd::new(SgdOptions { rate: 0.5, momentum: 0.9 }).unwrap();
+    let adam = || Adam::new(AdamOptions::default()).unwrap();
+    type Make<'a> = &'a dyn Fn() -> Box<dyn DeltaOptimizer>;
+    // Largest squares, and largest sums: 1 / (1 - 0.9) times as large as the gradients.
+    let cases: [(Make<'_>, f64, f64); 2] =
+        [(&|| Box::new(adam()), 1e19, 2e19), (&|| Box::new(momentum()), 1.6e37, 3.5e37)];
+    for (make, good, bad) in cases {
+        let (mut poisoned, mut clean) = (make(), make());
+        for step_number in 0..3 {
+            for bad in [bad, -bad, f64::NAN, f64::INFINITY] {
+                let error = step(&mut *poisoned, bad).expect_err("refused").to_string();
+                // As the buffer has it.
+                let value = f64::from(bad as f32);
+                assert!(error.contains(&format!("{value:e}")) && error.contains("\"t0\""), "{error}");
+            }
+            assert_eq!(step(&mut *poisoned, 1.0).unwrap(), step(&mut *clean, 1.0).unwrap(), "step {step_number}");
+        }
+        // As much as is allowed, for ever.
+        for _ in 0..200 {
+            assert!(step(&mut *clean, good).unwrap().iter().all(|delta| delta.is_finite()));
+        }
+    }
+    let mut fresh = adam();
+    assert!(step(&mut fresh, f64::NAN).is_err() && fresh.moments().is_none() && fresh.steps() == 0);
+    let plain = step(&mut Sgd::new(SgdOptions { rate: 0.5, momentum: 0.0 }).unwrap(), 3e38).unwrap();
+    assert!(plain.iter().all(|delta| delta.is_finite()));
+    // A checkpoint that is poisoned already.
+    for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY)] {
+        let error = Adam::with_moments(AdamOptions::default(), of(first), of(second), 1).unwrap_err().to_string();
+        assert!(error.contains("moments of \"t0\" have"), "{error}");
+    }
+    let error = Sgd::with_velocity(SgdOptions { rate: 0.5, momentum: 0.9 }, of(f64::NAN)).unwrap_err().to_string();
+    assert!(error.contains("velocities of \"t0\" have NaN"), "{error}");
+}
