@@ -7,9 +7,9 @@
 mod adam;
 mod blocks;
 mod optimizer;
+mod same_bits;
 mod sgd;
 mod step;
-mod weights;
 
 pub use adam::{Adam, AdamOptions};
 pub use optimizer::DeltaOptimizer;

@@ -6,7 +6,8 @@
 //! the caller's choice.
 
 use super::optimizer::DeltaOptimizer;
-use super::{same_tensors, weights, zeros_like};
+use super::same_bits::check_same_bits;
+use super::{same_tensors, zeros_like};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::dtype::DType;
@@ -16,6 +17,13 @@ use crate::ops::agreement::{agree, all_prepared, hash_of};
 use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
 
 const OPERATION: &str = "training step";
+
+/// What errors call the numbers that are compared, and what to do about those that differ.
+const WEIGHTS: (&str, &str) = ("the weights", "Broadcast one rank's weights before the first step");
+const DELTAS: (&str, &str) = (
+    "the optimizers' steps",
+    "After a mean or a sum of gradients, optimizers need equal options and states on all ranks",
+);
 
 /// What ranks join in a step, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +46,8 @@ pub struct StepOptions {
     pub accumulation_steps: usize,
     /// In which dtype steps are made, and exchanged by Adasum; `None`, the default, for that of the weights.
     pub delta_dtype: Option<DType>,
-    /// Whether the first step compares the ranks' weights, bit for bit, and is refused where they differ. True by
-    /// default.
+    /// Whether ranks make sure that their weights are the same, bit for bit: the first step compares weights, and with a
+    /// mean or a sum every step compares the optimizers' deltas. True by default.
     pub compare_weights: bool,
 }
 
@@ -95,12 +103,13 @@ pub struct StepReport {
 /// 4. the optimizer turns them into deltas;
 /// 5. with [`Reduction::Adasum`], the deltas' Adasum over the ranks, or over one rank of every node;
 /// 6. whether the deltas are finite, on all ranks; if not, the step ends here;
-/// 7. the deltas are added to the weights, each tensor with one rounding.
+/// 7. with a mean or a sum, whether all ranks' deltas are the same;
+/// 8. the deltas are added to the weights, each tensor with one rounding.
 ///
 /// Weights that were the same bits on all ranks stay so: with Adasum whatever the optimizers' states, which go different
-/// ways then and each belong into a checkpoint; with a mean or a sum if the optimizers' options and states are equal. The
-/// first step compares the weights and the groups. It reads the weights once, 0.1 s for 1 GB on two cores, and sends 8
-/// bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
+/// ways then and each belong into a checkpoint; with a mean or a sum the optimizers' options and states have to be equal,
+/// and deltas that differ are refused. The first step compares the groups and the weights. To compare weights or deltas is
+/// to read them once, about 0.1 s for 1 GB on two cores, and to send 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
 /// is clipped: an optimizer that should, does.
 ///
 /// ```
@@ -160,7 +169,8 @@ impl<'c> Stepper<'c> {
     /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
     ///
     /// Later, the optimizer's own error where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
-    /// and those of the communicators. The weights are left alone by every error; the state of an optimizer is not, once
+    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and those of the
+    /// communicators. The weights are left alone by every error; the state of an optimizer is not, once
     /// it has run.
     pub fn step(
         &mut self,
@@ -196,6 +206,9 @@ impl<'c> Stepper<'c> {
             tracing::debug!(?ranks, "the step is not finite: no weight moves");
             return Ok(StepReport { outcome: StepOutcome::DeltasNotFinite, adasum });
         }
+        if self.options.compare_weights && adasum.is_none() {
+            check_same_bits(OPERATION, self.all, DELTAS, &deltas)?;
+        }
         for index in 0..weights.tensor_count() {
             in_place_accumulate(weights.tensor_mut(index), deltas.tensor(index), None)?;
         }
@@ -220,7 +233,7 @@ impl<'c> Stepper<'c> {
                 check_nodes(OPERATION, nodes)?;
             }
             if options.compare_weights {
-                weights::check_same(OPERATION, self.all, weights)?;
+                check_same_bits(OPERATION, self.all, WEIGHTS, weights)?;
             }
             self.is_first = false;
         }

@@ -161,6 +161,32 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
     });
 }
 
+/// After a mean or a sum, optimizers with other options or states would take the ranks' weights apart: no weight moves. After
+/// Adasum they may differ.
+#[test]
+fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
+    guarded(20, || {
+        for reduction in ALL {
+            let outcomes = on_ranks(3, |comm| {
+                let (gradients, mut weights) = (random(Format::F32, comm.rank()), random(Format::F32, 77));
+                let mut sgd = sgd(if comm.rank() == 1 { 0.25 } else { 0.5 });
+                let outcome = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd);
+                let moved = flat(&weights) != flat(&random(Format::F32, 77));
+                (moved, outcome.map(|report| report.outcome).map_err(|error| error.to_string()))
+            });
+            for (moved, outcome) in outcomes {
+                if reduction == ADASUM {
+                    assert_eq!((moved, outcome), (true, Ok(StepOutcome::Applied)));
+                } else {
+                    let (text, words) =
+                        (outcome.expect_err("refused"), "steps of rank 1 differ from those of ranks [0, 2]");
+                    assert!(!moved && text.contains(words) && text.contains("equal options"), "{text}");
+                }
+            }
+        }
+    });
+}
+
 /// What lies between tensors is nobody's weight, and whoever leaves the comparison out gets none.
 #[test]
 fn weights_that_may_differ() {
