@@ -19,8 +19,8 @@ use super::secret::Secret;
 use super::server;
 use crate::error::Result;
 
-/// How long a join waits for the other ranks unless told otherwise: 5 minutes.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
+/// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Way {
@@ -76,7 +76,7 @@ impl Rendezvous {
         Ok(Rendezvous::tcp(host, port, Secret::from_env()?))
     }
 
-    /// The same, where a join waits at most `deadline`.
+    /// The same, where a join waits at most `deadline` ([`DEFAULT_DEADLINE`] otherwise).
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Rendezvous { deadline, ..self }

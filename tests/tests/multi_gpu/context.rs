@@ -69,9 +69,7 @@ impl Context {
 
     /// Another communicator of all ranks of the MPI job, on host memory. All ranks have to call it.
     pub(crate) fn world(&self) -> MpiCommunicator {
-        let mut world = MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}"));
-        world.set_deadline(DEADLINE);
-        world
+        MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}")).with_deadline(DEADLINE)
     }
 
     /// A communicator of all ranks of the MPI job, on device memory. All ranks have to call it.
@@ -120,8 +118,7 @@ fn run_process(suite: &Suite) -> bool {
 
 /// As a rank of the MPI job that `mpirun` has started. Rank 0 speaks for all.
 fn run_job(suite: &Suite) -> bool {
-    let mut job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}"));
-    job.set_deadline(DEADLINE);
+    let job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}")).with_deadline(DEADLINE);
     let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
     let (rank, world_size) = (job.rank(), job.world_size());
     assert_eq!((launch.rank, launch.world_size), (rank, world_size), "what the launcher says, and what MPI says");
