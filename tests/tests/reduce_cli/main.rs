@@ -11,3 +11,4 @@ mod outputs;
 mod program;
 #[cfg(feature = "prepared")]
 mod python;
+mod secret;

@@ -1,4 +1,4 @@
-//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and measures it.
+//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and measures it; and makes secrets.
 //!
 //! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
 //! line). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
@@ -16,6 +16,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gradsync::bootstrap::Secret;
 
 /// Gradient communication for training programs in pure Rust.
 #[derive(Parser)]
@@ -33,6 +34,11 @@ enum Command {
     Info(info::Info),
     /// Measure operations beside their baselines, as nccl-tests does, and check their results.
     Perf(Box<perf::Perf>),
+    /// Print a fresh secret for the ranks of a job: export GRADSYNC_SECRET=$(gradsync secret)
+    ///
+    /// Ranks that meet over TCP prove to each other that they know it. Give all ranks of a job the same, and every job another one. It is
+    /// 256 random bits in a form of its own, and no other form is accepted.
+    Secret,
 }
 
 /// Writes a result to stdout. A reader that has seen enough and closed the pipe is no failure.
@@ -57,6 +63,9 @@ fn main() -> ExitCode {
         Command::Reduce(reduce) => reduce.run().map_err(|error| error.to_string()),
         Command::Info(info) => info.run().map_err(|error| error.to_string()),
         Command::Perf(perf) => perf.run().map_err(|error| error.to_string()),
+        Command::Secret => Secret::generate()
+            .map_err(|error| error.to_string())
+            .and_then(|secret| print(&format!("{}\n", secret.reveal())).map_err(|error| error.to_string())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,242 @@
+//! Connections to rank 0 that have proven nothing yet. One thread serves all of them and never waits for one: a stranger costs a socket
+//! and a few hundred bytes, for less than a second.
+//!
+//! Anybody may connect, as often as they like. Where places are short, whoever connects takes that of the oldest connection from the
+//! address that holds most, once that has had [`GRACE`]: more than an honest rank needs, which answers the greeting at once. So strangers
+//! cannot keep ranks of other addresses out by their number, nor, by waiting, those of their own.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::handshake::{Challenge, HandshakeError, Identity};
+use super::poll::Alarm;
+use super::seal::Session;
+use super::secret::Secret;
+
+/// How long a connection may take to prove itself.
+const PROOF_TIME: Duration = Duration::from_millis(900);
+/// How long it has for that in any case.
+const GRACE: Duration = Duration::from_millis(50);
+/// How long nobody is accepted where the system has no room for one more.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How many places there are, at least and at most; between, a quarter of the descriptors that this process may have.
+const PLACES: (usize, usize) = (64, 512);
+
+/// What became of a connection.
+pub(super) enum Outcome {
+    Proven {
+        socket: TcpStream,
+        identity: Identity,
+        session: Session,
+    },
+    /// It was closed.
+    Stranger {
+        origin: SocketAddr,
+        reason: String,
+    },
+}
+
+struct Candidate {
+    socket: TcpStream,
+    origin: SocketAddr,
+    since: Instant,
+    challenge: Challenge,
+}
+
+/// Rank 0's listener, and those who have come to it, oldest first.
+pub(super) struct Unproven<'a, F> {
+    listener: TcpListener,
+    secret: &'a Secret,
+    alarm: &'a Alarm,
+    report: F,
+    candidates: Vec<Candidate>,
+    places: usize,
+    /// Nobody is accepted before that.
+    pause_end: Option<Instant>,
+}
+
+impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
+    /// Tells `report` of every connection that proves itself or is closed. The listener must not block.
+    pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
+        Unproven { listener, secret, alarm, report, candidates: Vec::new(), places: places(), pause_end: None }
+    }
+
+    /// Serves whoever comes, until the alarm.
+    pub(super) fn serve(mut self) {
+        while !self.alarm.is_raised() {
+            self.expire();
+            let can_accept = self.pause_end.is_none() && self.place().is_some();
+            let listener = can_accept.then_some(&self.listener);
+            let sockets = self.candidates.iter().map(|candidate| &candidate.socket);
+            let ready = match self.alarm.wait(listener, sockets, self.time_to_change(can_accept)) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    // No memory, for example: trying again at once would only burn the processor.
+                    tracing::warn!(%error, "cannot wait for connections");
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            // From the last: who is removed moves only those after it.
+            for index in (0..self.candidates.len()).rev().filter(|&index| ready.sockets[index]) {
+                self.hear(index);
+            }
+            if ready.listener {
+                self.accept();
+            }
+        }
+    }
+
+    /// Until when nothing changes by itself.
+    fn time_to_change(&self, can_accept: bool) -> Option<Duration> {
+        let oldest = self.candidates.first().map(|candidate| candidate.since + PROOF_TIME);
+        let next = if can_accept { None } else { self.pause_end.or(self.victim().map(|(_, free)| free)) };
+        let end = oldest.into_iter().chain(next).min()?;
+        // Rounded up: a wait that ends a moment too early is repeated at once.
+        Some(end.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+    }
+
+    fn expire(&mut self) {
+        while self.candidates.first().is_some_and(|candidate| candidate.since.elapsed() >= PROOF_TIME) {
+            self.refuse(0, format!("it proved nothing within {PROOF_TIME:?}"));
+        }
+        self.pause_end = self.pause_end.filter(|end| *end > Instant::now());
+    }
+
+    /// Who leaves if a place is needed, and when.
+    fn victim(&self) -> Option<(usize, Instant)> {
+        let mut crowds: HashMap<IpAddr, usize> = HashMap::new();
+        for candidate in &self.candidates {
+            *crowds.entry(neighbourhood(candidate.origin.ip())).or_default() += 1;
+        }
+        let largest = crowds.values().max()?;
+        let oldest = |candidate: &Candidate| crowds[&neighbourhood(candidate.origin.ip())] == *largest;
+        let index = self.candidates.iter().position(oldest)?;
+        Some((index, self.candidates[index].since + GRACE))
+    }
+
+    /// A place for one more, if there is one: with whom it has to be taken from.
+    fn place(&self) -> Option<Option<usize>> {
+        if self.candidates.len() < self.places {
+            return Some(None);
+        }
+        self.victim().filter(|(_, free)| *free <= Instant::now()).map(|(index, _)| Some(index))
+    }
+
+    fn accept(&mut self) {
+        while let Some(taken_from) = self.place() {
+            match self.listener.accept() {
+                Ok((socket, origin)) => {
+                    if let Some(index) = taken_from {
+                        self.refuse(index, "it proved nothing before its place was needed".into());
+                    }
+                    match greet(socket, origin) {
+                        Ok(candidate) => self.candidates.push(candidate),
+                        Err(error) => self.report_stranger(origin, error.to_string()),
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) => {
+                    // No descriptors, for example, of which those who have had their time hold some.
+                    tracing::warn!(%error, "a connection was not accepted");
+                    if let Some((index, _)) = self.victim().filter(|(_, free)| *free <= Instant::now()) {
+                        self.refuse(index, "it proved nothing before its descriptor was needed".into());
+                    }
+                    self.pause_end = Instant::now().checked_add(PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Something has come of a candidate.
+    fn hear(&mut self, index: usize) {
+        let candidate = &mut self.candidates[index];
+        match candidate.challenge.hear(&mut candidate.socket, self.secret) {
+            Ok(None) => {}
+            Ok(Some((identity, session))) => {
+                let socket = self.candidates.remove(index).socket;
+                (self.report)(Outcome::Proven { socket, identity, session });
+            }
+            Err(error) => self.refuse(index, error.to_string()),
+        }
+    }
+
+    /// Closes a connection.
+    fn refuse(&mut self, index: usize, reason: String) {
+        let origin = self.candidates.remove(index).origin;
+        self.report_stranger(origin, reason);
+    }
+
+    fn report_stranger(&mut self, origin: SocketAddr, reason: String) {
+        (self.report)(Outcome::Stranger { origin: SocketAddr::new(origin.ip().to_canonical(), origin.port()), reason });
+    }
+}
+
+fn greet(mut socket: TcpStream, origin: SocketAddr) -> Result<Candidate, HandshakeError> {
+    let challenge = Challenge::new()?;
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    // A connection that nothing was written to has room for this.
+    socket.write_all(&challenge.greeting())?;
+    Ok(Candidate { socket, origin, since: Instant::now(), challenge })
+}
+
+/// All addresses that one party easily has, as one: with IPv6, those of a network of 64 bits.
+fn neighbourhood(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
+/// Strangers must not take the descriptors that the rest of the process needs.
+fn places() -> usize {
+    #[cfg(unix)]
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    #[cfg(not(unix))]
+    let limit: Option<u64> = None;
+    let quarter = limit.map_or(PLACES.1, |limit| usize::try_from(limit / 4).unwrap_or(PLACES.1));
+    quarter.clamp(PLACES.0, PLACES.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_what_one_party_easily_has() {
+        let of = |text: &str| neighbourhood(text.parse().unwrap());
+        assert_eq!(of("::ffff:10.0.0.7"), of("10.0.0.7"));
+        assert_ne!(of("10.0.0.7"), of("10.0.0.8"));
+        assert_eq!(of("2001:db8::1:2:3:4"), of("2001:db8::5"));
+        assert_ne!(of("2001:db8::5"), of("2001:db8:0:1::5"));
+    }
+
+    /// Strangers of one address, however many, do not take the place of a single connection from another.
+    #[test]
+    fn places_are_taken_from_the_largest_crowd() {
+        let secret = Secret::from_bytes([1; 32]);
+        let alarm = Alarm::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut unproven = Unproven::new(listener, &secret, &alarm, |_| {});
+        let origins = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2", "10.0.0.3:1", "10.0.0.2:3"];
+        let now = Instant::now();
+        for origin in origins {
+            let challenge = Challenge::new().unwrap();
+            let socket = TcpStream::connect(address).unwrap();
+            unproven.candidates.push(Candidate { socket, origin: origin.parse().unwrap(), since: now, challenge });
+        }
+        assert_eq!(unproven.victim(), Some((1, now + GRACE)));
+        assert_eq!(unproven.place(), Some(None));
+        unproven.places = origins.len();
+        assert_eq!(unproven.place(), None, "nobody has had the time that everybody has");
+        unproven.candidates.iter_mut().for_each(|candidate| candidate.since -= GRACE);
+        assert_eq!(unproven.place(), Some(Some(1)));
+    }
+}
