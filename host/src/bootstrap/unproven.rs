@@ -22,8 +22,9 @@ const PROOF_TIME: Duration = Duration::from_millis(900);
 const GRACE: Duration = Duration::from_millis(50);
 /// How long nobody is accepted where the system has no room for one more.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many places there are, at least and at most; between, a quarter of the descriptors that this process may have.
-const PLACES: (usize, usize) = (64, 512);
+/// How many places there are, at least and at most; between, a quarter of the descriptors that this process may have. Fewer
+/// once there are no descriptors left.
+const PLACES: (usize, usize) = (16, 512);
 
 /// What became of a connection.
 pub(super) enum Outcome {
@@ -67,7 +68,6 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
     /// Serves whoever comes, until the alarm.
     pub(super) fn serve(mut self) {
         while !self.alarm.is_raised() {
-            self.expire();
             let can_accept = self.pause_end.is_none() && self.place().is_some();
             let listener = can_accept.then_some(&self.listener);
             let sockets = self.candidates.iter().map(|candidate| &candidate.socket);
@@ -84,6 +84,8 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
             for index in (0..self.candidates.len()).rev().filter(|&index| ready.sockets[index]) {
                 self.hear(index);
             }
+            // Only now: if this process was stopped, proofs that came meanwhile are not too late.
+            self.expire();
             if ready.listener {
                 self.accept();
             }
@@ -103,6 +105,10 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
         while self.candidates.first().is_some_and(|candidate| candidate.since.elapsed() >= PROOF_TIME) {
             self.refuse(0, format!("it proved nothing within {PROOF_TIME:?}"));
         }
+        while self.candidates.len() > self.places {
+            let Some(index) = self.victim_now() else { break };
+            self.refuse(index, "it proved nothing before its descriptor was needed".into());
+        }
         self.pause_end = self.pause_end.filter(|end| *end > Instant::now());
     }
 
@@ -118,12 +124,17 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
         Some((index, self.candidates[index].since + GRACE))
     }
 
-    /// A place for one more, if there is one: with whom it has to be taken from.
+    /// A place for one more, if there is one, with whoever has to leave it.
     fn place(&self) -> Option<Option<usize>> {
         if self.candidates.len() < self.places {
             return Some(None);
         }
-        self.victim().filter(|(_, free)| *free <= Instant::now()).map(|(index, _)| Some(index))
+        self.victim_now().map(Some)
+    }
+
+    /// Who leaves if a place is needed now.
+    fn victim_now(&self) -> Option<usize> {
+        self.victim().filter(|(_, free)| *free <= Instant::now()).map(|(index, _)| index)
     }
 
     fn accept(&mut self) {
@@ -141,11 +152,9 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
-                    // No descriptors, for example, of which those who have had their time hold some.
-                    tracing::warn!(%error, "a connection was not accepted");
-                    if let Some((index, _)) = self.victim().filter(|(_, free)| *free <= Instant::now()) {
-                        self.refuse(index, "it proved nothing before its descriptor was needed".into());
-                    }
+                    // No descriptors, for example: the rest of the process gets back some of those that are held here.
+                    self.places = (self.candidates.len() / 4 * 3).max(1);
+                    tracing::warn!(%error, places = self.places, "a connection was not accepted");
                     self.pause_end = Instant::now().checked_add(PAUSE);
                     return;
                 }

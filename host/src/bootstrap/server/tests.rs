@@ -1,7 +1,7 @@
 //! Members of other minds, and those whose connection somebody meddles with: what is no frame, not the next frame, or no
 //! request, ends only the connection that it came by, as a lost rank.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use super::*;
 use crate::bootstrap::client::{self, Invitation};
 use crate::bootstrap::frame::{FRAME_LIMIT, encode};
 use crate::bootstrap::handshake::{Challenge, introduce};
+use crate::bootstrap::member::Uplink;
 use crate::bootstrap::message::Network;
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Departure, Operation};
@@ -111,6 +112,56 @@ fn what_was_altered_injected_or_repeated_loses_its_rank() {
         }),
         &"an altered request",
     );
+}
+
+/// Whoever listens to a group while another is split off from it hears nothing of the new group's secret.
+#[test]
+fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
+    let loopback = Some(Ipv4Addr::LOCALHOST.into());
+    let listener = listen(loopback, 0).unwrap();
+    let behind = port(&listener).unwrap();
+    let relay = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = relay.local_addr().unwrap().port();
+    let (heard, (old, new)) = thread::scope(|scope| {
+        let hub = scope.spawn(move || {
+            let member = join(listener, loopback, secret(), &applicant(0, 2)).unwrap();
+            drop(member.split(Some(0), 0, PLENTY).unwrap());
+        });
+        let ear = scope.spawn(move || {
+            let near = relay.accept().unwrap().0;
+            let far = TcpStream::connect(("127.0.0.1", behind)).unwrap();
+            thread::scope(|scope| {
+                let there = scope.spawn(|| overhear(&near, &far));
+                let back = overhear(&far, &near);
+                [there.join().unwrap(), back].concat()
+            })
+        });
+        let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
+        let member = client::join(&applicant(1, 2), invite, |_| true).unwrap();
+        let group = member.split(Some(0), 0, PLENTY).unwrap().unwrap();
+        let secrets = [&member, &group].map(|member| match &member.uplink {
+            Uplink::There(link) => *link.secret.bytes(),
+            other => panic!("{other:?}"),
+        });
+        drop((member, group));
+        hub.join().unwrap();
+        (ear.join().unwrap(), secrets.into())
+    });
+    assert!(heard.len() > 200, "{} bytes", heard.len());
+    assert_ne!(old, new);
+    assert!(heard.windows(32).all(|window| *window != old && *window != new), "a secret travelled");
+}
+
+/// Passes on what one side says, until it ends, and returns it.
+fn overhear(mut from: &TcpStream, mut to: &TcpStream) -> Vec<u8> {
+    let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
+    while let Ok(len @ 1..) = from.read(&mut bytes) {
+        all.extend_from_slice(&bytes[..len]);
+        to.write_all(&bytes[..len]).unwrap();
+    }
+    // The other side may be gone already.
+    let _ = to.shutdown(Shutdown::Write);
+    all
 }
 
 /// Rank 0 that says what is no event is lost to the others.
