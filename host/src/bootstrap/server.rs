@@ -22,7 +22,7 @@ use super::poll::Alarm;
 use super::seal::{Seal, Session};
 use super::seat::Seat;
 use super::secret::Secret;
-use super::unproven::{Outcome, Unproven};
+use super::unproven::{Proven, Stranger, Unproven};
 
 /// How many connections may wait to be accepted: where strangers come in crowds, the system would otherwise drop the ranks
 /// among them, which try again only after a second.
@@ -117,8 +117,8 @@ impl Server {
     /// Serves whoever comes, each on a thread of its own once it has proven itself, until the alarm.
     fn accept(self: &Arc<Self>, listener: TcpListener) {
         let report = |outcome| match outcome {
-            Outcome::Proven { socket, identity, session } => self.admit(Arc::new(socket), identity, session),
-            Outcome::Stranger { origin, reason } => {
+            Ok(proven) => self.admit(proven),
+            Err(Stranger { origin, reason }) => {
                 let count = self.gathering.turn_away(origin, reason.clone());
                 // A crowd is not to fill the log.
                 if count.is_power_of_two() {
@@ -129,7 +129,8 @@ impl Server {
         Unproven::new(listener, self.connections.secret(), &self.alarm, report).serve();
     }
 
-    fn admit(self: &Arc<Self>, socket: Arc<TcpStream>, identity: Identity, session: Session) {
+    fn admit(self: &Arc<Self>, Proven { socket, identity, session }: Proven) {
+        let socket = Arc::new(socket);
         let Some(id) = self.connections.enter(&socket) else { return };
         let server = self.clone();
         let serve = move || {

@@ -26,18 +26,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// once there are no descriptors left.
 const PLACES: (usize, usize) = (16, 512);
 
-/// What became of a connection.
-pub(super) enum Outcome {
-    Proven {
-        socket: TcpStream,
-        identity: Identity,
-        session: Session,
-    },
-    /// It was closed.
-    Stranger {
-        origin: SocketAddr,
-        reason: String,
-    },
+/// A connection that has proven itself.
+pub(super) struct Proven {
+    pub(super) socket: TcpStream,
+    pub(super) identity: Identity,
+    pub(super) session: Session,
+}
+
+/// One that was closed because it has not.
+pub(super) struct Stranger {
+    pub(super) origin: SocketAddr,
+    pub(super) reason: String,
 }
 
 struct Candidate {
@@ -59,7 +58,7 @@ pub(super) struct Unproven<'a, F> {
     pause_end: Option<Instant>,
 }
 
-impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
+impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
     /// Tells `report` of every connection that proves itself or is closed. The listener must not block.
     pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
         Unproven { listener, secret, alarm, report, candidates: Vec::new(), places: places(), pause_end: None }
@@ -169,7 +168,7 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
             Ok(None) => {}
             Ok(Some((identity, session))) => {
                 let socket = self.candidates.remove(index).socket;
-                (self.report)(Outcome::Proven { socket, identity, session });
+                (self.report)(Ok(Proven { socket, identity, session }));
             }
             Err(error) => self.refuse(index, error.to_string()),
         }
@@ -182,7 +181,8 @@ impl<'a, F: FnMut(Outcome)> Unproven<'a, F> {
     }
 
     fn report_stranger(&mut self, origin: SocketAddr, reason: String) {
-        (self.report)(Outcome::Stranger { origin: SocketAddr::new(origin.ip().to_canonical(), origin.port()), reason });
+        let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
+        (self.report)(Err(Stranger { origin, reason }));
     }
 }
 
