@@ -5,7 +5,8 @@
 //! address that holds most, once that has had [`GRACE`]: more than an honest rank needs, which answers the greeting at once. So strangers
 //! cannot keep ranks of other addresses out by their number, nor, by waiting, those of their own.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -18,8 +19,9 @@ use super::secret::Secret;
 
 /// How long a connection may take to prove itself.
 const PROOF_TIME: Duration = Duration::from_millis(900);
-/// How long it has for that in any case.
-const GRACE: Duration = Duration::from_millis(50);
+/// How long it has for that in any case: so long for each place that there is, and at least the second. A queue of 1000 strangers is
+/// gone through in less than a second, or where there are few places in few.
+const GRACE: (Duration, Duration) = (Duration::from_micros(400), Duration::from_millis(50));
 /// How long nobody is accepted where the system has no room for one more.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How many places there are, at least and at most; between, a quarter of the descriptors that this process may have. Fewer
@@ -42,6 +44,7 @@ pub(super) struct Stranger {
 struct Candidate {
     socket: TcpStream,
     origin: SocketAddr,
+    neighbourhood: IpAddr,
     since: Instant,
     challenge: Challenge,
 }
@@ -52,7 +55,9 @@ pub(super) struct Unproven<'a, F> {
     secret: &'a Secret,
     alarm: &'a Alarm,
     report: F,
-    candidates: Vec<Candidate>,
+    candidates: VecDeque<Candidate>,
+    /// How many of them come from each neighbourhood.
+    crowds: HashMap<IpAddr, usize>,
     places: usize,
     /// Nobody is accepted before that.
     pause_end: Option<Instant>,
@@ -61,7 +66,8 @@ pub(super) struct Unproven<'a, F> {
 impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
     /// Tells `report` of every connection that proves itself or is closed. The listener must not block.
     pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
-        Unproven { listener, secret, alarm, report, candidates: Vec::new(), places: places(), pause_end: None }
+        let (candidates, crowds, places) = (VecDeque::new(), HashMap::new(), places());
+        Unproven { listener, secret, alarm, report, candidates, crowds, places, pause_end: None }
     }
 
     /// Serves whoever comes, until the alarm.
@@ -83,7 +89,6 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
             for index in (0..self.candidates.len()).rev().filter(|&index| ready.sockets[index]) {
                 self.hear(index);
             }
-            // Only now: if this process was stopped, proofs that came meanwhile are not too late.
             self.expire();
             if ready.listener {
                 self.accept();
@@ -93,7 +98,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
 
     /// Until when nothing changes by itself.
     fn time_to_change(&self, can_accept: bool) -> Option<Duration> {
-        let oldest = self.candidates.first().map(|candidate| candidate.since + PROOF_TIME);
+        let oldest = self.candidates.front().map(|candidate| candidate.since + PROOF_TIME);
         let next = if can_accept { None } else { self.pause_end.or(self.victim().map(|(_, free)| free)) };
         let end = oldest.into_iter().chain(next).min()?;
         // Rounded up: a wait that ends a moment too early is repeated at once.
@@ -101,26 +106,25 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
     }
 
     fn expire(&mut self) {
-        while self.candidates.first().is_some_and(|candidate| candidate.since.elapsed() >= PROOF_TIME) {
-            self.refuse(0, format!("it proved nothing within {PROOF_TIME:?}"));
+        while self.candidates.front().is_some_and(|candidate| candidate.since.elapsed() >= PROOF_TIME) {
+            self.evict(0, &format!("it proved nothing within {PROOF_TIME:?}"));
         }
         while self.candidates.len() > self.places {
             let Some(index) = self.victim_now() else { break };
-            self.refuse(index, "it proved nothing before its descriptor was needed".into());
+            self.evict(index, "it proved nothing before its descriptor was needed");
         }
         self.pause_end = self.pause_end.filter(|end| *end > Instant::now());
     }
 
     /// Who leaves if a place is needed, and when.
     fn victim(&self) -> Option<(usize, Instant)> {
-        let mut crowds: HashMap<IpAddr, usize> = HashMap::new();
-        for candidate in &self.candidates {
-            *crowds.entry(neighbourhood(candidate.origin.ip())).or_default() += 1;
-        }
-        let largest = crowds.values().max()?;
-        let oldest = |candidate: &Candidate| crowds[&neighbourhood(candidate.origin.ip())] == *largest;
-        let index = self.candidates.iter().position(oldest)?;
-        Some((index, self.candidates[index].since + GRACE))
+        let largest = self.crowds.values().max()?;
+        let index = self.candidates.iter().position(|candidate| self.crowds[&candidate.neighbourhood] == *largest)?;
+        Some((index, self.candidates[index].since + self.grace()))
+    }
+
+    fn grace(&self) -> Duration {
+        GRACE.1.max(GRACE.0 * self.places as u32)
     }
 
     /// A place for one more, if there is one, with whoever has to leave it.
@@ -141,10 +145,10 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
             match self.listener.accept() {
                 Ok((socket, origin)) => {
                     if let Some(index) = taken_from {
-                        self.refuse(index, "it proved nothing before its place was needed".into());
+                        self.evict(index, "it proved nothing before its place was needed");
                     }
                     match greet(socket, origin) {
-                        Ok(candidate) => self.candidates.push(candidate),
+                        Ok(candidate) => self.enter(candidate),
                         Err(error) => self.report_stranger(origin, error.to_string()),
                     }
                 }
@@ -167,17 +171,42 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         match candidate.challenge.hear(&mut candidate.socket, self.secret) {
             Ok(None) => {}
             Ok(Some((identity, session))) => {
-                let socket = self.candidates.remove(index).socket;
+                let socket = self.leave(index).socket;
                 (self.report)(Ok(Proven { socket, identity, session }));
             }
             Err(error) => self.refuse(index, error.to_string()),
         }
     }
 
+    /// Closes a connection whose time is over, unless its proof has come by now: this process may have been busy, or stopped.
+    fn evict(&mut self, index: usize, reason: &str) {
+        let count = self.candidates.len();
+        self.hear(index);
+        if self.candidates.len() == count {
+            self.refuse(index, reason.into());
+        }
+    }
+
     /// Closes a connection.
     fn refuse(&mut self, index: usize, reason: String) {
-        let origin = self.candidates.remove(index).origin;
+        let origin = self.leave(index).origin;
         self.report_stranger(origin, reason);
+    }
+
+    fn enter(&mut self, candidate: Candidate) {
+        *self.crowds.entry(candidate.neighbourhood).or_default() += 1;
+        self.candidates.push_back(candidate);
+    }
+
+    fn leave(&mut self, index: usize) -> Candidate {
+        let candidate = self.candidates.remove(index).expect("an index of a candidate");
+        if let Entry::Occupied(mut crowd) = self.crowds.entry(candidate.neighbourhood) {
+            *crowd.get_mut() -= 1;
+            if *crowd.get() == 0 {
+                crowd.remove();
+            }
+        }
+        candidate
     }
 
     fn report_stranger(&mut self, origin: SocketAddr, reason: String) {
@@ -192,7 +221,7 @@ fn greet(mut socket: TcpStream, origin: SocketAddr) -> Result<Candidate, Handsha
     socket.set_nodelay(true)?;
     // A connection that nothing was written to has room for this.
     socket.write_all(&challenge.greeting())?;
-    Ok(Candidate { socket, origin, since: Instant::now(), challenge })
+    Ok(Candidate { socket, origin, neighbourhood: neighbourhood(origin.ip()), since: Instant::now(), challenge })
 }
 
 /// All addresses that one party easily has, as one: with IPv6, those of a network of 64 bits.
@@ -235,17 +264,19 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut unproven = Unproven::new(listener, &secret, &alarm, |_| {});
         let origins = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2", "10.0.0.3:1", "10.0.0.2:3"];
-        let now = Instant::now();
         for origin in origins {
-            let challenge = Challenge::new().unwrap();
-            let socket = TcpStream::connect(address).unwrap();
-            unproven.candidates.push(Candidate { socket, origin: origin.parse().unwrap(), since: now, challenge });
+            unproven.enter(greet(TcpStream::connect(address).unwrap(), origin.parse().unwrap()).unwrap());
         }
-        assert_eq!(unproven.victim(), Some((1, now + GRACE)));
+        assert_eq!(unproven.victim(), Some((1, unproven.candidates[1].since + unproven.grace())));
         assert_eq!(unproven.place(), Some(None));
         unproven.places = origins.len();
         assert_eq!(unproven.place(), None, "nobody has had the time that everybody has");
-        unproven.candidates.iter_mut().for_each(|candidate| candidate.since -= GRACE);
+        let grace = unproven.grace();
+        unproven.candidates.iter_mut().for_each(|candidate| candidate.since -= grace);
         assert_eq!(unproven.place(), Some(Some(1)));
+        // Then nobody holds more than another.
+        (0..2).for_each(|_| unproven.refuse(1, String::new()));
+        assert_eq!(unproven.place(), Some(None));
+        assert_eq!(unproven.victim().map(|(index, _)| index), Some(0));
     }
 }
