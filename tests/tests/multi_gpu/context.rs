@@ -1,6 +1,5 @@
 //! What a rank of a suite is given: its number, its GPU, and communicators with the others.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -131,16 +130,22 @@ fn run_job(suite: &Suite) -> bool {
 
 /// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
 fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
-    let mut words = [0.0; 3];
+    // As much text as every secret has, and the port.
+    let mut words = [0.0; 12];
     if job.rank() == 0 {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let port = port.unwrap_or_else(|error| panic!("a free port: {error}")).port();
-        let random = || RandomState::new().build_hasher().finish();
-        words = [u64::from(port), random(), random()].map(f64::from_bits);
+        let secret = Secret::generate().unwrap_or_else(|error| panic!("{error}")).reveal();
+        let text = secret.as_bytes().chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")));
+        words
+            .iter_mut()
+            .zip([port.into()].into_iter().chain(text))
+            .for_each(|(word, bits)| *word = f64::from_bits(bits));
     }
     job.broadcast((&mut words[..]).into(), 0).unwrap_or_else(|error| panic!("a word of rank 0's: {error}"));
-    let [port, secret @ ..] = words.map(f64::to_bits);
-    let secret = Secret::new(format!("{secret:x?}")).unwrap_or_else(|error| panic!("{error}"));
+    let [port, text @ ..] = words.map(f64::to_bits);
+    let text = String::from_utf8(text.map(u64::to_le_bytes).concat()).unwrap_or_else(|error| panic!("{error}"));
+    let secret: Secret = text.parse().unwrap_or_else(|error| panic!("{error}"));
     Rendezvous::tcp("127.0.0.1", port as u16, secret)
 }
 

@@ -15,5 +15,6 @@ mod places;
 mod program;
 #[cfg(feature = "prepared")]
 mod python;
+mod secret;
 mod signals;
 mod tree;

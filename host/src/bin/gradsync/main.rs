@@ -1,4 +1,4 @@
-//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and measures it.
+//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and measures it; and makes secrets.
 //!
 //! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
 //! line, 3 for a result that is not finite where that was forbidden). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
@@ -16,6 +16,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gradsync::bootstrap::Secret;
 
 /// Gradient communication for training programs in pure Rust.
 #[derive(Parser)]
@@ -33,6 +34,11 @@ enum Command {
     Info(info::Info),
     /// Measure operations beside their baselines, as nccl-tests does, and check their results.
     Perf(Box<perf::Perf>),
+    /// Print a fresh secret for the ranks of a job: export GRADSYNC_SECRET=$(gradsync secret)
+    ///
+    /// Ranks that meet over TCP prove to each other that they know it. Give all ranks of a job the same, and every job another one. It is
+    /// 256 random bits in a form of its own, and no other form is accepted.
+    Secret,
 }
 
 /// Where a command tells its results.
@@ -79,6 +85,11 @@ fn say(kind: &str, what: impl Display) {
     let _ = io::stderr().write_all(text::printable(&line).as_bytes());
 }
 
+fn secret() -> Result<(), String> {
+    let secret = Secret::generate().map_err(|error| error.to_string())?;
+    Listener::Stdout.print(&format!("{}\n", secret.reveal())).map_err(|error| error.to_string())
+}
+
 fn main() -> ExitCode {
     let level = std::env::var("GRADSYNC_LOG").ok().and_then(|level| level.parse().ok());
     let level = level.unwrap_or(tracing::level_filters::LevelFilter::WARN);
@@ -87,6 +98,7 @@ fn main() -> ExitCode {
         Command::Reduce(reduce) => reduce.run().map_err(|error| (error.exit_code(), error.to_string())),
         Command::Info(info) => info.run().map_err(|error| (ExitCode::FAILURE, error.to_string())),
         Command::Perf(perf) => perf.run().map_err(|error| (ExitCode::FAILURE, error.to_string())),
+        Command::Secret => secret().map_err(|reason| (ExitCode::FAILURE, reason)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
