@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::frame::{FRAME_LIMIT, Timed, encode};
+use super::seal::Seal;
 
 /// How long the end of a connection waits for the other side to read the last words.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
@@ -70,10 +71,11 @@ impl Drop for Running {
 pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
-    pub(super) fn start(socket: &Arc<TcpStream>, threads: &Arc<Threads>) -> io::Result<Self> {
+    /// `seal` tags what is sent.
+    pub(super) fn start(socket: &Arc<TcpStream>, seal: Seal, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let socket = socket.clone();
-        threads.spawn("gradsync-write", move || empty(&queue, &socket))?;
+        threads.spawn("gradsync-write", move || empty(&queue, &socket, seal))?;
         Ok(Outbox(sender))
     }
 
@@ -95,17 +97,21 @@ impl Outbox {
     }
 }
 
-fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream) {
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: Seal) {
     let mut bytes = Vec::new();
+    let mut append = |bytes: &mut Vec<u8>, frame: &[u8]| {
+        bytes.extend_from_slice(frame);
+        bytes.extend_from_slice(&seal.tag(frame));
+    };
     let mut is_open = true;
     while is_open {
         let Ok(Some(frame)) = queue.recv() else { break };
         bytes.clear();
-        bytes.extend_from_slice(&frame);
+        append(&mut bytes, &frame);
         // Small frames that wait together go together.
         while bytes.len() < TOGETHER {
             match queue.try_recv() {
-                Ok(Some(frame)) => bytes.extend_from_slice(&frame),
+                Ok(Some(frame)) => append(&mut bytes, &frame),
                 Ok(None) => {
                     is_open = false;
                     break;
@@ -131,15 +137,12 @@ pub(super) fn drain(socket: &TcpStream) {
     while Instant::now() < end && matches!(timed.read(&mut rest), Ok(1..)) {}
 }
 
-/// Whether the other side has closed the connection and nothing is left to read, or the connection is broken.
-pub(super) fn is_closed(socket: &TcpStream) -> io::Result<bool> {
-    socket.set_nonblocking(true)?;
-    let outcome = socket.peek(&mut [0]);
-    socket.set_nonblocking(false)?;
-    Ok(match outcome {
+/// Whether the other side of a connection that does not block has closed it, with nothing left to read, or it is broken.
+pub(super) fn is_closed(socket: &TcpStream) -> bool {
+    match socket.peek(&mut [0]) {
         Ok(bytes) => bytes == 0,
         Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -152,15 +155,20 @@ mod tests {
     fn a_connection_is_closed_once_everything_is_read() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut socket = listener.accept().unwrap().0;
-        assert!(!is_closed(&socket).unwrap());
+        let socket = listener.accept().unwrap().0;
+        let is_closed = || {
+            socket.set_nonblocking(true).unwrap();
+            let outcome = is_closed(&socket);
+            socket.set_nonblocking(false).unwrap();
+            outcome
+        };
+        assert!(!is_closed());
         other.write_all(b"word").unwrap();
         drop(other);
-        // It waits again, and has not lost a byte.
         let mut word = [0; 4];
-        socket.read_exact(&mut word).unwrap();
-        assert_eq!(&word, b"word");
+        (&socket).read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"word", "nothing is taken");
         Timed { socket: &socket, end: None }.wait().unwrap();
-        assert!(is_closed(&socket).unwrap());
+        assert!(is_closed());
     }
 }
