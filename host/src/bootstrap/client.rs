@@ -238,3 +238,26 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_name_server_does_not_hold_up_a_rank_beyond_its_deadline() {
+        const SILENCE: Duration = Duration::from_secs(20);
+        let mut names = Names::with(|_, _| {
+            thread::sleep(SILENCE);
+            Ok(Vec::new())
+        });
+        let start = Instant::now();
+        let deadline = Duration::from_millis(200);
+        let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end: start.checked_add(deadline) };
+        let invitation = Invitation { hosts: vec!["rank-0".into()], port: 7, secret: Secret::from_bytes([1; 32]) };
+        let error = attempt(&applicant, &invitation, &mut names).unwrap_err();
+        assert!(start.elapsed() < SILENCE / 2, "{:?}", start.elapsed());
+        let BootstrapError::Unreachable { address, reason, .. } = error else { panic!("{error:?}") };
+        assert_eq!(address, "rank-0:7");
+        assert!(reason.contains("no answer to the look-up of the name"), "{reason}");
+    }
+}

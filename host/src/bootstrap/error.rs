@@ -160,6 +160,14 @@ pub enum BootstrapError {
         /// The system's reason.
         reason: String,
     },
+    /// What lies in the place of the rendezvous file is none, and rank 0 does not replace it.
+    #[error("{path} cannot be a rendezvous file: it is {kind}, not a regular file")]
+    NotAFile {
+        /// Where the file should be.
+        path: String,
+        /// What lies there: a FIFO, a device, a folder, a socket or a symbolic link.
+        kind: String,
+    },
     /// What lies in the place of the rendezvous file may be somebody else's, or known to others.
     #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
     UntrustedFile {
@@ -174,10 +182,10 @@ pub enum BootstrapError {
     },
     /// Somebody else may put a file of their own in the place of the rendezvous file.
     #[error(
-        "{path}, a folder or link on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
+        "{path}, a folder on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
     )]
     UntrustedFolder {
-        /// The folder, or the link.
+        /// The folder.
         path: String,
         /// The number of the user who owns it.
         owner: u32,

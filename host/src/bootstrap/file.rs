@@ -37,8 +37,8 @@ pub(super) struct RendezvousFile {
 }
 
 impl RendezvousFile {
-    /// Writes the file in one step: who reads it finds all of it or nothing.
-    pub(super) fn publish(path: &Path, bytes: Vec<u8>) -> Result<Self, BootstrapError> {
+    /// Writes the file in the place that [`prepare`] has made, and in one step: who reads it finds all of it or nothing.
+    pub(super) fn publish(path: PathBuf, bytes: Vec<u8>) -> Result<Self, BootstrapError> {
         // Beside the file, as only a rename within a file system is one step; under a name that no other process takes.
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
@@ -47,27 +47,33 @@ impl RendezvousFile {
             remove(&temporary)?;
             let mut file = create_private(&temporary)?;
             // Some file systems give files other permissions, or another owner, than they were asked for.
-            trust::check_file(path, &file.metadata()?)?;
+            trust::check_file(&path, &file.metadata()?)?;
             file.write_all(&bytes)?;
             drop(file);
-            Ok(uninterrupted(|| fs::rename(&temporary, path))?)
+            Ok(uninterrupted(|| fs::rename(&temporary, &path))?)
         };
         if let Err(refusal) = write() {
             // Best effort: the error that led here is the one to report.
             let _ = remove(&temporary);
-            return Err(refusal.or(|error| failure(path, &error)));
+            return Err(refusal.or(|error| failure(&path, &error)));
         }
-        Ok(RendezvousFile { path: path.to_owned(), bytes })
+        Ok(RendezvousFile { path, bytes })
     }
+}
 
-    /// Removes what a former group may have left.
-    pub(super) fn clear(path: &Path) -> Result<(), BootstrapError> {
-        let clear = || -> Result<(), Refusal> {
-            trust::check_folders(path)?;
-            Ok(remove(path)?)
-        };
-        clear().map_err(|refusal| refusal.or(|error| failure(path, &error)))
-    }
+/// The place of the file, without what a former group may have left there.
+pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
+    let clear = || -> Result<PathBuf, Refusal> {
+        let place = trust::resolve(path)?;
+        match place.symlink_metadata() {
+            Ok(metadata) => trust::check_kind(&place, &metadata)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(place),
+            Err(error) => return Err(error.into()),
+        }
+        remove(&place)?;
+        Ok(place)
+    };
+    clear().map_err(|refusal| refusal.or(|error| failure(path, &error)))
 }
 
 impl Drop for RendezvousFile {

@@ -6,7 +6,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::BootstrapError;
 
@@ -39,59 +39,70 @@ impl Refusal {
     }
 }
 
+/// The path of a file without links on the way to it, where nobody but this user or root can put another file in its place: they own
+/// every folder, and others may not write in one that has no sticky bit.
+pub(super) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
+    let path = std::path::absolute(path)?;
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(not_a_file(&path, "a folder").into());
+    };
+    let folder = folder.canonicalize()?;
+    #[cfg(unix)]
+    for folder in folder.ancestors() {
+        unix::check_folder(folder, &folder.symlink_metadata()?)?;
+    }
+    Ok(folder.join(name))
+}
+
 /// Opens a file to read it, if it can be trusted. Never waits for another process, as the opening of a FIFO would.
 pub(super) fn open(path: &Path) -> Result<File, Refusal> {
+    let path = resolve(path)?;
     // To open a device may have effects; and of a link or a socket, the system's error says little.
-    check_file(path, &path.symlink_metadata()?)?;
+    check_kind(&path, &path.symlink_metadata()?)?;
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     unix::add_flags(&mut options);
-    let file = options.open(path)?;
+    let file = options.open(&path)?;
     // Another file may have come to the same path since.
-    check_file(path, &file.metadata()?)?;
-    check_folders(path)?;
+    check_file(&path, &file.metadata()?)?;
     Ok(file)
 }
 
-/// Refuses a file that is not a regular one, or that others than this user or root own, may read or may write.
-pub(super) fn check_file(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
+/// Refuses what is no regular file.
+pub(super) fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
+    if metadata.is_file() {
+        return Ok(());
+    }
     #[cfg(unix)]
-    let (owner, mode, problem) = unix::inspect_file(metadata);
+    let kind = unix::kind(metadata.file_type());
     #[cfg(not(unix))]
-    let (owner, mode, problem) = (0, 0, (!metadata.is_file()).then(|| "it is not a regular file".to_owned()));
-    let path = || path.display().to_string();
-    problem.map_or(Ok(()), |reason| Err(BootstrapError::UntrustedFile { path: path(), owner, mode, reason }))
+    let kind = "no regular file";
+    Err(not_a_file(path, kind))
 }
 
-/// Refuses a path where others than this user or root can put another file in the place of the one that is meant: they
-/// own a folder or a link on the way to it, or may write in a folder without the sticky bit.
-pub(super) fn check_folders(path: &Path) -> Result<(), Refusal> {
+/// Refuses also a file that others than this user or root own, and one that others than its owner may read or write.
+pub(super) fn check_file(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
+    check_kind(path, metadata)?;
     #[cfg(unix)]
-    {
-        let path = std::path::absolute(path)?;
-        let folder = path.parent().unwrap_or(&path);
-        let resolved = folder.canonicalize()?;
-        for place in folder.ancestors().chain(resolved.ancestors()) {
-            let (owner, mode, problem) = unix::inspect_folder(&place.symlink_metadata()?);
-            if let Some(reason) = problem {
-                let path = place.display().to_string();
-                return Err(BootstrapError::UntrustedFolder { path, owner, mode, reason }.into());
-            }
-        }
-    }
-    #[cfg(not(unix))]
-    let _ = path;
+    unix::check_access(path, metadata)?;
     Ok(())
+}
+
+fn not_a_file(path: &Path, kind: &str) -> BootstrapError {
+    BootstrapError::NotAFile { path: path.display().to_string(), kind: kind.to_owned() }
 }
 
 #[cfg(unix)]
 mod unix {
-    use std::fs::{self, Metadata, OpenOptions};
+    use std::fs::{self, FileType, Metadata, OpenOptions};
     use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+    use std::path::Path;
 
     use rustix::fs::OFlags;
     use rustix::process::geteuid;
+
+    use super::BootstrapError;
 
     const ROOT: u32 = 0;
     const PERMISSIONS: u32 = 0o7777;
@@ -99,41 +110,43 @@ mod unix {
     const OTHERS: u32 = 0o077;
     const OTHERS_WRITE: u32 = 0o022;
 
-    /// Owner, permissions, and what is wrong with them.
-    type Finding = (u32, u32, Option<String>);
-
     pub(super) fn add_flags(options: &mut OpenOptions) {
         options.custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY).bits() as i32);
     }
 
-    pub(super) fn inspect_file(metadata: &Metadata) -> Finding {
+    pub(super) fn check_access(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
         let (owner, mode) = (metadata.uid(), metadata.mode() & PERMISSIONS);
-        let problem = if !metadata.is_file() {
-            Some(format!("it is {}, not a regular file", kind(metadata)))
+        let reason = if !is_trusted(owner) {
+            foreign()
         } else if mode & OTHERS != 0 {
-            Some("nobody but its owner may read or write it".to_owned())
+            "nobody but its owner may have access to it, as with mode 0600".to_owned()
         } else {
-            foreign(owner, false)
+            return Ok(());
         };
-        (owner, mode, problem)
+        Err(BootstrapError::UntrustedFile { path: path.display().to_string(), owner, mode, reason })
     }
 
-    pub(super) fn inspect_folder(metadata: &Metadata) -> Finding {
+    pub(super) fn check_folder(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
         let (owner, mode) = (metadata.uid(), metadata.mode() & PERMISSIONS);
-        // A link has no permissions of its own.
-        let is_open = !metadata.is_symlink() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0;
-        let open = || "others than its owner may replace what lies in it; `chmod go-w` or `chmod +t` it".to_owned();
-        (owner, mode, foreign(owner, true).or_else(|| is_open.then(open)))
+        let reason = if !is_trusted(owner) && Some(owner) != unmapped_user() {
+            foreign()
+        } else if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+            "others than its owner may replace what lies in it; `chmod go-w` or `chmod +t` it".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(BootstrapError::UntrustedFolder { path: path.display().to_string(), owner, mode, reason })
     }
 
-    /// What is wrong with an owner, if anything is.
-    fn foreign(owner: u32, may_be_unmapped: bool) -> Option<String> {
-        let user = geteuid().as_raw();
-        let is_known = owner == user || owner == ROOT || may_be_unmapped && Some(owner) == unmapped_user();
-        (!is_known).then(|| format!("its owner must be the user of this process, {user}, or root"))
+    fn is_trusted(owner: u32) -> bool {
+        owner == geteuid().as_raw() || owner == ROOT
     }
 
-    /// How the kernel shows the machine's root, among others, inside a container that does not map all users.
+    fn foreign() -> String {
+        format!("its owner must be user {}, who runs this process, or root", geteuid().as_raw())
+    }
+
+    /// As whom the kernel shows the machine's root, among others, inside a container that does not map all users: `/` belongs to it there.
     fn unmapped_user() -> Option<u32> {
         let map = fs::read_to_string("/proc/self/uid_map").ok()?;
         let is_complete = map.split_whitespace().eq(["0", "0", "4294967295"]);
@@ -141,8 +154,7 @@ mod unix {
         if is_complete { None } else { user.trim().parse().ok() }
     }
 
-    fn kind(metadata: &Metadata) -> &'static str {
-        let kind = metadata.file_type();
+    pub(super) fn kind(kind: FileType) -> &'static str {
         match () {
             () if kind.is_symlink() => "a symbolic link",
             () if kind.is_dir() => "a folder",
