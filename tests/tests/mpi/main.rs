@@ -15,6 +15,8 @@ mod mismatches;
 mod operations;
 mod point_to_point;
 #[cfg(target_os = "linux")]
+mod stopped;
+#[cfg(target_os = "linux")]
 mod windows;
 
 use std::process::ExitCode;
@@ -39,6 +41,8 @@ fn main() -> ExitCode {
     adasum::run(&mut cases);
     #[cfg(target_os = "linux")]
     windows::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    stopped::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
     cases.finish()

@@ -399,7 +399,8 @@ impl Requests {
     }
 }
 
-fn shortened(mut record: Record) -> Record {
+/// The same with lists and texts that are short enough.
+pub(super) fn shortened(mut record: Record) -> Record {
     if let Record::Failed { error, .. } = &mut record {
         match error {
             CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } => {
