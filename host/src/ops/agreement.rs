@@ -119,7 +119,6 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 
 /// What this rank has prepared after the ranks' plans were compared, if every rank could prepare its own; an error on every rank if one, say,
 /// lacks memory. The host waits for the other ranks.
-#[cfg(feature = "cuda")]
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: &'static str, ranks: &R, prepared: Result<T>) -> Result<T> {
     agree(operation, ranks, 0, &String::new, prepared)
 }

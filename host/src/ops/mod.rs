@@ -3,7 +3,7 @@
 //! An operation checks its operands, then runs kernels and collectives; no operation uses another.
 
 mod adasum;
-mod agreement;
+pub(crate) mod agreement;
 mod all_reduce;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -11,6 +11,7 @@ mod gradient;
 pub mod send_recv;
 pub mod tensor_parallel;
 
+pub(crate) use adasum::check_nodes;
 pub use adasum::{
     AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
     hierarchical_adasum_all_reduce,

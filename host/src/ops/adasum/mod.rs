@@ -16,6 +16,7 @@ use gradsync_device::math::adasum::Criterion;
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
+pub(crate) use self::nodes::check_nodes;
 #[cfg(feature = "cuda")]
 pub(crate) use self::nodes::{Levels, agree};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};

@@ -5,7 +5,7 @@
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
 use std::fmt::Debug;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
@@ -80,18 +80,12 @@ struct Seat {
     first: u64,
 }
 
-impl Place {
-    /// How many words a place travels in.
-    const WORDS: usize = 6;
-
-    /// Of this rank, with the numbers among all ranks of the first in its two groups.
-    fn words(node: (usize, usize, u64), across: (usize, usize, u64)) -> [u64; Self::WORDS] {
-        [node.0 as u64, node.1 as u64, node.2, across.0 as u64, across.1 as u64, across.2]
-    }
+impl Seat {
+    /// How many words a seat travels in.
+    const WORDS: usize = 3;
 
     fn of_words(words: &[u64]) -> Self {
-        let seat = |words: &[u64]| Seat { rank: words[0], world_size: words[1], first: words[2] };
-        Place { on_node: seat(&words[..3]), across: seat(&words[3..]) }
+        Seat { rank: words[0], world_size: words[1], first: words[2] }
     }
 }
 
@@ -287,14 +281,55 @@ pub(crate) fn agree<C: Ranks + ?Sized>(
     within_node: WithinNode,
     choices: impl Hash + Debug,
 ) -> Result<Vec<Place>> {
-    let Nodes { all, node, across } = nodes;
-    let first = |group: &C| Ok::<_, Error>(group.gather(&[all.rank() as u64])?[0]);
-    let node = (node.rank(), node.world_size(), first(node)?);
-    let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
-    let places: Vec<Place> = all.gather(&place)?.chunks_exact(Place::WORDS).map(Place::of_words).collect();
-    check_grid(operation, &places)?;
-    same_plan(operation, all, table, (within_node, choices), check_within(operation, within_node))?;
+    let places = check_nodes(operation, nodes)?;
+    same_plan(operation, nodes.all, table, (within_node, choices), check_within(operation, within_node))?;
     Ok(places)
+}
+
+/// Refuses groups that do not make a grid of nodes and places, or in which there are ranks that are not among all; returns every rank's
+/// place. The same on every rank.
+pub(crate) fn check_nodes<C: Ranks + ?Sized>(operation: &'static str, nodes: Nodes<'_, C>) -> Result<Vec<Place>> {
+    let Nodes { all, node, across } = nodes;
+    // Random, so that ranks of another world do not pass for those which have the same numbers in this one.
+    let badge = RandomState::new().hash_one(all.rank());
+    let seat = |group: &C| {
+        let members = group.gather(&[all.rank() as u64, badge])?;
+        Ok::<_, Error>([
+            group.rank() as u64,
+            group.world_size() as u64,
+            members[0],
+            sum(members.chunks_exact(2).map(|member| member[1])),
+        ])
+    };
+    let own = [&seat(node)?[..], &seat(across)?, &[badge]].concat();
+    let words = all.gather(&own)?;
+    let ranks: Vec<&[u64]> = words.chunks_exact(own.len()).collect();
+    let (on_node, across) = (0, Seat::WORDS + 1);
+    check_members(operation, "node", on_node, &ranks)?;
+    check_members(operation, "across", across, &ranks)?;
+    let seat = |words: &[u64], at: usize| Seat::of_words(&words[at..]);
+    let places: Vec<Place> =
+        ranks.iter().map(|words| Place { on_node: seat(words, on_node), across: seat(words, across) }).collect();
+    check_grid(operation, &places)?;
+    Ok(places)
+}
+
+/// Refuses a group of a rank whose members' badges are not those that `all` knows of them. `at` is the place of the group's seat in a rank's
+/// words; the sum of its members' badges follows, and the last word is the rank's own badge.
+fn check_members(operation: &'static str, group: &str, at: usize, ranks: &[&[u64]]) -> Result<()> {
+    let first = |words: &[u64]| Seat::of_words(&words[at..]).first;
+    let is_foreign = |words: &&[u64]| {
+        let known = ranks.iter().filter(|other| first(other) == first(words));
+        sum(known.map(|other| other[other.len() - 1])) != words[at + Seat::WORDS]
+    };
+    let Some(rank) = ranks.iter().position(is_foreign) else { return Ok(()) };
+    let reason = format!("the group {group:?} of rank {rank} has ranks that are not among all {} ranks", ranks.len());
+    Err(Error::InvalidArgument { operation, reason })
+}
+
+/// Their sum, wrapping around.
+fn sum(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]
