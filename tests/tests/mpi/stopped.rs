@@ -37,10 +37,10 @@ fn stop() -> Child {
 type Step<'a> = &'a dyn Fn(&MpiCommunicator) -> Result<()>;
 
 /// Has all ranks take steps, and one of them stopped on the way, for longer than the deadline or not.
-fn stopped_in(mut comm: MpiCommunicator, deadline: Duration, step: Step<'_>) {
+fn stopped_in(comm: MpiCommunicator, deadline: Duration, step: Step<'_>) {
     let is_stopped = comm.rank() == STOPPED;
     comm.barrier().expect("all are here");
-    comm.set_deadline(deadline);
+    let comm = comm.with_deadline(deadline);
     let mut child = is_stopped.then(stop);
     let start = Instant::now();
     let until = AFTER + STOP + Duration::from_millis(300);
@@ -70,11 +70,11 @@ fn is_timeout(outcome: &Result<()>) {
 }
 
 /// A rank is stopped with what it was lent, and uses it when it goes on; its owners have theirs by then.
-fn stopped_with_windows(mut comm: MpiCommunicator, is_behind_a_collective: bool) {
+fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
     let world_size = comm.world_size();
     let mut buffer = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * 1024])]).unwrap();
     comm.barrier().expect("all are here");
-    comm.set_deadline(SHORT);
+    let comm = comm.with_deadline(SHORT);
     let (is_stopped, start) = (comm.rank() == STOPPED, Instant::now());
     let mut child = is_stopped.then(stop);
     let outcome = comm.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {

@@ -12,8 +12,11 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use super::boards::{Boards, Brings};
-use super::channel::{Channel, Enclosed, Record, Requests};
+#[cfg(feature = "cuda")]
+use super::channel::Requests;
+use super::channel::{Channel, Enclosed, Record};
 use super::library::MpiError;
+use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
 /// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
@@ -369,7 +372,40 @@ impl Meeting {
         failure.map_or(Ok(()), Err)
     }
 
+    /// Waits until all streams are over, or nothing has moved for the deadline.
+    pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
+        let outcome = self.wait_for_streams(operation, &mut streams);
+        outcome.map_err(|failure| self.fail(operation, failure))
+    }
+
+    fn wait_for_streams(&self, operation: Operation, streams: &mut [Stream]) -> Result<(), Failure> {
+        let mut stall = Stall::new();
+        while !streams.iter().all(Stream::is_done) {
+            let has_moved = streams.iter_mut().fold(false, |moved, stream| stream.advance(&self.channel) | moved);
+            if has_moved {
+                stall.end();
+                continue;
+            }
+            if stall.is_long() || stall.is_over(self.deadline) {
+                self.pump(operation)?;
+                self.look_for_failure()?;
+            }
+            if stall.is_over(self.deadline) {
+                let late = streams.iter().filter(|stream| !stream.is_done());
+                let mut missing: Vec<usize> = late.map(|stream| stream.peer).collect();
+                missing.sort_unstable();
+                missing.dedup();
+                let error = CommError::Timeout { operation, missing, deadline: self.deadline };
+                return Err(Failure { error, is_news: true });
+            }
+            std::thread::yield_now();
+        }
+        let error = streams.iter_mut().find_map(Stream::take_error);
+        error.map_or(Ok(()), |error| Err(self.broken(operation, &error)))
+    }
+
     /// Waits until messages are out and in.
+    #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
         let outcome = self.channel.finish(requests, self.deadline);
         outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))

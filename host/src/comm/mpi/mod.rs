@@ -66,6 +66,7 @@ mod meeting;
 mod member;
 mod paged;
 mod point_to_point;
+mod stream;
 mod transfer;
 mod whole;
 
