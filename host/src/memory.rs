@@ -245,7 +245,6 @@ mod system {
     use std::fs::File;
     use std::io;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::FileExt;
 
     use memmap2::MmapRaw;
     use rustix::fs::{
@@ -300,9 +299,9 @@ mod system {
         Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
     }
 
-    /// Gives the memory of a file's first bytes back, which are zeros then.
+    /// Gives the memory of a file's first bytes back, which are zeros then. To write zeros would end a process that has since been limited to
+    /// shorter files.
     pub(super) fn clear(file: &File, bytes: u64) -> io::Result<()> {
-        file.write_all_at(&[0; size_of::<u64>()], 0)?;
         Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)?)
     }
 

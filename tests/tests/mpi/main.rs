@@ -10,6 +10,8 @@ mod exchange;
 mod failures;
 mod groups;
 mod large;
+#[cfg(target_os = "linux")]
+mod limits;
 mod member;
 mod mismatches;
 mod operations;
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
     adasum::run(&mut cases);
     #[cfg(target_os = "linux")]
     windows::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    limits::run(&mut cases);
     #[cfg(target_os = "linux")]
     stopped::run(&mut cases);
     operations::run(&mut cases);

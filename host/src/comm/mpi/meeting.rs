@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::boards::{Boards, Brings};
 #[cfg(feature = "cuda")]
@@ -386,11 +386,12 @@ impl Meeting {
                 stall.end();
                 continue;
             }
-            if stall.is_long() || stall.is_over(self.deadline) {
+            let is_over = stall.is_over(self.deadline);
+            if stall.is_long() || stall.elapsed() >= self.deadline {
                 self.pump(operation)?;
                 self.look_for_failure()?;
             }
-            if stall.is_over(self.deadline) {
+            if is_over {
                 let late = streams.iter().filter(|stream| !stream.is_done());
                 let mut missing: Vec<usize> = late.map(|stream| stream.peer).collect();
                 missing.sort_unstable();
@@ -456,29 +457,29 @@ pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> F
 /// A wait: busy at first, and then at intervals, so that ranks which share a core let the late one run.
 #[derive(Debug)]
 pub(super) struct Wait {
-    start: Instant,
+    stall: Stall,
     deadline: Option<Duration>,
     pauses: u32,
 }
 
 impl Wait {
     pub(super) fn new(deadline: Option<Duration>) -> Self {
-        Wait { start: Instant::now(), deadline, pauses: 0 }
+        Wait { stall: Stall::new(), deadline, pauses: 0 }
     }
 
     /// Whether the deadline has passed.
     pub(super) fn is_over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline)
+        self.deadline.is_some_and(|deadline| self.stall.is_over(deadline))
     }
 
     /// Whether whoever looks at boards listens to the other ranks as well this time: that takes longer.
     pub(super) fn is_time_to_listen(&self) -> bool {
-        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.start.elapsed() >= BUSY
+        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.stall.elapsed() >= BUSY
     }
 
     pub(super) fn pause(&mut self) {
         self.pauses = self.pauses.wrapping_add(1);
-        if self.start.elapsed() < BUSY {
+        if self.stall.elapsed() < BUSY {
             std::thread::yield_now();
         } else {
             std::thread::sleep(NAP);

@@ -4,6 +4,7 @@
 //! is, so each piece is copied: while it is in the caches, and while others are on their way. Whoever gives up leaves MPI the rooms of the pieces
 //! under way for as long as the process lives.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ const PIECE_BYTES: usize = 256 << 10;
 const MOST_FLIGHTS: usize = 3;
 /// How long nothing moves before a rank looks whether others have failed.
 const STALLED: Duration = Duration::from_millis(200);
+/// How long a rank still looks whose deadline has passed.
+const LAST_LOOKS: Duration = Duration::from_millis(50);
 
 /// One direction between two ranks. Those between the same two in the same direction begin one after the other.
 #[derive(Debug)]
@@ -127,24 +130,39 @@ impl Drop for Stream {
 
 /// How long nothing has moved of what a rank waits for.
 #[derive(Debug)]
-pub(super) struct Stall(Instant);
+pub(super) struct Stall {
+    start: Instant,
+    /// When it was first seen that a deadline had passed.
+    seen_over: Cell<Option<Instant>>,
+}
 
 impl Stall {
     pub(super) fn new() -> Self {
-        Self(Instant::now())
+        Self { start: Instant::now(), seen_over: Cell::new(None) }
     }
 
     /// Takes note that something has moved.
     pub(super) fn end(&mut self) {
-        self.0 = Instant::now();
+        *self = Self::new();
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
     }
 
     /// Whether it is time to ask if others have failed.
     pub(super) fn is_long(&self) -> bool {
-        self.0.elapsed() >= STALLED
+        self.elapsed() >= STALLED
     }
 
+    /// Whether the deadline has passed; not at once, since this process may itself have been stopped meanwhile, and what the others have told it
+    /// comes in only as it looks.
     pub(super) fn is_over(&self, deadline: Duration) -> bool {
-        self.0.elapsed() >= deadline
+        if self.elapsed() < deadline {
+            return false;
+        }
+        let seen = self.seen_over.get().unwrap_or_else(Instant::now);
+        self.seen_over.set(Some(seen));
+        seen.elapsed() >= LAST_LOOKS
     }
 }
