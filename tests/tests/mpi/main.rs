@@ -10,10 +10,14 @@ mod exchange;
 mod failures;
 mod groups;
 mod large;
+#[cfg(target_os = "linux")]
+mod limits;
 mod member;
 mod mismatches;
 mod operations;
 mod point_to_point;
+#[cfg(target_os = "linux")]
+mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
 
@@ -39,6 +43,10 @@ fn main() -> ExitCode {
     adasum::run(&mut cases);
     #[cfg(target_os = "linux")]
     windows::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    limits::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    stopped::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
     cases.finish()
