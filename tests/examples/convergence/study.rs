@@ -1,0 +1,267 @@
+//! The plan of the study: which runs there are, in the order of their importance, given those that are finished.
+//!
+//! **Protocol.** Every run sees the same number of samples, whatever the number of ranks. A rate is chosen by runs on
+//! [`SEARCH_SEEDS`](Scale::search_seeds) scored on validation samples; figures are runs on other seeds, scored on test samples, which choose
+//! nothing. Mean and Adasum get the same list of rates at every number of ranks; other ways get the best rate of Adasum and its neighbours.
+
+use std::collections::HashSet;
+
+use crate::plan::{Arm, Method, Purpose, Reduction, Spec, Task};
+use crate::results::{Record, Results};
+
+/// A task and what its gradients go through: what has its own list of rates, and its own rate of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    pub(crate) task: Task,
+    pub(crate) method: Method,
+}
+
+impl Family {
+    pub(crate) const IMAGES_SGD: Self = Self { task: Task::Images, method: Method::Sgd };
+    pub(crate) const IMAGES_MOMENTUM: Self = Self { task: Task::Images, method: Method::Momentum };
+    pub(crate) const TEXT_ADAM: Self = Self { task: Task::Text, method: Method::Adam };
+
+    pub(crate) fn arm(self, reduction: Reduction, ranks: usize) -> Arm {
+        Arm { task: self.task, method: self.method, reduction, ranks }
+    }
+
+    /// Steps of the optimizers instead of gradients; the same as gradients where the optimizer has no memory.
+    pub(crate) fn deltas(self) -> Option<Self> {
+        let method = match self.method {
+            Method::Momentum => Method::MomentumDeltas,
+            Method::Adam => Method::AdamDeltas,
+            _ => return None,
+        };
+        Some(Self { method, ..self })
+    }
+
+    /// Doublings from here.
+    fn lowest_rate(self) -> f64 {
+        match self.method {
+            Method::Sgd => 0.025,
+            Method::Momentum | Method::MomentumDeltas => 0.005,
+            Method::Adam | Method::AdamDeltas => 0.0005,
+        }
+    }
+}
+
+/// How much of it there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    pub(crate) ranks: &'static [usize],
+    /// Numbers of ranks at which everything else is tried.
+    pub(crate) extra_ranks: &'static [usize],
+    pub(crate) rates: usize,
+    pub(crate) search_seeds: &'static [u64],
+    pub(crate) figure_seeds: &'static [u64],
+    /// By which the numbers of samples are divided.
+    divisor: usize,
+}
+
+impl Scale {
+    pub(crate) const FULL: Self = Self {
+        ranks: &[4, 8, 16, 32, 64],
+        extra_ranks: &[16, 64],
+        rates: 8,
+        search_seeds: &[11, 12, 13],
+        figure_seeds: &[1, 2, 3, 4, 5],
+        divisor: 1,
+    };
+    /// A minute or two on two cores: whether everything runs.
+    pub(crate) const QUICK: Self = Self {
+        ranks: &[4, 16],
+        extra_ranks: &[16],
+        rates: 4,
+        search_seeds: &[11],
+        figure_seeds: &[1, 2, 3],
+        divisor: 40,
+    };
+
+    /// Two passes over the training images without momentum, four with it.
+    pub(crate) fn samples(&self, family: Family) -> usize {
+        let samples = match (family.task, family.method) {
+            (Task::Images, Method::Sgd) => 110_000,
+            (Task::Images, _) => 220_000,
+            (Task::Text, _) => 65_536,
+        };
+        samples / self.divisor
+    }
+
+    /// The list that mean and Adasum get.
+    pub(crate) fn rates(&self, family: Family) -> Vec<f64> {
+        // A shorter list has the middle of the longer one.
+        let first = (Self::FULL.rates - self.rates) / 2 + usize::from(self.rates < Self::FULL.rates);
+        (first..first + self.rates).map(|index| rate(family.lowest_rate() * f64::from(1u32 << index))).collect()
+    }
+}
+
+/// Adasum's guide names this as the most that one worker's rate should be multiplied by.
+pub(crate) const LARGEST_FACTOR: f64 = 2.5;
+
+/// Without the last digits of 3 × 0.1, so that a rate that went through a file is the same.
+fn rate(value: f64) -> f64 {
+    format!("{value:.6}").parse().expect("a number was written")
+}
+
+/// The study over finished runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Study<'a> {
+    pub(crate) scale: Scale,
+    pub(crate) results: &'a Results,
+}
+
+/// The ways of reducing beside mean and Adasum, tensor by tensor, at [`Scale::extra_ranks`].
+pub(crate) const EXTRAS: [Reduction; 3] = [Reduction::AdasumWhole, Reduction::AdasumOfSums, Reduction::AdasumOfMeans];
+/// What is given one rank's rate, and which multiple of it.
+pub(crate) const TRANSFERRED: [(Reduction, f64); 6] = [
+    (Reduction::Adasum, 1.0),
+    (Reduction::Mean, 1.0),
+    (Reduction::Sum, 1.0),
+    (Reduction::AdasumTree, 1.0),
+    (Reduction::Adasum, LARGEST_FACTOR),
+    (Reduction::AdasumTree, LARGEST_FACTOR),
+];
+/// What is tuned again at every number of ranks.
+pub(crate) const TUNED: [Reduction; 2] = [Reduction::Mean, Reduction::Adasum];
+
+impl Study<'_> {
+    /// All runs that can be named now, the most important first. Runs that depend on choices follow when these can be made.
+    pub(crate) fn specs(&self, tasks: &[Task]) -> Vec<Spec> {
+        let mut specs = Vec::new();
+        for family in [Family::IMAGES_SGD, Family::IMAGES_MOMENTUM] {
+            self.add_grid(family, &mut specs);
+        }
+        for family in [Family::IMAGES_MOMENTUM, Family::IMAGES_SGD] {
+            let deltas = family.deltas().into_iter().map(|family| (family, Reduction::Adasum));
+            for (variant, reduction) in deltas.chain(EXTRAS.map(|reduction| (family, reduction))) {
+                self.add_neighbours(family, variant, reduction, &mut specs);
+            }
+        }
+        let text = Family::TEXT_ADAM;
+        self.add_search(text.arm(Reduction::Mean, 1), &self.scale.rates(text), &mut specs);
+        self.add_figures(text.arm(Reduction::Mean, 1), self.rate_of_one(text), &mut specs);
+        let deltas = text.deltas().into_iter().map(|family| (family, Reduction::Adasum));
+        for (variant, reduction) in TUNED.map(|reduction| (text, reduction)).into_iter().chain(deltas) {
+            self.add_neighbours(text, variant, reduction, &mut specs);
+        }
+        specs.retain(|spec| tasks.contains(&spec.arm.task));
+        let mut seen = HashSet::new();
+        specs.retain(|spec| seen.insert(format!("{spec:?}")));
+        specs
+    }
+
+    /// Mean and Adasum with every rate, and what is transferred.
+    fn add_grid(&self, family: Family, specs: &mut Vec<Spec>) {
+        let rates = self.scale.rates(family);
+        let one = family.arm(Reduction::Mean, 1);
+        self.add_search(one, &rates, specs);
+        let transferred = self.rate_of_one(family);
+        self.add_figures(one, transferred, specs);
+        for &ranks in self.scale.ranks {
+            for (reduction, factor) in TRANSFERRED {
+                self.add_figures(family.arm(reduction, ranks), transferred.map(|of_one| rate(of_one * factor)), specs);
+            }
+        }
+        for &ranks in self.scale.ranks {
+            TUNED.iter().for_each(|&reduction| self.add_search(family.arm(reduction, ranks), &rates, specs));
+        }
+        for &ranks in self.scale.ranks {
+            for reduction in TUNED {
+                let arm = family.arm(reduction, ranks);
+                self.add_figures(arm, self.best(arm, &rates), specs);
+            }
+        }
+    }
+
+    /// Another way with a few rates: those around Adasum's best, or around one rank's where there is no grid.
+    fn add_neighbours(&self, family: Family, variant: Family, reduction: Reduction, specs: &mut Vec<Spec>) {
+        for &ranks in self.scale.extra_ranks {
+            let Some(rates) = self.neighbours(family, ranks) else { continue };
+            let arm = variant.arm(reduction, ranks);
+            self.add_search(arm, &rates, specs);
+            self.add_figures(arm, self.best(arm, &rates), specs);
+        }
+    }
+
+    /// The few rates that a way beside mean and Adasum gets.
+    pub(crate) fn neighbours(&self, family: Family, ranks: usize) -> Option<Vec<f64>> {
+        let (centre, factors): (f64, &[f64]) = match family.task {
+            Task::Images => {
+                let arm = family.arm(Reduction::Adasum, ranks);
+                (self.best(arm, &self.scale.rates(family))?, &[0.5, 1.0, 2.0])
+            }
+            Task::Text => (self.rate_of_one(family)?, &[0.5, 1.0, 2.0, 4.0]),
+        };
+        Some(factors.iter().map(|factor| rate(centre * factor)).collect())
+    }
+
+    /// The rate that is best for one rank, once it is known.
+    pub(crate) fn rate_of_one(&self, family: Family) -> Option<f64> {
+        self.best(family.arm(Reduction::Mean, 1), &self.scale.rates(family))
+    }
+
+    fn add_search(&self, arm: Arm, rates: &[f64], specs: &mut Vec<Spec>) {
+        let samples = self.samples(arm);
+        for &rate in rates {
+            let seeds = self.scale.search_seeds.iter();
+            specs.extend(seeds.map(|&seed| Spec { purpose: Purpose::Search, arm, rate, seed, samples }));
+        }
+    }
+
+    fn add_figures(&self, arm: Arm, rate: Option<f64>, specs: &mut Vec<Spec>) {
+        let Some(rate) = rate else { return };
+        let samples = self.samples(arm);
+        let seeds = self.scale.figure_seeds.iter();
+        specs.extend(seeds.map(|&seed| Spec { purpose: Purpose::Figure, arm, rate, seed, samples }));
+    }
+
+    pub(crate) fn samples(&self, arm: Arm) -> usize {
+        self.scale.samples(Family { task: arm.task, method: arm.method })
+    }
+
+    /// The mean score of an arm's search runs at a rate: none while one is missing, and none where one diverged.
+    pub(crate) fn searched(&self, arm: Arm, rate: f64) -> Searched {
+        let runs = self.results.of(arm, Purpose::Search, self.samples(arm));
+        let runs: Vec<&Record> = runs.filter(|record| record.spec.rate == rate).collect();
+        if runs.len() < self.scale.search_seeds.len() {
+            return Searched::Missing;
+        }
+        let scores: Option<Vec<f64>> = runs.iter().map(|record| score(record)).collect();
+        match scores {
+            Some(scores) => Searched::Score(scores.iter().sum::<f64>() / scores.len() as f64),
+            None => Searched::Diverged,
+        }
+    }
+
+    /// The rate with the best mean score, the lowest of equals; none while a run is missing, or where every rate diverged.
+    pub(crate) fn best(&self, arm: Arm, rates: &[f64]) -> Option<f64> {
+        let mut best: Option<(f64, f64)> = None;
+        for &rate in rates {
+            match self.searched(arm, rate) {
+                Searched::Missing => return None,
+                Searched::Score(score) if best.is_none_or(|(_, most)| score > most) => best = Some((rate, score)),
+                _ => {}
+            }
+        }
+        best.map(|(rate, _)| rate)
+    }
+}
+
+/// What the search says of a rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Searched {
+    Missing,
+    Diverged,
+    Score(f64),
+}
+
+/// What is compared, more being better: the accuracy of images, the negative loss of text. None of a run that diverged.
+pub(crate) fn score(record: &Record) -> Option<f64> {
+    if record.outcome.diverged {
+        return None;
+    }
+    match record.spec.arm.task {
+        Task::Images => record.outcome.accuracy,
+        Task::Text => record.outcome.loss.map(|loss| -loss),
+    }
+}
