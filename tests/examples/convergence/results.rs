@@ -97,7 +97,7 @@ mod tests {
             accuracy: Some(0.9),
             stopped: None,
             diverged: false,
-            curve: vec![(1.5, 0.5)],
+            curve: vec![(None, 0.1), (Some(1.5), 0.5)],
             mass: Vec::new(),
         };
         Record { spec, outcome, machine: "a machine".into(), commit: "1f97cc5".into() }

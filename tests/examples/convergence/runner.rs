@@ -50,7 +50,7 @@ pub(crate) struct Limits {
 
 /// Where runs are made.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct Origin {
     pub(crate) machine: String,
     pub(crate) commit: String,
 }
@@ -68,7 +68,7 @@ pub(crate) fn run(
     tasks: &Tasks<'_>,
     (journal, results): (Option<Journal>, Results),
     limits: &Limits,
-    place: &Place,
+    origin: &Origin,
     plan: &(dyn Fn(&Results) -> Vec<Spec> + Sync),
 ) -> Result<Results, RunnerError> {
     let begun = Instant::now();
@@ -103,7 +103,7 @@ pub(crate) fn run(
                     let outcome = train::run(&spec, tasks.data(spec.arm.task));
                     guard = lock(&state);
                     guard.in_flight.retain(|other| *other != spec);
-                    if let Err(error) = keep(&mut guard, spec, outcome, place) {
+                    if let Err(error) = keep(&mut guard, spec, outcome, origin) {
                         guard.failed.get_or_insert(error);
                     }
                     progress.set_message(describe(&spec));
@@ -124,10 +124,10 @@ fn keep(
     state: &mut State,
     spec: Spec,
     outcome: Result<train::Outcome, TrainError>,
-    place: &Place,
+    origin: &Origin,
 ) -> Result<(), RunnerError> {
     let outcome = outcome.map_err(|source| RunnerError::Train { spec: describe(&spec), source })?;
-    let Place { machine, commit } = place.clone();
+    let Origin { machine, commit } = origin.clone();
     let record = Record { spec, outcome, machine, commit };
     if let Some(journal) = &mut state.journal {
         journal.append(&record)?;

@@ -1,7 +1,7 @@
 //! The plan of the study: which runs there are, in the order of their importance, given those that are finished.
 //!
 //! **Protocol.** Every run sees the same number of samples, whatever the number of ranks. A rate is chosen by runs on
-//! [`SEARCH_SEEDS`](Scale::search_seeds) scored on validation samples; figures are runs on other seeds, scored on test samples, which choose
+//! [`search_seeds`](Scale::search_seeds) scored on validation samples; figures are runs on other seeds, scored on test samples, which choose
 //! nothing. Mean and Adasum get the same list of rates at every number of ranks; other ways get the best rate of Adasum and its neighbours.
 
 use std::collections::HashSet;
@@ -46,36 +46,57 @@ impl Family {
 }
 
 /// How much of it there is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scale {
-    pub(crate) ranks: &'static [usize],
+    /// Beside 1, the most important first.
+    pub(crate) ranks: Vec<usize>,
     /// Numbers of ranks at which everything else is tried.
-    pub(crate) extra_ranks: &'static [usize],
+    pub(crate) extra_ranks: Vec<usize>,
     pub(crate) rates: usize,
-    pub(crate) search_seeds: &'static [u64],
-    pub(crate) figure_seeds: &'static [u64],
+    pub(crate) search_seeds: Vec<u64>,
+    pub(crate) figure_seeds: Vec<u64>,
     /// By which the numbers of samples are divided.
     divisor: usize,
 }
 
+/// The longest list of rates.
+const RATES: usize = 8;
+
 impl Scale {
-    pub(crate) const FULL: Self = Self {
-        ranks: &[4, 8, 16, 32, 64],
-        extra_ranks: &[16, 64],
-        rates: 8,
-        search_seeds: &[11, 12, 13],
-        figure_seeds: &[1, 2, 3, 4, 5],
-        divisor: 1,
-    };
+    pub(crate) fn full() -> Self {
+        Self {
+            ranks: vec![16, 64, 4, 32, 8],
+            extra_ranks: vec![16, 64],
+            rates: RATES,
+            search_seeds: vec![11, 12, 13],
+            figure_seeds: vec![1, 2, 3, 4, 5],
+            divisor: 1,
+        }
+    }
+
     /// A minute or two on two cores: whether everything runs.
-    pub(crate) const QUICK: Self = Self {
-        ranks: &[4, 16],
-        extra_ranks: &[16],
-        rates: 4,
-        search_seeds: &[11],
-        figure_seeds: &[1, 2, 3],
-        divisor: 40,
-    };
+    pub(crate) fn quick() -> Self {
+        let figure_seeds = vec![1, 2, 3];
+        Self { ranks: vec![16, 4], extra_ranks: vec![16], rates: 4, search_seeds: vec![11], figure_seeds, divisor: 40 }
+    }
+
+    /// What a few minutes on two cores allow; with rates from elsewhere.
+    pub(crate) fn demo(quick: bool) -> Self {
+        let (ranks, divisor) = if quick { (vec![4], 40) } else { (vec![4, 16, 64], 1) };
+        Self { ranks, divisor, figure_seeds: vec![1, 2, 3], ..Self::full() }
+    }
+
+    /// With other numbers of ranks and other seeds, where any are given. What only some numbers of ranks get needs whole nodes.
+    pub(crate) fn with(mut self, ranks: &[usize], seeds: &[u64]) -> Self {
+        if !ranks.is_empty() {
+            self.ranks = ranks.to_vec();
+            self.extra_ranks.retain(|extra| ranks.contains(extra));
+        }
+        if !seeds.is_empty() {
+            self.figure_seeds = seeds.to_vec();
+        }
+        self
+    }
 
     /// Two passes over the training images without momentum, four with it.
     pub(crate) fn samples(&self, family: Family) -> usize {
@@ -90,13 +111,18 @@ impl Scale {
     /// The list that mean and Adasum get.
     pub(crate) fn rates(&self, family: Family) -> Vec<f64> {
         // A shorter list has the middle of the longer one.
-        let first = (Self::FULL.rates - self.rates) / 2 + usize::from(self.rates < Self::FULL.rates);
+        let first = (RATES - self.rates) / 2 + usize::from(self.rates < RATES);
         (first..first + self.rates).map(|index| rate(family.lowest_rate() * f64::from(1u32 << index))).collect()
     }
 }
 
 /// Adasum's guide names this as the most that one worker's rate should be multiplied by.
 pub(crate) const LARGEST_FACTOR: f64 = 2.5;
+
+/// A multiple of one rank's rate.
+pub(crate) fn scaled(of_one: f64, factor: f64) -> f64 {
+    rate(of_one * factor)
+}
 
 /// Without the last digits of 3 × 0.1, so that a rate that went through a file is the same.
 fn rate(value: f64) -> f64 {
@@ -106,7 +132,7 @@ fn rate(value: f64) -> f64 {
 /// The study over finished runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Study<'a> {
-    pub(crate) scale: Scale,
+    pub(crate) scale: &'a Scale,
     pub(crate) results: &'a Results,
 }
 
@@ -157,17 +183,15 @@ impl Study<'_> {
         self.add_search(one, &rates, specs);
         let transferred = self.rate_of_one(family);
         self.add_figures(one, transferred, specs);
-        for &ranks in self.scale.ranks {
+        for &ranks in &self.scale.ranks {
             for (reduction, factor) in TRANSFERRED {
-                self.add_figures(family.arm(reduction, ranks), transferred.map(|of_one| rate(of_one * factor)), specs);
+                if reduction == Reduction::AdasumTree && !ranks.is_power_of_two() {
+                    continue;
+                }
+                self.add_figures(family.arm(reduction, ranks), transferred.map(|of_one| scaled(of_one, factor)), specs);
             }
-        }
-        for &ranks in self.scale.ranks {
-            TUNED.iter().for_each(|&reduction| self.add_search(family.arm(reduction, ranks), &rates, specs));
-        }
-        for &ranks in self.scale.ranks {
-            for reduction in TUNED {
-                let arm = family.arm(reduction, ranks);
+            for arm in TUNED.map(|reduction| family.arm(reduction, ranks)) {
+                self.add_search(arm, &rates, specs);
                 self.add_figures(arm, self.best(arm, &rates), specs);
             }
         }
@@ -175,7 +199,7 @@ impl Study<'_> {
 
     /// Another way with a few rates: those around Adasum's best, or around one rank's where there is no grid.
     fn add_neighbours(&self, family: Family, variant: Family, reduction: Reduction, specs: &mut Vec<Spec>) {
-        for &ranks in self.scale.extra_ranks {
+        for &ranks in &self.scale.extra_ranks {
             let Some(rates) = self.neighbours(family, ranks) else { continue };
             let arm = variant.arm(reduction, ranks);
             self.add_search(arm, &rates, specs);
@@ -188,7 +212,7 @@ impl Study<'_> {
         let (centre, factors): (f64, &[f64]) = match family.task {
             Task::Images => {
                 let arm = family.arm(Reduction::Adasum, ranks);
-                (self.best(arm, &self.scale.rates(family))?, &[0.5, 1.0, 2.0])
+                (self.best(arm, &self.scale.rates(family))?, &[0.25, 0.5, 1.0, 2.0, 4.0])
             }
             Task::Text => (self.rate_of_one(family)?, &[0.5, 1.0, 2.0, 4.0]),
         };

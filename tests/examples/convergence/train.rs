@@ -45,9 +45,9 @@ pub(crate) struct Outcome {
     pub(crate) stopped: Option<usize>,
     /// Whether the run ended without numbers, or no better than always giving the same answer.
     pub(crate) diverged: bool,
-    /// Loss and accuracy on validation samples after each of [`MARKS`] equal parts of the steps.
+    /// Loss, if it is a number, and accuracy on validation samples after each of [`MARKS`] equal parts of the steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) curve: Vec<(f64, f64)>,
+    pub(crate) curve: Vec<(Option<f64>, f64)>,
     /// For the same parts of the steps and each tensor, the mean of the sum of Adasum's weights: 1 is a mean, the number of ranks a sum.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mass: Vec<Vec<f64>>,
@@ -179,19 +179,16 @@ impl<'a> Rank<'a> {
             if is_mark && self.spec.purpose == Purpose::Figure {
                 self.check_weights(step)?;
                 let scores = self.score(Part::Validation, MARK_SAMPLES)?;
-                outcome.curve.push((rounded(scores.loss / scores.count), rounded(scores.correct / scores.count)));
+                outcome.curve.push((scores.loss(), scores.accuracy()));
                 outcome.mass.extend(mass.take());
             }
         }
         self.check_weights(steps)?;
         let part = if self.spec.purpose == Purpose::Search { Part::Validation } else { Part::Test };
         let scores = self.score(part, usize::MAX)?;
-        let loss = scores.loss / scores.count;
-        if loss.is_finite() {
-            outcome.loss = Some(rounded(loss));
-            outcome.accuracy = Some(rounded(scores.correct / scores.count));
-            outcome.diverged = loss >= self.data.chance();
-        }
+        outcome.loss = scores.loss();
+        outcome.accuracy = outcome.loss.map(|_| scores.accuracy());
+        outcome.diverged = outcome.loss.is_none_or(|loss| loss >= self.data.chance());
         Ok(outcome)
     }
 
@@ -262,6 +259,17 @@ fn options(reduction: Reduction) -> AdasumOptions {
 fn fingerprint(weights: &GradientBuffer) -> u64 {
     let bytes = weights.as_slice().as_bytes().iter();
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Sums {
+    /// The mean; JSON has no other numbers than finite ones.
+    fn loss(&self) -> Option<f64> {
+        Some(rounded(self.loss / self.count)).filter(|loss| loss.is_finite())
+    }
+
+    fn accuracy(&self) -> f64 {
+        rounded(self.correct / self.count)
+    }
 }
 
 /// Digits beyond these are noise, and results are kept as text.
