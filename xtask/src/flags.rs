@@ -58,6 +58,9 @@ pub(crate) struct Study {
     /// A few short runs, too short to show anything: whether everything works
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Only this task: images or text
+    #[arg(long, value_name = "TASK")]
+    pub(crate) only: Option<String>,
     /// Other numbers of ranks than the study's, separated by commas; 1 is always there
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) ranks: Vec<usize>,
@@ -74,7 +77,7 @@ pub(crate) struct Study {
     #[arg(long, conflicts_with_all = ["quick", "ranks", "seeds"])]
     pub(crate) publish: bool,
     /// Build what another machine needs into this folder, and run nothing: the program, the data, and `./run`, which takes these flags
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "ranks", "seeds", "threads", "within", "publish"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "only", "ranks", "seeds", "threads", "within", "publish"])]
     pub(crate) bundle: Option<PathBuf>,
 }
 

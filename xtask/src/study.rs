@@ -12,7 +12,7 @@ use crate::{
     demo::example,
     flags,
     process::{Cmd, root, target},
-    toolchain::{Need, Toolchain, images},
+    toolchain::{Need, Toolchain, images, python},
 };
 
 /// What is checked in.
@@ -20,7 +20,7 @@ const PUBLISHED: &str = "tests/measured/convergence/runs.jsonl";
 
 impl flags::Study {
     pub(crate) fn run(self) -> Result<()> {
-        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
+        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images, Need::Plays])?;
         let Some(images) = images::fashion_mnist() else {
             bail!("the study needs Fashion-MNIST: name the folder of its four files in {}", images::VARIABLE);
         };
@@ -37,9 +37,12 @@ impl flags::Study {
         let results = target("study").join(name);
         fs::create_dir_all(target("study")).context("target/study cannot be created")?;
         let mut run = example("run", &["--release"]).args(["--", "study", "--commit", &commit]);
-        run = run.args(images.arguments()).arg("--results").arg(&results);
+        run = run.args(images.arguments()).arg("--text").arg(python::plays()).arg("--results").arg(&results);
         if self.quick {
             run = run.arg("--quick");
+        }
+        if let Some(task) = &self.only {
+            run = run.args(["--only", task]);
         }
         for (flag, value) in [
             ("--ranks", joined(&self.ranks)),
@@ -78,13 +81,14 @@ fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
             .with_context(|| format!("{} cannot be copied to {}", from.display(), to.display()))
     };
     copy(&program, &folder.join("convergence"))?;
+    copy(&python::plays(), &folder.join("plays.txt"))?;
     for file in fs::read_dir(images).with_context(|| format!("{images} cannot be read"))? {
         let file = file.with_context(|| format!("{images} cannot be read"))?;
         copy(&file.path(), &data.join(file.file_name()))?;
     }
     let script = format!(
-        "#!/bin/sh\n# Makes the runs of the study that runs.jsonl beside it does not have yet; takes --within SECONDS, --threads N, --quick.\n\
-         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --results runs.jsonl --commit {commit} \"$@\"\n"
+        "#!/bin/sh\n# Makes the runs of the study that runs.jsonl beside it does not have yet; takes --within SECONDS, --threads N, --only TASK.\n\
+         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --text plays.txt --results runs.jsonl --commit {commit} \"$@\"\n"
     );
     let run = folder.join("run");
     fs::write(&run, script).with_context(|| format!("{} cannot be written", run.display()))?;

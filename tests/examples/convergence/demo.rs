@@ -166,3 +166,30 @@ fn locked(name: &str) -> &'static str {
     let version = LOCK_FILE.split(entry.as_str()).nth(1).and_then(|rest| rest.split('"').next());
     version.unwrap_or("of an unknown version")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::tests::{record, simulated};
+
+    #[test]
+    fn the_page_stands_alone_and_says_what_the_table_says() {
+        let scale = Scale::demo(true);
+        let searches = searches(simulated(&Scale::full(), 0.1), &scale);
+        let specs = specs(&Study { scale: &scale, results: &searches });
+        // One rank, and four ways on four, with the rate of the mean that is tuned again the same: three seeds each.
+        assert_eq!(specs.len(), 3 * (1 + 3));
+        let mut results = searches;
+        results.records.extend(specs.into_iter().map(|spec| {
+            record(spec, (spec.arm.reduction != crate::plan::Reduction::Sum).then_some(0.5 + spec.seed as f64 / 100.0))
+        }));
+        let study = Study { scale: &scale, results: &results };
+        let page = html(&study, &Images::random(160), 1.0).unwrap();
+        for outside in ["<script", "<link", "<img", "src=", "href=", "url(", "@import"] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+        for inside in ["too short to show anything", "52.0 ± 2.5", "<td>diverged</td>", "Mean", "Sum", "Adasum"] {
+            assert!(page.contains(inside), "{inside}");
+        }
+    }
+}

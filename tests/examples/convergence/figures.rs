@@ -7,7 +7,7 @@ use crate::plan::{Arm, Purpose, Reduction, Task};
 use crate::results::Record;
 use crate::statistics::{Interval, LEAST};
 use crate::study::{Family, LARGEST_FACTOR, Searched, Study, scaled, score};
-use crate::table::Table;
+use crate::table::{NONE, Table};
 use crate::train::MARKS;
 
 use plotters::prelude::{RGBColor, SeriesLabelPosition};
@@ -208,6 +208,12 @@ impl Study<'_> {
         let mut headings = vec!["way".to_owned()];
         headings.extend(ranks.iter().map(|ranks| format!("{ranks} ranks")));
         let mut table = Table::new(headings);
+        let one = family.arm(Reduction::Mean, 1);
+        let of_one = self.figure(self.rate_of_one(family).map(|rate| Place { arm: one, rate }));
+        if of_one != Figure::Missing {
+            let cells = ranks.iter().map(|_| cell(family.task, of_one));
+            table.rows.push(std::iter::once("one rank, for comparison".to_owned()).chain(cells).collect());
+        }
         let deltas = family.deltas();
         let variants = [
             (family, Reduction::Adasum, "Adasum of gradients, tensor by tensor"),
@@ -230,11 +236,11 @@ impl Study<'_> {
                 let edge = best.zip(rates).is_some_and(|(best, rates)| best == rates[0] || Some(&best) == rates.last());
                 let mark = if edge { ", at the end of its list" } else { "" };
                 row.push(match (figure, best) {
-                    (Figure::Missing, _) | (_, None) => "–".into(),
+                    (Figure::Missing, _) | (_, None) => NONE.into(),
                     (figure, Some(best)) => format!("{} (rate {best}{mark})", cell(family.task, figure)),
                 });
             }
-            if row[1..].iter().any(|cell| cell != "–") {
+            if row[1..].iter().any(|cell| cell != NONE) {
                 table.rows.push(row);
             }
         }
@@ -247,7 +253,7 @@ impl Study<'_> {
         let mut table = Table::new(std::iter::once("ranks".to_owned()).chain(ranks.iter().map(ToString::to_string)));
         for &way in ways {
             let cells = ranks.iter().map(|&ranks| {
-                let Some(place) = self.place(family, way, ranks) else { return "–".into() };
+                let Some(place) = self.place(family, way, ranks) else { return NONE.into() };
                 let records = self.records(place);
                 let reached = |record: &&Record| {
                     let mark = record.outcome.curve.iter().position(|(_, accuracy)| *accuracy >= target)?;
@@ -255,7 +261,7 @@ impl Study<'_> {
                 };
                 let mut steps: Vec<Option<usize>> = records.iter().map(reached).collect();
                 if steps.len() < LEAST {
-                    return "–".into();
+                    return NONE.into();
                 }
                 steps.sort_by_key(|steps| steps.unwrap_or(usize::MAX));
                 let total = records[0].outcome.steps;
@@ -340,13 +346,13 @@ pub(crate) fn cell(task: Task, figure: Figure) -> String {
         (Figure::Score(Interval { mean, half }), Task::Text) => format!("{:.3} ± {half:.3}", -mean),
         (Figure::Diverged { runs, of }, _) if runs == of => "diverged".into(),
         (Figure::Diverged { runs, of }, _) => format!("{runs} of {of} diverged"),
-        (Figure::Missing, _) => "–".into(),
+        (Figure::Missing, _) => NONE.into(),
     }
 }
 
 /// A difference, with a mark where it may be none.
 fn signed(task: Task, difference: Option<Interval>) -> String {
-    let Some(interval) = difference else { return "–".into() };
+    let Some(interval) = difference else { return NONE.into() };
     let Interval { mean, half } = interval;
     let text = match task {
         Task::Images => format!("{:+.1} ± {:.1}", 100.0 * mean, 100.0 * half),
@@ -354,4 +360,52 @@ fn signed(task: Task, difference: Option<Interval>) -> String {
     };
     let text = text.replace('-', "−");
     if interval.has_zero() { format!("({text})") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Spec;
+    use crate::results::Results;
+    use crate::study::Scale;
+    use crate::study::tests::{record, simulated};
+
+    #[test]
+    fn runs_that_diverged_are_counted_and_two_seeds_are_no_figure() {
+        let (scale, arm) = (Scale::full(), Family::IMAGES_SGD.arm(Reduction::Sum, 16));
+        let mut results = Results::default();
+        let mut add = |rate, scores: &[Option<f64>]| {
+            for (seed, &score) in (1..).zip(scores) {
+                let spec = Spec { purpose: Purpose::Figure, arm, rate, seed, samples: 110_000 };
+                results.records.push(record(spec, score));
+            }
+        };
+        add(0.1, &[Some(0.8), Some(0.9), Some(0.7)]);
+        add(0.2, &[Some(0.8), None, Some(0.7)]);
+        add(0.4, &[None; 3]);
+        add(0.8, &[Some(0.8), Some(0.9)]);
+        let study = Study { scale: &scale, results: &results };
+        let text = |rate| cell(Task::Images, study.figure(Some(Place { arm, rate })));
+        assert_eq!([0.1, 0.2, 0.4, 0.8, 1.6].map(text), ["80.0 ± 24.8", "1 of 3 diverged", "diverged", "–", "–"]);
+        let difference =
+            |left, right| study.difference(Some(Place { arm, rate: left }), Some(Place { arm, rate: right }));
+        assert_eq!(difference(0.1, 0.1), Some(Interval { mean: 0.0, half: 0.0 }));
+        assert_eq!([difference(0.1, 0.2), difference(0.1, 0.8)], [None, None]);
+    }
+
+    #[test]
+    fn tables_and_charts_have_every_way() {
+        let scale = Scale::full();
+        let results = simulated(&scale, 0.1);
+        let study = Study { scale: &scale, results: &results };
+        let table = study.table(Family::IMAGES_SGD, &WAYS);
+        assert_eq!((table.headings.len(), table.rows.len()), (7, WAYS.len()));
+        assert!(table.rows.iter().flatten().all(|cell| cell != NONE), "{}", table.text());
+        let chart = study.ranks_chart(Family::IMAGES_SGD, &LINES);
+        assert!(chart.lines.iter().all(|line| line.points.len() == 6));
+        let variants = study.variants_table(Family::IMAGES_MOMENTUM);
+        assert_eq!(variants.rows.len(), 7, "{}", variants.text());
+        let rates = study.rates_table(Family::IMAGES_SGD);
+        assert_eq!(rates.rows[0], ["one rank", "1", "0.1", "0.05 to 0.2"]);
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! The data are shared by all ranks of all runs; a [`Learner`] is one rank's room to work in.
 
+use candle_core::Result;
 use gradsync::GradientBuffer;
 
 use crate::images::{Images, Part};
@@ -30,15 +31,19 @@ pub(crate) trait Data: Sync {
     fn samples(&self, part: Part) -> usize;
     /// The loss of who always gives the same answer; at or above it nothing has been learned.
     fn chance(&self) -> f64;
-    fn learner(&self) -> Box<dyn Learner + '_>;
+    /// One rank's model.
+    ///
+    /// # Errors
+    /// candle's.
+    fn learner(&self) -> Result<Box<dyn Learner + '_>>;
 }
 
 /// One rank's model.
 pub(crate) trait Learner {
     /// Writes the gradient of the mean loss over a batch of training samples.
-    fn gradient(&mut self, weights: &GradientBuffer, samples: &[u32], into: &mut GradientBuffer);
+    fn gradient(&mut self, weights: &GradientBuffer, samples: &[u32], into: &mut GradientBuffer) -> Result<()>;
     /// Scores up to a batch of samples of a part.
-    fn score(&mut self, weights: &GradientBuffer, part: Part, samples: &[u32]) -> Sums;
+    fn score(&mut self, weights: &GradientBuffer, part: Part, samples: &[u32]) -> Result<Sums>;
 }
 
 impl Data for Images {
@@ -62,8 +67,8 @@ impl Data for Images {
         (crate::images::CLASSES as f64).ln()
     }
 
-    fn learner(&self) -> Box<dyn Learner + '_> {
-        Box::new(ImageLearner { images: self, network: LeNet::new(), labels: [0; BATCH] })
+    fn learner(&self) -> Result<Box<dyn Learner + '_>> {
+        Ok(Box::new(ImageLearner { images: self, network: LeNet::new(), labels: [0; BATCH] }))
     }
 }
 
@@ -83,14 +88,15 @@ impl ImageLearner<'_> {
 }
 
 impl Learner for ImageLearner<'_> {
-    fn gradient(&mut self, weights: &GradientBuffer, samples: &[u32], into: &mut GradientBuffer) {
+    fn gradient(&mut self, weights: &GradientBuffer, samples: &[u32], into: &mut GradientBuffer) -> Result<()> {
         self.load(Part::Train, samples);
         self.network.gradient(weights, &self.labels[..samples.len()], into);
+        Ok(())
     }
 
-    fn score(&mut self, weights: &GradientBuffer, part: Part, samples: &[u32]) -> Sums {
+    fn score(&mut self, weights: &GradientBuffer, part: Part, samples: &[u32]) -> Result<Sums> {
         self.load(part, samples);
         let answers = self.network.answer(weights, &self.labels[..samples.len()]);
-        Sums { loss: answers.loss, correct: answers.correct as f64, count: samples.len() as f64 }
+        Ok(Sums { loss: answers.loss, correct: answers.correct as f64, count: samples.len() as f64 })
     }
 }

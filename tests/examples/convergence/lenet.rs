@@ -93,6 +93,10 @@ impl LeNet {
     fn scores(&mut self, labels: &[u8], gradient: bool) -> Answers {
         let scores = &mut self.outputs[LAYERS - 1];
         let mut answers = Answers::default();
+        if gradient {
+            // Images beyond the labels do not count.
+            scores.iter_mut().for_each(|row| row[labels.len()..].fill(0.0));
+        }
         for (image, &label) in labels.iter().enumerate() {
             let own: [f64; CLASSES] = std::array::from_fn(|class| f64::from(scores[class][image]));
             let largest = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -217,14 +221,108 @@ fn unpool(large: &mut [Row], small: &[Row], side: usize) {
             let of = |corner: usize| values[corner][lane];
             let most = largest(largest(of(0), of(1)), largest(of(2), of(3)));
             let mut left = if most > 0.0 { gradient[lane] } else { 0.0 };
-            for corner in 0..4 {
-                let is_it = of(corner) == most;
-                results[corner][lane] = if is_it { left } else { 0.0 };
+            for (result, value) in results.iter_mut().zip(&values) {
+                let is_it = value[lane] == most;
+                result[lane] = if is_it { left } else { 0.0 };
                 left = if is_it { 0.0 } else { left };
             }
         }
         for (corner, result) in corners.into_iter().zip(results) {
             large[corner] = result;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{D, Device, Result, Tensor, Var};
+    use gradsync::DType;
+
+    use super::*;
+
+    /// The same network in candle: its loss, and the gradients of weights and biases.
+    fn by_candle(images: &[Row], labels: &[u8], weights: &GradientBuffer) -> Result<(f32, Vec<Vec<f32>>)> {
+        let device = Device::Cpu;
+        let rows: Vec<f32> = images.iter().flatten().copied().collect();
+        let images = Tensor::from_vec(rows, (SIDE * SIDE, BATCH), &device)?.t()?.reshape((BATCH, 1, SIDE, SIDE))?;
+        let labels = Tensor::from_vec(labels.iter().map(|&label| u32::from(label)).collect(), BATCH, &device)?;
+        let variable = |index: usize| Var::from_slice(tensor(weights, index), weights.shape(index), &device);
+        let variables: Vec<Var> = (0..weights.tensor_count()).map(variable).collect::<Result<_>>()?;
+        let mut values = images;
+        for layer in 0..LAYERS {
+            let (weight, bias) = (variables[2 * layer].as_tensor(), variables[2 * layer + 1].as_tensor());
+            values = match layer {
+                0 | 1 => {
+                    let channels = if layer == 0 { 1 } else { 6 };
+                    let window = weight.reshape(((), channels, 5, 5))?;
+                    let bias = bias.reshape((1, (), 1, 1))?;
+                    let sums = values.conv2d(&window, 0, 1, 1, 1)?.broadcast_add(&bias)?;
+                    let (_, channels, side, _) = sums.dims4()?;
+                    // The gradient of candle's max_pool2d is a quarter of what it should be.
+                    let fours = sums.reshape((BATCH, channels, side / 2, 2, side / 2, 2))?;
+                    fours.max(5)?.max(3)?.relu()?
+                }
+                _ => {
+                    let sums = values.flatten_from(1)?.matmul(&weight.t()?)?.broadcast_add(bias)?;
+                    if layer + 1 < LAYERS { sums.relu()? } else { sums }
+                }
+            };
+        }
+        let loss = candle_nn::loss::cross_entropy(&values, &labels)?;
+        assert_eq!(values.argmax(D::Minus1)?.dims(), [BATCH]);
+        let gradients = loss.backward()?;
+        let of = |variable: &Var| gradients.get(variable).unwrap().flatten_all()?.to_vec1();
+        Ok((loss.to_scalar()?, variables.iter().map(of).collect::<Result<_>>()?))
+    }
+
+    #[test]
+    fn loss_and_gradient_are_those_of_candle() {
+        let buffer = || GradientBuffer::new(DType::F32, 1, LeNet::tensors()).unwrap();
+        let (mut weights, mut gradients) = (buffer(), buffer());
+        LeNet::start(&mut weights, 5);
+        let mut random = SplitMix64::new(5, 98);
+        let mut network = LeNet::new();
+        network.images().iter_mut().flatten().for_each(|pixel| *pixel = random.uniform(1.5));
+        let labels: Vec<u8> = (0..BATCH).map(|image| (image % CLASSES) as u8).collect();
+        let images = network.images().to_vec();
+        let answers = network.gradient(&weights, &labels, &mut gradients);
+        assert_eq!(answers, network.answer(&weights, &labels));
+        let (loss, expected) = by_candle(&images, &labels, &weights).unwrap();
+        assert!((answers.loss / BATCH as f64 - f64::from(loss)).abs() < 1e-5, "{} and {loss}", answers.loss);
+        for (index, expected) in expected.iter().enumerate() {
+            assert_near(tensor(&gradients, index), expected, gradients.name(index));
+        }
+    }
+
+    /// Equal but for the order of sums. The longest are those of the first layer's gradient: a product for each of 24 × 24 places in each image,
+    /// each rounded once.
+    fn assert_near(found: &[f32], expected: &[f32], name: &str) {
+        let error = (24 * 24 * BATCH) as f32 * f32::EPSILON / 2.0;
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        assert!(largest > 0.0, "{name}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= error * largest, "{name}: {found}, not {expected} of {largest}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_is_not_full_has_the_gradient_of_its_images() {
+        let buffer = || GradientBuffer::new(DType::F32, 1, LeNet::tensors()).unwrap();
+        let (mut weights, mut few, mut twice) = (buffer(), buffer(), buffer());
+        LeNet::start(&mut weights, 5);
+        let mut random = SplitMix64::new(6, 98);
+        let mut network = LeNet::new();
+        for row in network.images() {
+            let own: [f32; BATCH / 2] = std::array::from_fn(|_| random.uniform(1.0));
+            *row = std::array::from_fn(|image| own[image % (BATCH / 2)]);
+        }
+        let labels: Vec<u8> = (0..BATCH).map(|image| (image % (BATCH / 2) % CLASSES) as u8).collect();
+        let whole = network.gradient(&weights, &labels, &mut twice);
+        let half = network.gradient(&weights, &labels[..BATCH / 2], &mut few);
+        assert_eq!(whole.correct, 2 * half.correct);
+        assert!((whole.loss - 2.0 * half.loss).abs() < 1e-9, "{whole:?} {half:?}");
+        for index in 0..few.tensor_count() {
+            assert_near(tensor(&few, index), tensor(&twice, index), few.name(index));
         }
     }
 }

@@ -18,7 +18,9 @@ mod runner;
 mod statistics;
 mod study;
 mod table;
+mod text;
 mod train;
+mod transformer;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -30,9 +32,11 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::images::Images;
 use crate::learner::Data;
+use crate::plan::Task;
 use crate::results::{Journal, Results, ResultsError};
 use crate::runner::{Limits, Origin, Tasks};
 use crate::study::{Scale, Study};
+use crate::text::Text;
 
 /// Trains with sum, mean and Adasum on 1 to 64 ranks, which are threads of this process.
 #[derive(Parser)]
@@ -82,12 +86,18 @@ struct StudyArguments {
     /// The folder with the four files of Fashion-MNIST
     #[arg(long, value_name = "DIR")]
     images: PathBuf,
+    /// The plays; without them the study has images only
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
     /// Where runs are kept, a line each; those that it has are not made again
     #[arg(long, value_name = "FILE")]
     results: PathBuf,
     /// A few short runs, too short to show anything: whether everything works
     #[arg(long)]
     quick: bool,
+    /// Only this task (may be repeated)
+    #[arg(long, value_name = "TASK", value_enum)]
+    only: Vec<Task>,
     /// Other numbers of ranks than the study's, separated by commas; 1 is always there
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = ranks)]
     ranks: Vec<usize>,
@@ -198,7 +208,8 @@ fn study_ranks(scale: &Scale) -> Vec<usize> {
 
 fn study(arguments: &StudyArguments) -> anyhow::Result<()> {
     let images = Images::fashion_mnist(&arguments.images)?;
-    let tasks = Tasks { images: Some(&images), text: None };
+    let text = arguments.text.as_deref().map(Text::read).transpose()?;
+    let tasks = Tasks { images: Some(&images), text: text.as_ref().map(|text| text as &dyn Data) };
     let scale = if arguments.quick { Scale::quick() } else { Scale::full() };
     let scale = scale.with(&arguments.ranks, &arguments.seeds);
     anyhow::ensure!(
@@ -209,7 +220,8 @@ fn study(arguments: &StudyArguments) -> anyhow::Result<()> {
     let (journal, results) = Journal::open(&arguments.results)?;
     let origin = Origin { machine: machine(), commit: arguments.commit.clone() };
     let limits = Limits { threads: arguments.threads.get(), within: arguments.within.map(Duration::from_secs) };
-    let known = tasks.known();
+    let mut known = tasks.known();
+    known.retain(|task| arguments.only.is_empty() || arguments.only.contains(task));
     let plan = |results: &_| Study { scale: &scale, results }.specs(&known);
     let results = runner::run(&tasks, (Some(journal), results), &limits, &origin, &plan)?;
     let left = plan(&results).iter().filter(|spec| !results.has(spec)).count();
@@ -235,5 +247,6 @@ fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split(": ").nth(1));
     let threads = std::thread::available_parallelism().map_or(0, NonZeroUsize::get);
-    format!("{}, {threads} threads", name.unwrap_or(std::env::consts::ARCH))
+    let ending = if threads == 1 { "" } else { "s" };
+    format!("{}, {threads} thread{ending}", name.unwrap_or(std::env::consts::ARCH))
 }

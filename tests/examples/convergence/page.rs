@@ -32,15 +32,23 @@ pub(crate) fn files(results: &Results, root: &Path) -> Result<BTreeMap<PathBuf, 
     let folder = root.join("host/docs/convergence");
     let mut files = BTreeMap::new();
     let (sgd, momentum) = (Family::IMAGES_SGD, Family::IMAGES_MOMENTUM);
-    let mut charts = vec![("sgd", study.ranks_chart(sgd, &LINES)), ("momentum", study.ranks_chart(momentum, &LINES))];
-    charts.extend(study.mass_chart(sgd, 16).map(|chart| ("weights", chart)));
+    let charts = [
+        ("sgd", Some(study.ranks_chart(sgd, &LINES))),
+        ("momentum", Some(study.ranks_chart(momentum, &LINES))),
+        ("weights", study.mass_chart(sgd, 16)),
+    ];
+    let mut blocks = blocks(&study);
     for (name, chart) in charts {
+        let Some(chart) = chart.filter(|chart| chart.lines.iter().any(|line| line.points.len() > 1)) else {
+            blocks.push((format!("{name} chart"), String::new()));
+            continue;
+        };
         let drawn = charts::svg(&chart);
-        let title = chart.title.clone();
+        blocks.push((format!("{name} chart"), format!("![{}](convergence/{name}.svg)", chart.title)));
+        let title = chart.title;
         let svg = drawn.map_err(|error| PageError::Chart { title, reason: error.to_string() })?;
         files.insert(folder.join(format!("{name}.svg")), svg);
     }
-    let blocks = blocks(&study);
     for path in ["host/docs/convergence.md", "README.md"].map(|name| root.join(name)) {
         let text = std::fs::read_to_string(&path).map_err(|source| PageError::File { path: path.clone(), source })?;
         let text = filled(text, &blocks, &path)?;
@@ -60,7 +68,7 @@ pub(crate) fn write(files: &BTreeMap<PathBuf, String>) -> Result<(), PageError> 
 }
 
 /// The text with every block that it has a mark for.
-fn filled(mut text: String, blocks: &[(&str, String)], path: &Path) -> Result<String, PageError> {
+fn filled(mut text: String, blocks: &[(String, String)], path: &Path) -> Result<String, PageError> {
     const END: &str = "<!-- end -->";
     for (name, block) in blocks {
         let mark = format!("<!-- {name} -->\n");
@@ -71,10 +79,10 @@ fn filled(mut text: String, blocks: &[(&str, String)], path: &Path) -> Result<St
     Ok(text)
 }
 
-fn blocks(study: &Study<'_>) -> Vec<(&'static str, String)> {
+fn blocks(study: &Study<'_>) -> Vec<(String, String)> {
     let (sgd, momentum, text) = (Family::IMAGES_SGD, Family::IMAGES_MOMENTUM, Family::TEXT_ADAM);
     let pairs = [(ADASUM, MEAN_TUNED), (ADASUM, MEAN), (ADASUM_TUNED, ADASUM), (TREE, ADASUM)];
-    vec![
+    let blocks = [
         ("headline", headline(study, sgd)),
         ("sgd", study.table(sgd, &WAYS).markdown()),
         ("sgd differences", study.differences(sgd, &pairs).markdown()),
@@ -87,7 +95,8 @@ fn blocks(study: &Study<'_>) -> Vec<(&'static str, String)> {
         ("momentum variants", study.variants_table(momentum).markdown()),
         ("text variants", study.variants_table(text).markdown()),
         ("origin", origin(study)),
-    ]
+    ];
+    blocks.map(|(name, block)| (name.to_owned(), block)).into()
 }
 
 /// For the console.
@@ -107,22 +116,23 @@ pub(crate) fn headline(study: &Study<'_>, family: Family) -> String {
     let Some(ranks) = study.all_ranks().into_iter().rev().filter(|&ranks| ranks > 1).find(has_all) else {
         return "The study has no figures yet.".into();
     };
-    let percent = |figure| match figure {
-        Figure::Score(_) => format!("{} %", cell(Task::Images, figure)),
-        Figure::Diverged { runs, of } if runs == of => "nothing that a guess would not (it diverges)".into(),
-        figure => format!("nothing reliable ({})", cell(Task::Images, figure)),
+    let ends = |figure| match figure {
+        Figure::Score(_) => format!("gets {} %", cell(Task::Images, figure)),
+        Figure::Diverged { runs, of } if runs == of => "diverges".into(),
+        Figure::Diverged { runs, of } => format!("diverges in {runs} of {of} runs"),
+        Figure::Missing => "has no figure".into(),
     };
-    let own = match figure(MEAN_TUNED, ranks) {
+    let tuned = match figure(MEAN_TUNED, ranks) {
         Figure::Missing => String::new(),
-        tuned => format!(", or {} at the best rate for {ranks}", percent(tuned)),
+        tuned => format!(" (and {} at the rate that a search for {ranks} ranks chose)", ends(tuned)),
     };
     format!(
-        "On {ranks} ranks, with the learning rate that is best for one, Adasum gets {} of the test images right, the mean of the gradients {}{own}, and \
-         their sum {}; one rank gets {}.",
-        percent(figure(ADASUM, ranks)),
-        percent(figure(MEAN, ranks)),
-        percent(figure(SUM, ranks)),
-        percent(figure(ADASUM, 1)),
+        "One rank {} of the test images right. At the same learning rate on {ranks} ranks, with as many images seen: Adasum {}, the mean of the gradients \
+         {}{tuned}, and their sum {}.",
+        ends(figure(ADASUM, 1)),
+        ends(figure(ADASUM, ranks)),
+        ends(figure(MEAN, ranks)),
+        ends(figure(SUM, ranks)),
     )
 }
 
@@ -156,7 +166,7 @@ mod tests {
 
     #[test]
     fn blocks_stand_between_their_marks_and_nowhere_else() {
-        let blocks = [("a", "| new |\n".to_owned()), ("b", "other".to_owned())];
+        let blocks = [("a", "| new |\n"), ("b", "other")].map(|(name, block)| (name.to_owned(), block.to_owned()));
         let text = "words\n<!-- a -->\nold\n\nold\n<!-- end -->\nmore <!-- end -->\n".to_owned();
         let filled = filled(text, &blocks, Path::new("page.md")).unwrap();
         assert_eq!(filled, "words\n<!-- a -->\n| new |\n<!-- end -->\nmore <!-- end -->\n");

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What is learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
     /// LeNet-5 tells clothes apart.

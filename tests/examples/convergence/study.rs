@@ -40,7 +40,7 @@ impl Family {
         match self.method {
             Method::Sgd => 0.025,
             Method::Momentum | Method::MomentumDeltas => 0.005,
-            Method::Adam | Method::AdamDeltas => 0.0005,
+            Method::Adam | Method::AdamDeltas => 0.00025,
         }
     }
 }
@@ -287,5 +287,114 @@ pub(crate) fn score(record: &Record) -> Option<f64> {
     match record.spec.arm.task {
         Task::Images => record.outcome.accuracy,
         Task::Text => record.outcome.loss.map(|loss| -loss),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::train::Outcome;
+
+    /// A finished run with this accuracy or this loss; none stands for one that diverged.
+    pub(crate) fn record(spec: Spec, score: Option<f64>) -> Record {
+        let steps = spec.steps(32);
+        let (stopped, diverged) = (score.is_none().then_some(3), score.is_none());
+        let (curve, mass) = (Vec::new(), Vec::new());
+        let outcome = Outcome { steps, loss: score, accuracy: score, stopped, diverged, curve, mass };
+        Record { spec, outcome, machine: "a machine".into(), commit: "1f97cc5".into() }
+    }
+
+    /// Runs of a world in which every arm has this best rate and high rates diverge, until the plan names no more.
+    pub(crate) fn simulated(scale: &Scale, best: f64) -> Results {
+        let mut results = Results::default();
+        loop {
+            let specs = Study { scale, results: &results }.specs(&[Task::Images, Task::Text]);
+            let new: Vec<Spec> = specs.into_iter().filter(|spec| !results.has(spec)).collect();
+            if new.is_empty() {
+                return results;
+            }
+            results.records.extend(new.into_iter().map(|spec| {
+                let score = 0.8 - (spec.rate / best).ln().abs() / 100.0 + spec.seed as f64 / 1000.0;
+                record(spec, (spec.rate < 16.0 * best).then_some(score))
+            }));
+        }
+    }
+
+    #[test]
+    fn the_whole_plan_is_made_once_and_every_arm_is_searched_alike() {
+        let scale = Scale::full();
+        let results = simulated(&scale, 0.1);
+        let study = Study { scale: &scale, results: &results };
+        let [sgd, momentum, text] = [Family::IMAGES_SGD, Family::IMAGES_MOMENTUM, Family::TEXT_ADAM];
+        assert_eq!(study.rate_of_one(sgd), Some(0.1));
+        assert_eq!(study.rate_of_one(momentum), Some(0.08));
+        let count = |arm, purpose| results.of(arm, purpose, study.samples(arm)).count();
+        for family in [sgd, momentum] {
+            assert_eq!(count(family.arm(Reduction::Mean, 1), Purpose::Search), 8 * 3);
+            for ranks in [4, 8, 16, 32, 64] {
+                for reduction in TUNED {
+                    assert_eq!(count(family.arm(reduction, ranks), Purpose::Search), 8 * 3, "{reduction:?}");
+                }
+                assert_eq!(count(family.arm(Reduction::AdasumTree, ranks), Purpose::Figure), 2 * 5);
+            }
+            for ranks in [16, 64] {
+                for reduction in EXTRAS {
+                    assert_eq!(count(family.arm(reduction, ranks), Purpose::Search), 5 * 3);
+                    assert_eq!(count(family.arm(reduction, ranks), Purpose::Figure), 5);
+                }
+            }
+        }
+        for (family, reduction) in
+            [(text, Reduction::Mean), (text, Reduction::Adasum), (text.deltas().unwrap(), Reduction::Adasum)]
+        {
+            assert_eq!(count(family.arm(reduction, 64), Purpose::Search), 4 * 3);
+        }
+        let specs: HashSet<String> = results.records.iter().map(|record| format!("{:?}", record.spec)).collect();
+        assert_eq!(specs.len(), results.records.len());
+        assert!(scale.search_seeds.iter().all(|seed| !scale.figure_seeds.contains(seed)));
+    }
+
+    #[test]
+    fn one_rank_comes_first_and_nothing_is_compared_before_its_rate_is_known() {
+        let scale = Scale::full();
+        let results = Results::default();
+        let specs = Study { scale: &scale, results: &results }.specs(&[Task::Images]);
+        let first: Vec<usize> = specs[..24].iter().map(|spec| spec.arm.ranks).collect();
+        assert_eq!(first, [1; 24]);
+        assert!(specs.iter().all(|spec| spec.purpose == Purpose::Search));
+    }
+
+    #[test]
+    fn a_rate_at_which_one_seed_diverged_is_not_chosen_and_a_missing_run_decides_nothing() {
+        let scale = Scale::full();
+        let arm = Family::IMAGES_SGD.arm(Reduction::Mean, 4);
+        let spec = |rate, seed| Spec { purpose: Purpose::Search, arm, rate, seed, samples: 110_000 };
+        let mut results = Results::default();
+        for seed in [11, 12, 13] {
+            results.records.push(record(spec(0.1, seed), Some(0.8)));
+            results.records.push(record(spec(0.2, seed), (seed != 12).then_some(0.9)));
+        }
+        let best = |results: &Results, rates: &[f64]| Study { scale: &scale, results }.best(arm, rates);
+        assert_eq!(best(&results, &[0.1, 0.2]), Some(0.1));
+        assert_eq!(best(&results, &[0.2]), None);
+        assert_eq!(best(&results, &[0.1, 0.2, 0.4]), None);
+    }
+
+    #[test]
+    fn lists_double_and_are_written_as_people_write_them() {
+        let rates = Scale::full().rates(Family::IMAGES_SGD);
+        assert_eq!(rates, [0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]);
+        assert_eq!(Scale::quick().rates(Family::IMAGES_SGD), [0.2, 0.4, 0.8, 1.6]);
+        assert_eq!([scaled(0.1, 2.5), scaled(0.2, 3.0)].map(|rate| rate.to_string()), ["0.25", "0.6"]);
+    }
+
+    #[test]
+    fn other_ranks_that_make_no_tree_have_none() {
+        let scale = Scale::full().with(&[24], &[21, 22, 23]);
+        let results = simulated(&scale, 0.1);
+        assert!(results.records.iter().all(|record| [1, 24].contains(&record.spec.arm.ranks)));
+        assert!(results.records.iter().all(|record| record.spec.arm.reduction != Reduction::AdasumTree));
+        let seeds: HashSet<u64> = results.records.iter().map(|record| record.spec.seed).collect();
+        assert_eq!(seeds, HashSet::from([11, 12, 13, 21, 22, 23]));
     }
 }

@@ -2,6 +2,9 @@
 
 use std::fmt::Write as _;
 
+/// What stands in the place of a figure that there is not.
+pub(crate) const NONE: &str = "–";
+
 /// The first column is text, the others are figures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Table {
@@ -14,7 +17,15 @@ impl Table {
         Self { headings: headings.into_iter().map(|heading| heading.to_string()).collect(), rows: Vec::new() }
     }
 
+    /// Whether there is a figure.
+    pub(crate) fn has_figures(&self) -> bool {
+        self.rows.iter().flat_map(|row| &row[1..]).any(|cell| cell != NONE)
+    }
+
     pub(crate) fn markdown(&self) -> String {
+        if !self.has_figures() {
+            return "No runs yet.\n".into();
+        }
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule = format!("|---|{}\n", "---:|".repeat(self.headings.len() - 1));
         let rows: String = self.rows.iter().map(|row| line(row)).collect();
@@ -69,6 +80,9 @@ mod tests {
         table.rows.push(["a < b", "88.9 ± 0.3", "–"].map(String::from).into());
         assert_eq!(table.markdown(), "| way | 1 | 16 |\n|---|---:|---:|\n| a < b | 88.9 ± 0.3 | – |\n");
         assert_eq!(table.text(), "way             1  16\n---------------------\na < b  88.9 ± 0.3   –");
+        table.rows[0][1] = NONE.into();
+        assert_eq!(table.markdown(), "No runs yet.\n");
+        table.rows[0][1] = "88.9 ± 0.3".into();
         let html = table.html();
         assert!(html.contains("<th scope=\"row\">a &lt; b</th><td>88.9 ± 0.3</td><td>–</td>"), "{html}");
     }

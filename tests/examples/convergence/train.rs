@@ -29,6 +29,8 @@ pub(crate) enum TrainError {
     #[error("rank {0} panicked")]
     Panicked(usize),
     #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    #[error(transparent)]
     Gradsync(#[from] gradsync::Error),
 }
 
@@ -94,18 +96,18 @@ fn order(spec: &Spec, data: &dyn Data) -> Vec<u32> {
 }
 
 enum Optimizer {
-    Sgd(Sgd),
-    Adam(Adam),
+    Sgd(Box<Sgd>),
+    Adam(Box<Adam>),
 }
 
 impl Optimizer {
     fn new(method: Method) -> Self {
         match method {
-            Method::Sgd => Self::Sgd(Sgd::new(SgdOptions::default())),
+            Method::Sgd => Self::Sgd(Box::new(Sgd::new(SgdOptions::default()))),
             Method::Momentum | Method::MomentumDeltas => {
-                Self::Sgd(Sgd::new(SgdOptions { momentum: MOMENTUM, ..SgdOptions::default() }))
+                Self::Sgd(Box::new(Sgd::new(SgdOptions { momentum: MOMENTUM, ..SgdOptions::default() })))
             }
-            Method::Adam | Method::AdamDeltas => Self::Adam(Adam::new(AdamOptions::default())),
+            Method::Adam | Method::AdamDeltas => Self::Adam(Box::new(Adam::new(AdamOptions::default()))),
         }
     }
 
@@ -113,11 +115,11 @@ impl Optimizer {
         match self {
             Self::Sgd(sgd) => {
                 sgd.options.rate = rate;
-                sgd
+                sgd.as_mut()
             }
             Self::Adam(adam) => {
                 adam.options.rate = rate;
-                adam
+                adam.as_mut()
             }
         }
     }
@@ -151,7 +153,7 @@ impl<'a> Rank<'a> {
             _ => None,
         };
         let optimizer = Optimizer::new(spec.arm.method);
-        Ok(Self { comm, nodes, spec, data, learner: data.learner(), weights, gradients, deltas, optimizer })
+        Ok(Self { comm, nodes, spec, data, learner: data.learner()?, weights, gradients, deltas, optimizer })
     }
 
     fn train(mut self, order: &[u32]) -> Result<Outcome, TrainError> {
@@ -169,7 +171,7 @@ impl<'a> Rank<'a> {
         let mut mass = Mass::default();
         for step in 0..steps {
             let first = (step * ranks + self.comm.rank()) * batch;
-            self.learner.gradient(&self.weights, &order[first..first + batch], &mut self.gradients);
+            self.learner.gradient(&self.weights, &order[first..first + batch], &mut self.gradients)?;
             let Some(report) = self.step(self.spec.rate * schedule(step, steps))? else {
                 outcome.stopped = Some(step);
                 return Ok(outcome);
@@ -227,7 +229,7 @@ impl<'a> Rank<'a> {
         let samples: Vec<u32> = (0..self.data.samples(part).min(most) as u32).collect();
         let mut own = [0.0; 3];
         for batch in samples.chunks(self.data.batch()).skip(self.comm.rank()).step_by(self.spec.arm.ranks) {
-            let Sums { loss, correct, count } = self.learner.score(&self.weights, part, batch);
+            let Sums { loss, correct, count } = self.learner.score(&self.weights, part, batch)?;
             own.iter_mut().zip([loss, correct, count]).for_each(|(sum, value)| *sum += value);
         }
         self.comm.all_reduce(SliceMut::from(own.as_mut_slice()), ReduceOp::Sum)?;
@@ -296,5 +298,100 @@ impl Mass {
     fn take(&mut self) -> Option<Vec<f64>> {
         let Self { of_layers, steps } = std::mem::take(self);
         (steps > 0).then(|| of_layers.into_iter().map(|sum| (sum / steps as f64 * 1e3).round() / 1e3).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::Images;
+    use crate::plan::{Arm, Task};
+
+    fn spec(reduction: Reduction, ranks: usize, rate: f64) -> Spec {
+        let arm = Arm { task: Task::Images, method: Method::Momentum, reduction, ranks };
+        Spec { purpose: Purpose::Figure, arm, rate, seed: 1, samples: 3 * 32 * ranks }
+    }
+
+    #[test]
+    fn sum_is_mean_with_the_rate_times_the_ranks() {
+        let images = Images::random(160);
+        let run = |reduction, rate| run(&spec(reduction, 4, rate), &images).unwrap();
+        let (mean, sum) = (run(Reduction::Mean, 0.125), run(Reduction::Sum, 0.125 / 4.0));
+        assert_eq!(mean, sum);
+        assert_eq!((mean.steps, mean.curve.len()), (3, 3));
+        assert_ne!(mean, run(Reduction::Sum, 0.125));
+    }
+
+    #[test]
+    fn every_way_is_the_same_in_every_run_and_no_two_ways_are() {
+        let images = Images::random(160);
+        let ways = [
+            (Reduction::Adasum, Method::Momentum),
+            (Reduction::AdasumWhole, Method::Momentum),
+            (Reduction::AdasumOfSums, Method::Momentum),
+            (Reduction::AdasumOfMeans, Method::Momentum),
+            (Reduction::Adasum, Method::MomentumDeltas),
+            (Reduction::Adasum, Method::Adam),
+        ];
+        let outcomes = ways.map(|(reduction, method)| {
+            let mut spec = spec(reduction, 16, 0.05);
+            spec.arm.method = method;
+            let outcome = run(&spec, &images).unwrap();
+            assert_eq!(outcome, run(&spec, &images).unwrap(), "{spec:?}");
+            outcome
+        });
+        for (index, outcome) in outcomes.iter().enumerate() {
+            assert!(outcomes[..index].iter().all(|other| other.curve != outcome.curve), "{:?}", ways[index]);
+        }
+        let masses = outcomes[0].mass.concat();
+        assert_eq!(masses.len(), 3 * 10);
+        assert!(masses.iter().all(|mass| *mass > 0.5), "{masses:?}");
+    }
+
+    #[test]
+    fn one_different_bit_on_one_rank_is_found_by_all() {
+        let (images, spec) = (Images::random(160), spec(Reduction::Mean, 4, 0.1));
+        let outcomes = local::run(4, |comm| {
+            let mut rank = Rank::new(&comm, &spec, &images).unwrap();
+            rank.check_weights(7).unwrap();
+            if comm.rank() == 2 {
+                let value = &mut crate::lenet::tensor_mut(&mut rank.weights, 0)[0];
+                *value = f32::from_bits(value.to_bits() ^ 1);
+            }
+            rank.check_weights(8)
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.unwrap().unwrap_err();
+            assert!(matches!(error, TrainError::WeightsDiffer { step: 8, rank: 2, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rate_far_too_high_is_an_outcome() {
+        let images = Images::random(160);
+        for method in [Method::Sgd, Method::MomentumDeltas] {
+            let mut spec = spec(Reduction::Adasum, 4, 1e30);
+            (spec.arm.method, spec.samples) = (method, 20 * 4 * 32);
+            let outcome = run(&spec, &images).unwrap();
+            assert!(outcome.diverged && outcome.loss.is_none() && outcome.accuracy.is_none(), "{outcome:?}");
+            assert!(outcome.stopped.is_some_and(|step| step > 0), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn all_samples_are_seen_before_one_is_seen_again() {
+        let images = Images::random(160);
+        let mut spec = spec(Reduction::Mean, 4, 0.1);
+        spec.samples = 4 * 32 * 5;
+        let order = order(&spec, &images);
+        assert_eq!(order.len(), 640);
+        for pass in order.chunks(160) {
+            let mut samples = pass.to_vec();
+            samples.sort_unstable();
+            assert_eq!(samples, (0..160).collect::<Vec<u32>>());
+        }
+        assert_ne!(order[..160], order[160..320]);
+        spec.arm.ranks = 1;
+        assert_eq!(order, super::order(&spec, &images), "the same for every number of ranks");
     }
 }
