@@ -47,7 +47,15 @@ pub(crate) fn specs(study: &Study<'_>) -> Vec<Spec> {
 
 /// For the console.
 pub(crate) fn summary(study: &Study<'_>) -> String {
-    format!("{}\n\n{}", study.table(FAMILY, &WAYS).text(), page::headline(study, FAMILY))
+    let table = study.table(FAMILY, &WAYS).text();
+    let words = if is_short(study) { TOO_SHORT.into() } else { page::headline(study, FAMILY) };
+    format!("{table}\n\n{words}")
+}
+
+const TOO_SHORT: &str = "A short run to check that everything works: too short to show anything.";
+
+fn is_short(study: &Study<'_>) -> bool {
+    study.scale.samples(FAMILY) < Scale::full().samples(FAMILY)
 }
 
 /// Writes `report.html` into a folder, whole or not at all.
@@ -91,11 +99,7 @@ fn html(study: &Study<'_>, images: &Images, seconds: f64) -> Result<String, Page
         Source::FashionMnist => "",
         Source::Digits => " The study used Fashion-MNIST, so that these rates are not the best ones for the digits.",
     };
-    let quick = if samples == Scale::full().samples(FAMILY) {
-        String::new()
-    } else {
-        "<p><strong>A short run to check that everything works: too short to show anything.</strong></p>\n".into()
-    };
+    let quick = if is_short(study) { format!("<p><strong>{TOO_SHORT}</strong></p>\n") } else { String::new() };
     Ok(format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -105,7 +109,7 @@ fn html(study: &Study<'_>, images: &Images, seconds: f64) -> Result<String, Page
          <p class=\"lead\">A network learns in steps. To go faster, several workers (<em>ranks</em>) share each step: every rank computes from its own \
          images in which direction the network should move (a <em>gradient</em>), the gradients are combined into one, and the network moves. \
          <strong>How they are combined decides whether it still learns when there are many ranks.</strong></p>\n{quick}\
-         <figure>\n{svg}<figcaption>Every point: {seeds} trainings from different starts; bars are 95 % intervals. All trainings see the same number of \
+         <figure>\n{svg}<figcaption>Every point: {seeds} trainings from different starts; bars are 95 % intervals (none where only some diverged). All trainings see the same number of \
          images, {samples}. A training that diverged counts as a guess, 10 %.</figcaption>\n</figure>\n\
          <p><strong>{headline}</strong></p>\n\
          <h2>What the lines are</h2>\n<ul>\n\
@@ -127,7 +131,7 @@ fn html(study: &Study<'_>, images: &Images, seconds: f64) -> Result<String, Page
          <p>Each rank is a thread with its own copy of the network, and gradsync's collectives are all that connects them. At 16 moments of every \
          training the ranks compared their weights: the same to the last bit, on all ranks, every time. (One different bit ends the demo with an error.)</p>\n\
          <h2>Data and network</h2>\n\
-         <p>{about}. {train} images to train on, {validation} that chose the rates, {test} for the test. LeNet-5: two convolutions and three dense layers, \
+         <p>{about}. {train} images to train on, {held_out}{test} for the test. LeNet-5: two convolutions and three dense layers, \
          {batch} images a rank in every step.</p>\n\
          <h2>Made with</h2>\n<dl>\n{facts}</dl>\n</main>\n</body>\n</html>\n",
         headline = escape(&page::headline(study, FAMILY)),
@@ -137,7 +141,11 @@ fn html(study: &Study<'_>, images: &Images, seconds: f64) -> Result<String, Page
         of_one = steps(1),
         about = escape(about(images.source)),
         train = thousands(images.rows(Part::Train).len()),
-        validation = thousands(images.rows(Part::Validation).len()),
+        held_out = match images.source {
+            Source::FashionMnist =>
+                format!("{} that chose the rates, ", thousands(images.rows(Part::Validation).len())),
+            Source::Digits => String::new(),
+        },
         test = thousands(images.rows(Part::Test).len()),
         batch = images.batch(),
         facts = facts(study, seconds),

@@ -99,14 +99,21 @@ fn blocks(study: &Study<'_>) -> Vec<(String, String)> {
     blocks.map(|(name, block)| (name.to_owned(), block)).into()
 }
 
-/// For the console.
+/// For the console: all tables that have figures.
 pub(crate) fn text(study: &Study<'_>) -> String {
-    let families = [("plain gradient descent", Family::IMAGES_SGD), ("momentum", Family::IMAGES_MOMENTUM)];
-    let of = |(name, family)| {
-        let [table, rates] = [study.table(family, &WAYS), study.rates_table(family)].map(|table| table.text());
-        format!("Images, {name}: per cent right\n{table}\n\n{rates}\n\n{}\n", study.variants_table(family).text())
-    };
-    families.map(of).join("\n")
+    let families = [
+        ("Images, plain gradient descent: per cent right", Family::IMAGES_SGD),
+        ("Images, momentum: per cent right", Family::IMAGES_MOMENTUM),
+        ("Text, Adam: nats a character", Family::TEXT_ADAM),
+    ];
+    let mut text = String::new();
+    for (title, family) in families {
+        let tables = [study.table(family, &WAYS), study.rates_table(family), study.variants_table(family)];
+        for table in tables.iter().filter(|table| table.has_figures()) {
+            text += &format!("{title}\n{}\n\n", table.text());
+        }
+    }
+    text
 }
 
 /// What the study says in one sentence, at the most ranks that have figures.

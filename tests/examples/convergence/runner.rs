@@ -55,12 +55,17 @@ pub(crate) struct Origin {
     pub(crate) commit: String,
 }
 
+/// How often a line is printed where standard error is no terminal.
+const SILENCE: Duration = Duration::from_secs(20);
+
 struct State {
     results: Results,
     journal: Option<Journal>,
     in_flight: Vec<Spec>,
     failed: Option<RunnerError>,
     done: usize,
+    /// Since when nothing was said, where no bar is drawn.
+    silent: Instant,
 }
 
 /// Makes the runs that `plan` names, in its order, until it names no more; what it names may depend on what is finished. Gives all results.
@@ -76,7 +81,7 @@ pub(crate) fn run(
         ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed} so far, {eta} left for these  {msg}")
             .expect("the template is a constant"),
     );
-    let state = Mutex::new(State { results, journal, in_flight: Vec::new(), failed: None, done: 0 });
+    let state = Mutex::new(State { results, journal, in_flight: Vec::new(), failed: None, done: 0, silent: begun });
     let changed = Condvar::new();
     std::thread::scope(|scope| {
         for _ in 0..limits.threads {
@@ -108,6 +113,11 @@ pub(crate) fn run(
                     }
                     progress.set_message(describe(&spec));
                     progress.set_position(guard.done as u64);
+                    if progress.is_hidden() && guard.silent.elapsed() >= SILENCE {
+                        guard.silent = Instant::now();
+                        let (done, known) = (guard.done, progress.length().unwrap_or_default());
+                        eprintln!("{done} of {known} runs in {} s", begun.elapsed().as_secs());
+                    }
                     changed.notify_all();
                 }
                 drop(guard);
