@@ -15,6 +15,8 @@ use crate::{
     toolchain::{Need, Toolchain, images, python},
 };
 
+/// What the study has made here, in target/study.
+const RUNS: &str = "runs.jsonl";
 /// What is checked in.
 const PUBLISHED: &str = "tests/measured/convergence/runs.jsonl";
 
@@ -31,7 +33,7 @@ impl flags::Study {
         }
         let name = match (self.quick, self.ranks.is_empty() && self.seeds.is_empty()) {
             (true, _) => "quick.jsonl",
-            (false, true) => "runs.jsonl",
+            (false, true) => RUNS,
             (false, false) => "others.jsonl",
         };
         let results = target("study").join(name);
@@ -86,15 +88,20 @@ fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
         let file = file.with_context(|| format!("{images} cannot be read"))?;
         copy(&file.path(), &data.join(file.file_name()))?;
     }
+    // What is done is not done again.
+    let runs = target("study").join(RUNS);
+    if runs.is_file() {
+        copy(&runs, &folder.join(RUNS))?;
+    }
     let script = format!(
-        "#!/bin/sh\n# Makes the runs of the study that runs.jsonl beside it does not have yet; takes --within SECONDS, --threads N, --only TASK.\n\
-         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --text plays.txt --results runs.jsonl --commit {commit} \"$@\"\n"
+        "#!/bin/sh\n# Makes the runs of the study that {RUNS} beside it does not have yet; takes --within SECONDS, --threads N, --only TASK.\n\
+         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --text plays.txt --results {RUNS} --commit {commit} \"$@\"\n"
     );
     let run = folder.join("run");
     fs::write(&run, script).with_context(|| format!("{} cannot be written", run.display()))?;
     Cmd::new("chmod").arg("+x").arg(&run).run()?;
     println!(
-        "{}: carry it, and start ./run; then bring runs.jsonl back to target/study, for cargo xtask study --publish",
+        "{}: carry it, and start ./run; then bring {RUNS} back to target/study, for cargo xtask study --publish",
         folder.display()
     );
     Ok(())
