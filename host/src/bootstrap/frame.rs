@@ -130,13 +130,16 @@ mod tests {
         let socket = listener.accept().unwrap().0;
         let mut late = Timed { socket: &socket, end: Some(Instant::now()) };
         assert_eq!(late.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
-        write(&mut sender, &7u64, 64).unwrap();
+        sender.write_all(b"seven").unwrap();
         Timed { socket: &socket, end: None }.wait().unwrap();
         late.wait().unwrap();
-        assert_eq!(read::<u64>(&mut late, 64).unwrap(), 7);
-        assert_eq!(read::<u64>(&mut late, 64).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        write(&mut late, &8u64, 64).unwrap();
-        assert_eq!(read::<u64>(&mut sender, 64).unwrap(), 8);
+        let mut word = [0; 5];
+        late.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"seven");
+        assert_eq!(late.read(&mut word).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        late.write_all(b"eight").unwrap();
+        sender.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"eight");
     }
 
     #[test]
