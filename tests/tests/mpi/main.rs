@@ -33,6 +33,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("GRADSYNC_MPI_LIMITS_ONLY").is_some() {
+        limits::run(&mut cases);
+        return cases.finish();
+    }
     collectives::run(&mut cases);
     point_to_point::run(&mut cases);
     exchange::run(&mut cases);

@@ -12,7 +12,7 @@ use super::channel::{Channel, Incoming, Outgoing, Requests};
 use super::library::MpiError;
 
 /// Bytes of a piece, the same on all ranks.
-const PIECE_BYTES: usize = 256 << 10;
+const PIECE_BYTES: usize = 1 << 20;
 /// Pieces of a stream that are on their way at a time.
 const MOST_FLIGHTS: usize = 3;
 /// How long nothing moves before a rank looks whether others have failed.
