@@ -7,7 +7,7 @@
 use gradsync::comm::local::{self, LocalCommunicator};
 use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::ops::{self, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
-use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOptions, StepOutcome, adasum_step};
+use gradsync::train::{self, Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
 use gradsync::{DType, GradientBuffer, Slice, SliceMut, kernels};
 use serde::{Deserialize, Serialize};
 
@@ -101,26 +101,20 @@ enum Optimizer {
 }
 
 impl Optimizer {
-    fn new(method: Method) -> Self {
-        match method {
-            Method::Sgd => Self::Sgd(Box::new(Sgd::new(SgdOptions::default()))),
+    fn new(method: Method) -> gradsync::Result<Self> {
+        Ok(match method {
+            Method::Sgd => Self::Sgd(Box::new(Sgd::new(SgdOptions::default())?)),
             Method::Momentum | Method::MomentumDeltas => {
-                Self::Sgd(Box::new(Sgd::new(SgdOptions { momentum: MOMENTUM, ..SgdOptions::default() })))
+                Self::Sgd(Box::new(Sgd::new(SgdOptions { momentum: MOMENTUM, ..SgdOptions::default() })?))
             }
-            Method::Adam | Method::AdamDeltas => Self::Adam(Box::new(Adam::new(AdamOptions::default()))),
-        }
+            Method::Adam | Method::AdamDeltas => Self::Adam(Box::new(Adam::new(AdamOptions::default())?)),
+        })
     }
 
-    fn with_rate(&mut self, rate: f64) -> &mut dyn DeltaOptimizer {
+    fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut dyn DeltaOptimizer> {
         match self {
-            Self::Sgd(sgd) => {
-                sgd.options.rate = rate;
-                sgd.as_mut()
-            }
-            Self::Adam(adam) => {
-                adam.options.rate = rate;
-                adam.as_mut()
-            }
+            Self::Sgd(sgd) => sgd.set_options(SgdOptions { rate, ..sgd.options() }).map(|()| sgd.as_mut() as _),
+            Self::Adam(adam) => adam.set_options(AdamOptions { rate, ..adam.options() }).map(|()| adam.as_mut() as _),
         }
     }
 }
@@ -137,6 +131,8 @@ struct Rank<'a> {
     gradients: GradientBuffer,
     deltas: GradientBuffer,
     optimizer: Optimizer,
+    /// For the optimizers' own steps.
+    stepper: Stepper<'a>,
 }
 
 impl<'a> Rank<'a> {
@@ -152,8 +148,9 @@ impl<'a> Rank<'a> {
             }
             _ => None,
         };
-        let optimizer = Optimizer::new(spec.arm.method);
-        Ok(Self { comm, nodes, spec, data, learner: data.learner()?, weights, gradients, deltas, optimizer })
+        let optimizer = Optimizer::new(spec.arm.method)?;
+        let stepper = Stepper::new(comm, train::Reduction::Adasum(options(spec.arm.reduction)));
+        Ok(Self { comm, nodes, spec, data, learner: data.learner()?, weights, gradients, deltas, optimizer, stepper })
     }
 
     fn train(mut self, order: &[u32]) -> Result<Outcome, TrainError> {
@@ -196,10 +193,12 @@ impl<'a> Rank<'a> {
 
     /// Moves the weights. None if the gradients or the steps were not finite.
     fn step(&mut self, rate: f64) -> Result<Option<Option<AdasumReport>>, TrainError> {
-        let optimizer = self.optimizer.with_rate(rate);
+        let optimizer = self.optimizer.with_rate(rate)?;
         if matches!(self.spec.arm.method, Method::MomentumDeltas | Method::AdamDeltas) {
-            let options = StepOptions { adasum: options(self.spec.arm.reduction), ..StepOptions::default() };
-            let report = adasum_step(self.comm, None, &self.gradients, &mut self.weights, optimizer, options)?;
+            let report = match self.stepper.step(&self.gradients, &mut self.weights, optimizer) {
+                Err(error) if is_overflow(&error) => return Ok(None),
+                report => report?,
+            };
             return Ok((report.outcome == StepOutcome::Applied).then_some(report.adasum));
         }
         let report = match (self.spec.arm.reduction, &self.nodes) {
@@ -217,7 +216,10 @@ impl<'a> Rank<'a> {
         if !kernels::cpu::all_finite(self.gradients.as_slice()) {
             return Ok(None);
         }
-        optimizer.deltas(&self.gradients, &self.weights, &mut self.deltas)?;
+        match optimizer.deltas(&self.gradients, &self.weights, &mut self.deltas) {
+            Err(error) if is_overflow(&error) => return Ok(None),
+            result => result?,
+        }
         for index in 0..self.weights.tensor_count() {
             ops::in_place_accumulate(self.weights.tensor_mut(index), self.deltas.tensor(index), None)?;
         }
@@ -249,6 +251,11 @@ impl<'a> Rank<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// Gradients that an optimizer refuses, on every rank: finite ones that its state would not survive.
+fn is_overflow(error: &gradsync::Error) -> bool {
+    matches!(error, gradsync::Error::InvalidArgument { .. })
 }
 
 fn options(reduction: Reduction) -> AdasumOptions {
