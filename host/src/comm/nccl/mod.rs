@@ -99,7 +99,7 @@ use self::watch::End;
 use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
 use super::{ReduceOp, Split};
 use crate::bootstrap::Member;
-use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::{cuda, same_len};
@@ -132,8 +132,13 @@ impl NcclCommunicator {
     /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a
     /// rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
+        Self::part_of(Sharers::ONE, member, queue, options)
+    }
+
+    /// As [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
+    fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
-        let (nccl, handle, neighbours) = setup::connect(&member, queue, options)?;
+        let (nccl, handle, neighbours) = setup::connect(&member, queue, options, parent)?;
         let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
@@ -166,7 +171,7 @@ impl NcclCommunicator {
     ) -> Result<Option<Self>> {
         self.session.check(Operation::SetUp)?;
         let member = self.session.member.split(color, key, options.deadline)?;
-        member.map(|member| Self::new(member, queue, options)).transpose()
+        member.map(|member| Self::part_of(self.session.neighbours.sharers, member, queue, options)).transpose()
     }
 
     /// The version of the NCCL library.
@@ -177,7 +182,7 @@ impl NcclCommunicator {
     /// How many of its ranks are on this rank's GPU, this one included: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
     /// wait for those of other ranks share the GPU's multiprocessors with so many.
     pub fn ranks_on_device(&self) -> usize {
-        self.session.neighbours.sharers.ranks
+        self.session.neighbours.ranks_on_device
     }
 
     /// The control channel: who else is in the group, and what they have called.
