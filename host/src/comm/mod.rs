@@ -22,7 +22,7 @@ use std::fmt;
 pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
 pub(crate) use self::reduction::reduce_windows;
 use crate::error::Result;
-pub use crate::error::{Call, CommError, Departure, Factor, Operation};
+pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::slice::{Slice, SliceMut};
 
 /// How a reduction joins the ranks' values of one element.

@@ -53,6 +53,7 @@ impl AddressSpace for MpiCommunicator {
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
         let Some(boards) = self.meeting.boards().filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
         let Some(ticket) = Ticket::of(vector.as_slice().as_bytes()) else { return Ok(false) };
+        let scope = scope::within(operation);
         let tickets = self.tickets(Call::new(operation, len, dtype), ticket)?;
         // From here on another rank may use this one's memory, even if this one fails.
         let loan = Loan::begin(&self.meeting, boards);
@@ -70,6 +71,7 @@ impl AddressSpace for MpiCommunicator {
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
+        drop(scope);
         let outcome = work(windows).map_err(|error| match self.meeting.check(operation) {
             Ok(()) => self.meeting.refuse(operation, error),
             Err(_) => error,

@@ -22,7 +22,7 @@ const NAP: Duration = Duration::from_micros(100);
 const LISTENS_AFTER: u32 = 16;
 
 /// What a rank calls that has ended its work on what it was lent, as the others' errors quote it.
-pub(super) const END_OF_LOAN: Call = Call { operation: Operation::LendWindows, len: 0, dtype: None };
+pub(super) const END_OF_LOAN: Call = Call { within: None, operation: Operation::LendWindows, len: 0, dtype: None };
 
 #[derive(Debug)]
 pub(super) struct Meeting {
@@ -374,7 +374,7 @@ impl Drop for Meeting {
 /// An error that names two calls that differ, if any do.
 fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
     let Some(&first) = calls.first() else { return Ok(()) };
-    let other = calls.iter().find(|(_, call)| *call != first.1);
+    let other = calls.iter().find(|(_, call)| !call.fits(&first.1));
     other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
 }
 
@@ -384,8 +384,7 @@ pub(super) fn known(error: &CommError) -> Failure {
 }
 
 pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
-    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
-    Failure { error: CommError::Mismatch { left_rank, left, right_rank, right }, is_news: true }
+    Failure { error: CommError::mismatch(one, other), is_news: true }
 }
 
 pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {

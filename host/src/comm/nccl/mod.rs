@@ -101,6 +101,7 @@ use super::{ReduceOp, Split};
 use crate::bootstrap::Member;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
 use crate::dtype::{DType, DataType};
+use crate::call::scope;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::{cuda, same_len};
 use crate::sys::nccl::{RedOp, Version};
@@ -132,6 +133,7 @@ impl NcclCommunicator {
     /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a
     /// rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
+        let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
         let (nccl, handle, neighbours) = setup::connect(&member, queue, options)?;
         let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
@@ -164,7 +166,8 @@ impl NcclCommunicator {
         color: Option<u64>,
         key: i64,
     ) -> Result<Option<Self>> {
-        self.session.check(Operation::SetUp)?;
+        let _scope = scope::within(Operation::Split);
+        self.session.check(Operation::Split)?;
         let member = self.session.member.split(color, key, options.deadline)?;
         member.map(|member| Self::new(member, queue, options)).transpose()
     }
@@ -398,8 +401,8 @@ impl super::groups::World for NcclCommunicator {
         (self.rank(), self.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        DeviceCommunicator::agree_on(self, operation, what, value)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        DeviceCommunicator::gather_words(self, words)
     }
 }
 
@@ -413,6 +416,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let _scope = scope::within(Operation::GatherWords);
         self.session.check(Operation::Exchange)?;
         let fail = |error: &CommError| self.session.fail(Failure::Comm(error.clone()));
         let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.options.deadline);
@@ -424,7 +428,8 @@ impl DeviceCommunicator for NcclCommunicator {
                 self.rank(),
                 size_of_val(words)
             );
-            let error = CommError::InvalidCall { operation: Operation::Exchange, rank, reason };
+            let operation = scope::operation().unwrap_or(Operation::GatherWords);
+            let error = CommError::InvalidCall { operation, rank, reason };
             fail(&error);
             return Err(error.into());
         }
@@ -549,6 +554,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        let _scope = scope::within(Operation::Share);
         share::share(&self.session, data)
     }
 

@@ -36,7 +36,8 @@ impl Failure {
 pub(super) struct Begun {
     /// The number of the last collective that had been started when this was.
     pub(super) sequence: u64,
-    pub(super) operation: Operation,
+    /// The last call.
+    pub(super) call: Call,
     pub(super) started: Instant,
 }
 
@@ -247,7 +248,7 @@ impl Session {
         }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
-        let begun = Begun { sequence, operation: last.operation, started: Instant::now() };
+        let begun = Begun { sequence, call: *last, started: Instant::now() };
         self.lock().in_call = Some(begun);
         let put = put();
         let spare = {
@@ -307,7 +308,7 @@ impl Session {
             return Ok(());
         }
         let state = self.lock();
-        let own = state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.operation);
+        let own = state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.call.called());
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         drop(state);
         Err(match (failure, own) {

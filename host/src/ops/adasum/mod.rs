@@ -12,6 +12,7 @@ mod tree;
 use std::ops::Range;
 
 use gradsync_device::math::adasum::Criterion;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
@@ -32,7 +33,7 @@ use crate::plan::cost::{self, Alternatives, Scheme};
 const OPERATION: &str = "adasum_all_reduce";
 
 /// How the ranks' vectors are combined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
@@ -47,7 +48,7 @@ pub enum Algorithm {
 }
 
 /// What shares one set of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
     /// Each tensor on its own ("per layer"), as upstream has it.
     #[default]
@@ -57,7 +58,7 @@ pub enum Granularity {
 }
 
 /// Choices of an Adasum all-reduce; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AdasumOptions {
     /// The algorithm.
     pub algorithm: Algorithm,

@@ -46,7 +46,7 @@ impl<C: ?Sized> Clone for Nodes<'_, C> {
 impl<C: ?Sized> Copy for Nodes<'_, C> {}
 
 /// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum WithinNode {
     /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
     /// dtype.

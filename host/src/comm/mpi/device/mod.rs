@@ -61,6 +61,7 @@ use crate::comm::groups::World;
 use crate::comm::operands::Operand;
 use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
+use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
 
 const OPERATION: &str = "mpi device communicator";
@@ -240,8 +241,8 @@ impl World for MpiDeviceCommunicator {
         (self.rank(), self.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        DeviceCommunicator::agree_on(self, operation, what, value)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        DeviceCommunicator::gather_words(self, words)
     }
 }
 
@@ -256,7 +257,8 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        self.comm.gather(Call { operation: Operation::Exchange, len: words.len(), dtype: None }, words)
+        let _scope = scope::within(Operation::GatherWords);
+        self.comm.gather(Call::of(Operation::Exchange, words.len(), None), words)
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
