@@ -229,7 +229,6 @@ fn first_difference(
     let values = gather_texts(gather, &value)?;
     Ok(Disagreement {
         operation: of(left_rank, &called)?,
-        is_within_node: false,
         left_rank,
         right_rank,
         label: of(left_rank, &label)?,
@@ -255,7 +254,6 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 
 /// What this rank has prepared after the ranks' plans were compared, if every rank could prepare its own; an error on every rank if one, say,
 /// lacks memory. The host waits for the other ranks.
-#[cfg(feature = "cuda")]
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
     agree(ranks, &Plan::of(operation), prepared)
 }

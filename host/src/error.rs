@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::BootstrapError;
-use crate::call::{scope, two_calls};
 pub use crate::call::{Call, Factor, Operation, Pass};
+use crate::call::{scope, two_calls};
 use crate::dtype::DType;
 
 /// The result of every fallible call of this crate.
@@ -121,8 +121,6 @@ pub enum Error {
 pub struct Disagreement {
     /// What the left rank called, with the arguments that are part of that.
     pub operation: String,
-    /// Whether the ranks are counted within a node, and not among all.
-    pub is_within_node: bool,
     /// The lower of the two ranks.
     pub left_rank: usize,
     /// The higher of the two ranks.
@@ -142,12 +140,11 @@ impl Disagreement {
 
 impl std::fmt::Display for Disagreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Disagreement { operation, is_within_node, left_rank, right_rank, label, left, right } = self;
-        let ranks = if *is_within_node { "ranks of one node" } else { "ranks" };
+        let Disagreement { operation, left_rank, right_rank, label, left, right } = self;
         if label == Self::OPERATION {
-            return write!(f, "{ranks} disagree: rank {left_rank} called {left}, rank {right_rank} called {right}");
+            return write!(f, "ranks disagree: rank {left_rank} called {left}, rank {right_rank} called {right}");
         }
-        write!(f, "{operation}: {ranks} disagree on {label}: rank {left_rank} has {left}, rank {right_rank} has {right}")
+        write!(f, "{operation}: ranks disagree on {label}: rank {left_rank} has {left}, rank {right_rank} has {right}")
     }
 }
 
@@ -255,9 +252,13 @@ impl CommError {
         CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
     }
 
-    /// The same failure as a rank sees it that was doing `own`, or the operation of which that is a step.
-    pub(crate) fn seen_in(mut self, own: Operation) -> Self {
-        let own = scope::operation().unwrap_or(own);
+    /// The same failure as this thread's rank sees it, which is doing `own`, or the operation of which that is a step.
+    pub(crate) fn seen_in(self, own: Operation) -> Self {
+        self.of(scope::operation().unwrap_or(own))
+    }
+
+    /// The same failure as that of `own`, which this thread need not be doing.
+    pub(crate) fn of(mut self, own: Operation) -> Self {
         match &mut self {
             CommError::PeerGone { operation, .. }
             | CommError::Timeout { operation, .. }

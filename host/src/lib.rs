@@ -12,7 +12,7 @@
 //! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum, tensor parallelism, Send and Recv |
 //! | [`nvtx`] | ranges that a profiler shows |
 //! | [`plan`] | who holds and sends what, as pure functions |
-//! | [`train`] | operations composed into whole steps: Adasum of optimizer steps |
+//! | [`train`] | operations composed into whole steps: means, sums, Adasum of optimizer steps |
 //! | [`docs`] | pages: deployment, performance, testing, device code |
 //!
 //! # Features

@@ -23,12 +23,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
 
 use crate::{
     bundle,
     flags::{self, Sanitizer},
     process::Cmd,
-    toolchain::{Need, Toolchain},
+    toolchain::{Need, Toolchain, hex},
 };
 use launch::{Limits, Process, Stream};
 use layout::Layout;
@@ -366,7 +367,14 @@ fn secret() -> Result<String> {
     File::open(source)
         .and_then(|mut file| file.read_exact(&mut bytes))
         .with_context(|| format!("cannot read {source}"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(secret_of(&bytes))
+}
+
+/// In the form that ranks accept: `gradsync::bootstrap::Secret`.
+fn secret_of(bytes: &[u8; 32]) -> String {
+    let text = format!("gradsync-secret-{}", hex(bytes));
+    let check = hex(&Sha256::digest(&text)[..4]);
+    text + &check
 }
 
 #[cfg(test)]

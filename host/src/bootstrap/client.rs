@@ -1,7 +1,7 @@
 //! The other ranks' side of a group that spans processes: they look for rank 0 until the deadline, prove themselves,
 //! wait for the others, and keep the connection.
 
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread;
@@ -15,6 +15,7 @@ use super::handshake::{self, Identity};
 use super::hosts;
 use super::member::Member;
 use super::message::{Event, Network, Request};
+use super::seal::{Seal, Session};
 use super::seat::Seat;
 use super::secret::Secret;
 
@@ -77,7 +78,7 @@ fn attempt(applicant: &Applicant, invitation: &Invitation) -> Result<Member, Boo
             let name =
                 if host.parse::<IpAddr>().is_ok() { address.to_string() } else { format!("{name} ({})", address.ip()) };
             match approach(applicant, &name, address, &invitation.secret) {
-                Ok(socket) => return wait(applicant, &name, Arc::new(socket)),
+                Ok((socket, session)) => return wait(applicant, &name, Arc::new(socket), session, &invitation.secret),
                 Err(BootstrapError::Unreachable { reason, .. }) => silent.push((name.clone(), reason)),
                 Err(error) => _ = wrong.get_or_insert(error),
             }
@@ -102,7 +103,7 @@ fn approach(
     name: &str,
     address: SocketAddr,
     secret: &Secret,
-) -> Result<TcpStream, BootstrapError> {
+) -> Result<(TcpStream, Session), BootstrapError> {
     let deadline = applicant.deadline;
     let unreachable = |reason| BootstrapError::Unreachable { address: name.to_owned(), deadline, reason };
     let connect = || -> io::Result<TcpStream> {
@@ -124,32 +125,39 @@ fn approach(
         world_size: applicant.world_size as u64,
         generation: applicant.generation,
     };
-    handshake::introduce(&mut Timed { socket: &socket, end }, secret, identity)
+    let session = handshake::introduce(&mut Timed { socket: &socket, end }, secret, identity)
         .map_err(|error| error.about(name.to_owned()).unwrap_or_else(unreachable))?;
-    Ok(socket)
+    Ok((socket, session))
 }
 
 /// Waits for the others, at the other end of a proven connection.
-fn wait(applicant: &Applicant, name: &str, socket: Arc<TcpStream>) -> Result<Member, BootstrapError> {
+fn wait(
+    applicant: &Applicant,
+    name: &str,
+    socket: Arc<TcpStream>,
+    mut session: Session,
+    secret: &Secret,
+) -> Result<Member, BootstrapError> {
     let start = |socket: &Arc<TcpStream>| -> io::Result<Result<Member, BootstrapError>> {
         let mut end = applicant.end;
         match (Timed { socket, end }).wait() {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 // Rank 0 knows who is missing.
                 end = Instant::now().checked_add(LINGER);
-                let give_up = Request::GiveUp { deadline: applicant.deadline };
-                frame::write(&mut Timed { socket, end }, &give_up, FRAME_LIMIT)?;
+                let give_up = frame::encode(&Request::GiveUp { deadline: applicant.deadline }, FRAME_LIMIT)?;
+                let tag = session.outgoing.tag(&give_up);
+                Timed { socket, end }.write_all(&[&give_up[..], &tag].concat())?;
             }
             other => {
                 other?;
                 end = Instant::now().checked_add(ATTEMPT_TIME);
             }
         }
-        match frame::read(&mut Timed { socket, end }, FRAME_LIMIT)? {
+        match session.incoming.read(&mut Timed { socket, end }, FRAME_LIMIT)? {
             Event::Start(network) => {
                 socket.set_read_timeout(None)?;
                 socket.set_write_timeout(None)?;
-                Ok(Ok(enter(applicant, socket.clone(), network)?))
+                Ok(Ok(enter(applicant, socket.clone(), session, secret.clone(), network)?))
             }
             Event::Refused(error) => {
                 drain(socket);
@@ -166,13 +174,19 @@ fn wait(applicant: &Applicant, name: &str, socket: Arc<TcpStream>) -> Result<Mem
 }
 
 /// All have joined: the connection gets its threads.
-fn enter(applicant: &Applicant, socket: Arc<TcpStream>, network: Network) -> io::Result<Member> {
+fn enter(
+    applicant: &Applicant,
+    socket: Arc<TcpStream>,
+    session: Session,
+    secret: Secret,
+    network: Network,
+) -> io::Result<Member> {
     let seat = Arc::new(Seat::new(applicant.rank, applicant.world_size, true));
     let threads = Arc::new(Threads::default());
-    let outbox = Outbox::start(&socket, &threads)?;
+    let outbox = Outbox::start(&socket, session.outgoing, &threads)?;
     let (reading, answers, events) = (socket.clone(), outbox.clone(), seat.clone());
     let read = move || {
-        listen(&reading, &answers, &events);
+        listen(&reading, session.incoming, &answers, &events);
         // A member that is never told of this would keep the writing thread.
         answers.close();
     };
@@ -180,21 +194,21 @@ fn enter(applicant: &Applicant, socket: Arc<TcpStream>, network: Network) -> io:
         outbox.close();
         return Err(error);
     }
-    Ok(Member::there(Link { outbox, socket, threads }, seat, network))
+    Ok(Member::there(Link { outbox, socket, secret, threads }, seat, network))
 }
 
 /// Takes events until the connection ends.
-fn listen(socket: &TcpStream, answers: &Outbox, seat: &Seat) {
+fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, seat: &Seat) {
     let mut socket = BufReader::new(socket);
     loop {
-        match frame::read(&mut socket, FRAME_LIMIT) {
+        match seal.read(&mut socket, FRAME_LIMIT) {
             Ok(Event::Probe { inquiry }) => {
                 answers.send(&Request::Progress { inquiry, sequence: seat.recorder.sequence() });
             }
             Ok(event) => seat.deliver(event),
             Err(error) => {
                 if error.kind() == io::ErrorKind::InvalidData {
-                    tracing::warn!(%error, rank = seat.rank(), "rank 0 sent what is no frame");
+                    tracing::warn!(%error, rank = seat.rank(), "the connection to rank 0 is given up");
                 }
                 return seat.disconnected();
             }
@@ -207,6 +221,7 @@ fn listen(socket: &TcpStream, answers: &Outbox, seat: &Seat) {
 pub(super) struct Link {
     pub(super) outbox: Outbox,
     pub(super) socket: Arc<TcpStream>,
+    pub(super) secret: Secret,
     threads: Arc<Threads>,
 }
 

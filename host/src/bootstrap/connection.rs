@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::frame::{FRAME_LIMIT, encode};
+use super::seal::Seal;
 
 /// How long the end of a connection waits for the other side to read the last words.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
@@ -70,10 +71,11 @@ impl Drop for Running {
 pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
-    pub(super) fn start(socket: &Arc<TcpStream>, threads: &Arc<Threads>) -> io::Result<Self> {
+    /// `seal` tags what is sent.
+    pub(super) fn start(socket: &Arc<TcpStream>, seal: Seal, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let socket = socket.clone();
-        threads.spawn("gradsync-write", move || empty(&queue, &socket))?;
+        threads.spawn("gradsync-write", move || empty(&queue, &socket, seal))?;
         Ok(Outbox(sender))
     }
 
@@ -95,17 +97,21 @@ impl Outbox {
     }
 }
 
-fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream) {
+fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: Seal) {
     let mut bytes = Vec::new();
+    let mut append = |bytes: &mut Vec<u8>, frame: &[u8]| {
+        bytes.extend_from_slice(frame);
+        bytes.extend_from_slice(&seal.tag(frame));
+    };
     let mut is_open = true;
     while is_open {
         let Ok(Some(frame)) = queue.recv() else { break };
         bytes.clear();
-        bytes.extend_from_slice(&frame);
+        append(&mut bytes, &frame);
         // Small frames that wait together go together.
         while bytes.len() < TOGETHER {
             match queue.try_recv() {
-                Ok(Some(frame)) => bytes.extend_from_slice(&frame),
+                Ok(Some(frame)) => append(&mut bytes, &frame),
                 Ok(None) => {
                     is_open = false;
                     break;

@@ -2,6 +2,7 @@
 //!
 //! What goes wrong once they have is a [`CommError`](crate::CommError).
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -50,13 +51,14 @@ pub enum BootstrapError {
         /// How to end the conflict.
         remedy: String,
     },
-    /// A secret that could be guessed.
-    #[error("the secret has {bytes} bytes, and needs at least {least}")]
-    SecretTooShort {
-        /// Its length.
-        bytes: usize,
-        /// The least length that is accepted.
-        least: usize,
+    /// A secret that was not generated, and could be guessed. It is not part of the error.
+    #[error(
+        "the secret is not a generated one: {reason}; make one with `gradsync secret` or `Secret::generate`, and give all \
+         ranks the same"
+    )]
+    WeakSecret {
+        /// What a generated one would have.
+        reason: String,
     },
     /// The system gave no random bytes.
     #[error("the system gave no random bytes: {reason}")]
@@ -141,12 +143,14 @@ pub enum BootstrapError {
         reason: String,
     },
     /// Some ranks did not join within the deadline.
-    #[error("ranks {missing:?} did not join within {deadline:?}")]
+    #[error("ranks {missing:?} did not join within {deadline:?}{strangers}")]
     Missing {
         /// The ranks that were waited for.
         missing: Vec<usize>,
         /// The deadline that passed first.
         deadline: Duration,
+        /// Who else came to rank 0 meanwhile.
+        strangers: Strangers,
     },
     /// The rendezvous file cannot be written or removed.
     #[error("the rendezvous file {path}: {reason}")]
@@ -156,4 +160,28 @@ pub enum BootstrapError {
         /// The system's reason.
         reason: String,
     },
+}
+
+/// Connections to rank 0 that proved no secret while ranks joined, and were closed: scanners of ports, attackers, and also
+/// ranks with another secret or of another version, and those that were stopped at that moment. Empty text if there were
+/// none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strangers {
+    /// How many.
+    pub connections: u64,
+    /// The address and port of the last one.
+    pub last: String,
+    /// Why that was closed.
+    pub reason: String,
+}
+
+impl fmt::Display for Strangers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Strangers { connections, last, reason } = self;
+        match connections {
+            0 => Ok(()),
+            1 => write!(f, "; 1 connection proved no secret, from {last}: {reason}"),
+            _ => write!(f, "; {connections} connections proved no secret, the last from {last}: {reason}"),
+        }
+    }
 }

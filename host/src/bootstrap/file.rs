@@ -16,7 +16,7 @@ use super::hosts;
 use super::secret::Secret;
 
 /// What the file begins with; another version's is as good as none.
-const MAGIC: &[u8] = b"gradsync rendezvous 1\n";
+const MAGIC: &[u8] = b"gradsync rendezvous 2\n";
 /// More than a rendezvous file ever holds; of anything else that lies there, no more is read.
 const LONGEST: u64 = 1 << 16;
 
@@ -24,7 +24,7 @@ const LONGEST: u64 = 1 << 16;
 struct Content {
     hosts: Vec<String>,
     port: u16,
-    secret: Vec<u8>,
+    secret: [u8; 32],
 }
 
 /// Rank 0's file, which goes when this goes.
@@ -78,7 +78,7 @@ pub(super) fn read(path: &Path) -> io::Result<Invitation> {
 
 /// What says where this process listens.
 pub(super) fn describe(port: u16, secret: &Secret) -> Vec<u8> {
-    let content = Content { hosts: hosts::own(port), port, secret: secret.bytes().to_vec() };
+    let content = Content { hosts: hosts::own(port), port, secret: *secret.bytes() };
     let body = postcard::to_stdvec(&content).expect("plain data");
     [MAGIC, &body].concat()
 }
@@ -87,7 +87,7 @@ pub(super) fn describe(port: u16, secret: &Secret) -> Vec<u8> {
 pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
-    Ok(Invitation { hosts, port, secret: Secret::from_bytes(&secret) })
+    Ok(Invitation { hosts, port, secret: Secret::from_bytes(secret) })
 }
 
 fn create_private(path: &Path) -> io::Result<fs::File> {

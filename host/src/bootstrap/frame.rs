@@ -1,6 +1,7 @@
 //! Frames on a connection: four bytes of length, then one message in postcard's format.
 //!
-//! A length beyond the limit is refused before anything is allocated. Knows nothing of what the messages mean.
+//! A length beyond the limit is refused before anything is allocated. Knows nothing of what the messages mean, nor of the
+//! tags that follow frames (see [`seal`](super::seal)).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,8 +12,8 @@ use serde::de::DeserializeOwned;
 
 /// The longest frame of the control channel.
 pub(super) const FRAME_LIMIT: usize = 1 << 20;
-/// The longest frame of a handshake, when the other side may be anybody.
-pub(super) const HANDSHAKE_LIMIT: usize = 256;
+/// The bytes of a frame that say how many follow.
+pub(super) const LENGTH: usize = 4;
 
 /// A message as it travels.
 ///
@@ -24,7 +25,7 @@ pub(super) fn encode(message: &impl Serialize, limit: usize) -> io::Result<Vec<u
         return Err(invalid(format!("a message of {} bytes is beyond the limit of {limit}", body.len())));
     }
     let length = u32::try_from(body.len()).map_err(invalid)?;
-    let mut frame = Vec::with_capacity(4 + body.len());
+    let mut frame = Vec::with_capacity(LENGTH + body.len());
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(&body);
     Ok(frame)
@@ -38,28 +39,21 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     }
 }
 
-/// Reads one frame.
+/// Reads one frame, with its length.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] if it is too long or does not parse, and whatever the connection says.
-pub(super) fn read<T: DeserializeOwned>(connection: &mut impl Read, limit: usize) -> io::Result<T> {
-    let mut length = [0; 4];
+/// [`io::ErrorKind::InvalidData`] if it is too long, and whatever the connection says.
+pub(super) fn read(connection: &mut impl Read, limit: usize) -> io::Result<Vec<u8>> {
+    let mut length = [0; LENGTH];
     connection.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > limit {
-        return Err(invalid(format!("a frame of {length} bytes is beyond the limit of {limit}")));
+    let body = u32::from_le_bytes(length) as usize;
+    if body > limit {
+        return Err(invalid(format!("a frame of {body} bytes is beyond the limit of {limit}")));
     }
-    let mut body = vec![0; length];
-    connection.read_exact(&mut body)?;
-    decode(&body)
-}
-
-/// Writes one frame.
-///
-/// # Errors
-/// As [`encode`], and whatever the connection says.
-pub(super) fn write(connection: &mut impl Write, message: &impl Serialize, limit: usize) -> io::Result<()> {
-    connection.write_all(&encode(message, limit)?)
+    let mut frame = vec![0; LENGTH + body];
+    frame[..LENGTH].copy_from_slice(&length);
+    connection.read_exact(&mut frame[LENGTH..])?;
+    Ok(frame)
 }
 
 fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -116,19 +110,18 @@ mod tests {
 
     #[test]
     fn frames_come_back_as_they_went() {
-        let mut bytes = Vec::new();
-        write(&mut bytes, &(7u8, vec![1u64, 300]), 64).unwrap();
-        write(&mut bytes, &"next".to_owned(), 64).unwrap();
+        let bytes = [encode(&(7u8, vec![1u64, 300]), 64).unwrap(), encode(&"next", 64).unwrap()].concat();
         let mut bytes = &bytes[..];
-        assert_eq!(read::<(u8, Vec<u64>)>(&mut bytes, 64).unwrap(), (7, vec![1, 300]));
-        assert_eq!(read::<String>(&mut bytes, 64).unwrap(), "next");
-        assert_eq!(read::<String>(&mut bytes, 64).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let mut next = || read(&mut bytes, 64);
+        assert_eq!(decode::<(u8, Vec<u64>)>(&next().unwrap()[LENGTH..]).unwrap(), (7, vec![1, 300]));
+        assert_eq!(decode::<String>(&next().unwrap()[LENGTH..]).unwrap(), "next");
+        assert_eq!(next().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]
     fn lengths_are_checked_before_anything_else() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[65, 0, 0, 0]] {
-            let error = read::<Vec<u8>>(&mut &bytes[..], 64).unwrap_err();
+            let error = read(&mut &bytes[..], 64).unwrap_err();
             assert!(error.to_string().contains("beyond the limit of 64"), "{error}");
         }
         assert!(encode(&vec![0u8; 65], 64).is_err());
@@ -136,11 +129,8 @@ mod tests {
 
     #[test]
     fn a_frame_holds_one_message_and_nothing_else() {
-        let error = read::<u8>(&mut &[2, 0, 0, 0, 1, 1][..], 64).unwrap_err();
+        let error = decode::<u8>(&[1, 1]).unwrap_err();
         assert!(error.to_string().contains("1 bytes too many"), "{error}");
-        assert!(
-            read::<Vec<u64>>(&mut &[3, 0, 0, 0, 0xff, 0xff, 0x7f][..], 64).is_err(),
-            "a list longer than its frame"
-        );
+        assert!(decode::<Vec<u64>>(&[0xff, 0xff, 0x7f]).is_err(), "a list longer than its frame");
     }
 }

@@ -3,11 +3,11 @@
 //! Threads of rank 0's process arrive here by calls, others through the threads that serve their connections. It admits
 //! and refuses; it never looks at secrets, which are proven before.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::BootstrapError;
+use super::error::{BootstrapError, Strangers};
 use super::hub::{Hub, Place, Violation};
 use super::message::{Event, Network, Request};
 
@@ -45,6 +45,7 @@ struct Arrival {
 #[derive(Debug)]
 struct State {
     arrivals: Vec<Option<Arrival>>,
+    strangers: Strangers,
     outcome: Option<Result<Arc<Hub>, BootstrapError>>,
 }
 
@@ -61,7 +62,7 @@ pub(super) struct Gathering {
 impl Gathering {
     pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
-        let state = Mutex::new(State { arrivals, outcome: None });
+        let state = Mutex::new(State { arrivals, strangers: Strangers::default(), outcome: None });
         Gathering { world_size, generation, loopback, state, changed: Condvar::new() }
     }
 
@@ -162,9 +163,16 @@ impl Gathering {
         }
     }
 
+    /// Somebody has come who proved no secret. Returns how many there have been.
+    pub(super) fn turn_away(&self, origin: SocketAddr, reason: String) -> u64 {
+        let strangers = &mut self.lock().strangers;
+        *strangers = Strangers { connections: strangers.connections + 1, last: origin.to_string(), reason };
+        strangers.connections
+    }
+
     fn expire(&self, state: &mut State, deadline: Duration) {
         let missing = (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect();
-        self.refuse_all(state, BootstrapError::Missing { missing, deadline });
+        self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers: state.strangers.clone() });
     }
 
     fn refuse_all(&self, state: &mut State, error: BootstrapError) {
@@ -214,7 +222,8 @@ mod tests {
         gathering.lost(1);
         arrive(&gathering, 1, 3, 0).unwrap();
         gathering.receive(&Request::GiveUp { deadline: Duration::from_secs(9) }).unwrap();
-        let expected = BootstrapError::Missing { missing: vec![0, 2], deadline: Duration::from_secs(9) };
+        let strangers = Strangers::default();
+        let expected = BootstrapError::Missing { missing: vec![0, 2], deadline: Duration::from_secs(9), strangers };
         assert_eq!(arrive(&gathering, 2, 3, 0), Err(expected));
     }
 }

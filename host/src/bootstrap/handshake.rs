@@ -1,57 +1,46 @@
 //! How two ranks prove to each other that they know the secret, before either believes anything.
 //!
-//! The joining rank says who it is and gives a nonce, rank 0 answers with a nonce of its own, and each sends the
-//! HMAC-SHA256 of the whole conversation under the secret, the joining rank first: rank 0 gives strangers nothing to
-//! guess the secret from. All frames are short, whoever sends them. Nothing after the handshake is encrypted or
-//! authenticated.
+//! 1. Rank 0 greets every connection with a nonce.
+//! 2. The joining rank answers in one message of fixed size: a nonce of its own, who it is, and its proof.
+//! 3. Rank 0 answers with its own proof, or with zeros if the other's was wrong.
+//!
+//! Both sides make two keys by HKDF-SHA256 (RFC 5869) of the secret: the salt is both nonces, the joining rank's first, and the context is
+//! the protocol, its version, and the side that uses the key. A proof is the tag of a side's first frame under its key (see
+//! [`seal`](super::seal)), so that none can be sent back, or again, or in another conversation; all frames that follow are tagged under
+//! the same keys. Whoever answers in rank 0's place gets a proof to try secrets on: that is why a [`Secret`] cannot be one that a person
+//! chose.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 
-use hmac::{Hmac, Mac};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use hkdf::Hkdf;
 use sha2::Sha256;
 
 use super::error::BootstrapError;
-use super::frame::{self, HANDSHAKE_LIMIT};
+use super::seal::{Seal, Session, TAG};
 use super::secret::{Secret, random};
 
 /// What every conversation begins with.
 const MAGIC: [u8; 8] = *b"gradsync";
 /// Ranks of different versions do not understand each other, nor try.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The magic, the version and a nonce.
+const GREETING: usize = 44;
+/// Where the nonce begins.
+const NONCE_AT: usize = 12;
+/// The numbers of an [`Identity`].
+const IDENTITY: usize = 24;
+/// All that a joining rank says before it is believed.
+const ANSWER: usize = GREETING + IDENTITY + TAG;
 
 type Nonce = [u8; 32];
-type Tag = [u8; 32];
 
 /// What a rank says about itself; believed once it is proven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) rank: u64,
     pub(super) world_size: u64,
     pub(super) generation: u64,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Opening {
-    magic: [u8; 8],
-    version: u32,
-    nonce: Nonce,
-}
-
-#[derive(Serialize, Deserialize)]
-enum Verdict {
-    /// Rank 0's own proof.
-    Proven(Tag),
-    /// The joining rank's proof was wrong.
-    Refused,
-}
-
-/// Which side makes a proof: else one could be sent back as the other.
-#[derive(Clone, Copy)]
-enum Role {
-    Joining = 1,
-    Hub = 2,
 }
 
 /// Why a handshake ended early.
@@ -59,6 +48,8 @@ enum Role {
 pub(super) enum HandshakeError {
     #[error(transparent)]
     Connection(#[from] io::Error),
+    #[error("the other side closed the connection during the handshake")]
+    Closed,
     #[error("the other side does not speak this protocol")]
     Stranger,
     #[error("the other side speaks version {0} of the protocol")]
@@ -69,23 +60,51 @@ pub(super) enum HandshakeError {
     Randomness(#[from] BootstrapError),
 }
 
-/// Rank 0's side: who has come, proven.
-pub(super) fn receive(connection: &mut (impl Read + Write), secret: &Secret) -> Result<Identity, HandshakeError> {
-    let theirs: Opening = read(connection)?;
-    let identity: Identity =
-        if theirs.magic == MAGIC { read(connection)? } else { return Err(HandshakeError::Stranger) };
-    let own = Opening { magic: MAGIC, version: VERSION, nonce: random()? };
-    frame::write(connection, &own, HANDSHAKE_LIMIT)?;
-    check_version(&theirs)?;
-    let proof: Tag = read(connection)?;
-    let nonces = (theirs.nonce, own.nonce);
-    if tag(secret, Role::Joining, nonces, identity).verify_slice(&proof).is_err() {
-        frame::write(connection, &Verdict::Refused, HANDSHAKE_LIMIT)?;
-        return Err(HandshakeError::Secret);
+/// Rank 0's side of a handshake, with what has come of the other's answer.
+#[derive(Debug)]
+pub(super) struct Challenge {
+    nonce: Nonce,
+    answer: [u8; ANSWER],
+    len: usize,
+}
+
+impl Challenge {
+    pub(super) fn new() -> Result<Self, BootstrapError> {
+        Ok(Challenge { nonce: random()?, answer: [0; ANSWER], len: 0 })
     }
-    let proof = tag(secret, Role::Hub, nonces, identity).finalize().into_bytes();
-    frame::write(connection, &Verdict::Proven(proof.into()), HANDSHAKE_LIMIT)?;
-    Ok(identity)
+
+    /// What rank 0 says first.
+    pub(super) fn greeting(&self) -> [u8; GREETING] {
+        greeting(self.nonce)
+    }
+
+    /// Reads what has come, and no more than the answer. Says who has come, once that is proven, and has told the other side; `None` if
+    /// the answer is not complete and the connection does not block.
+    pub(super) fn hear(
+        &mut self,
+        connection: &mut (impl Read + Write),
+        secret: &Secret,
+    ) -> Result<Option<(Identity, Session)>, HandshakeError> {
+        while self.len < ANSWER {
+            match connection.read(&mut self.answer[self.len..]) {
+                Ok(0) => return Err(HandshakeError::Closed),
+                Ok(len) => self.len += len,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            check(&self.answer[..self.len])?;
+        }
+        let (greeting, proven) = self.answer.split_at(GREETING);
+        let (identity, proof) = proven.split_at(IDENTITY);
+        let mut session = session(secret, Side::Hub, (nonce(greeting), self.nonce));
+        if !session.incoming.fits(identity, &fixed(proof)) {
+            connection.write_all(&[0; TAG])?;
+            return Err(HandshakeError::Secret);
+        }
+        connection.write_all(&session.outgoing.tag(&[]))?;
+        Ok(Some((Identity::from_bytes(identity), session)))
+    }
 }
 
 /// The joining rank's side.
@@ -93,22 +112,15 @@ pub(super) fn introduce(
     connection: &mut (impl Read + Write),
     secret: &Secret,
     identity: Identity,
-) -> Result<(), HandshakeError> {
-    let own = Opening { magic: MAGIC, version: VERSION, nonce: random()? };
-    frame::write(connection, &own, HANDSHAKE_LIMIT)?;
-    frame::write(connection, &identity, HANDSHAKE_LIMIT)?;
-    let theirs: Opening = read(connection)?;
-    if theirs.magic != MAGIC {
-        return Err(HandshakeError::Stranger);
-    }
-    check_version(&theirs)?;
-    let nonces = (own.nonce, theirs.nonce);
-    let proof: Tag = tag(secret, Role::Joining, nonces, identity).finalize().into_bytes().into();
-    frame::write(connection, &proof, HANDSHAKE_LIMIT)?;
-    match read(connection)? {
-        Verdict::Proven(proof) if tag(secret, Role::Hub, nonces, identity).verify_slice(&proof).is_ok() => Ok(()),
-        _ => Err(HandshakeError::Secret),
-    }
+) -> Result<Session, HandshakeError> {
+    let theirs: [u8; GREETING] = read(connection)?;
+    check(&theirs)?;
+    let own: Nonce = random()?;
+    let mut session = session(secret, Side::Joining, (own, nonce(&theirs)));
+    let identity = identity.to_bytes();
+    let proof = session.outgoing.tag(&identity);
+    connection.write_all(&[&greeting(own)[..], &identity, &proof].concat())?;
+    if session.incoming.fits(&[], &read(connection)?) { Ok(session) } else { Err(HandshakeError::Secret) }
 }
 
 impl HandshakeError {
@@ -123,30 +135,70 @@ impl HandshakeError {
     }
 }
 
-/// Bytes that are no frame of a handshake come from a stranger.
-fn read<T: DeserializeOwned>(connection: &mut impl Read) -> Result<T, HandshakeError> {
-    frame::read(connection, HANDSHAKE_LIMIT).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => HandshakeError::Stranger,
-        _ => HandshakeError::Connection(error),
-    })
-}
-
-fn check_version(theirs: &Opening) -> Result<(), HandshakeError> {
-    if theirs.version == VERSION { Ok(()) } else { Err(HandshakeError::Version(theirs.version)) }
-}
-
-/// The proof of one side. Every part has a fixed length, so that no two conversations hash the same bytes.
-fn tag(secret: &Secret, role: Role, nonces: (Nonce, Nonce), identity: Identity) -> Hmac<Sha256> {
-    let mut mac = secret.mac();
-    mac.update(&MAGIC);
-    mac.update(&VERSION.to_le_bytes());
-    mac.update(&[role as u8]);
-    mac.update(&nonces.0);
-    mac.update(&nonces.1);
-    for number in [identity.rank, identity.world_size, identity.generation] {
-        mac.update(&number.to_le_bytes());
+impl Identity {
+    fn to_bytes(self) -> [u8; IDENTITY] {
+        fixed(&[self.rank, self.world_size, self.generation].map(u64::to_le_bytes).concat())
     }
-    mac
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let number = |index: usize| u64::from_le_bytes(fixed(&bytes[8 * index..8 * index + 8]));
+        Identity { rank: number(0), world_size: number(1), generation: number(2) }
+    }
+}
+
+/// Which side of a connection this is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Joining,
+    Hub,
+}
+
+/// The keys of a conversation.
+fn session(secret: &Secret, side: Side, (joining, hub): (Nonce, Nonce)) -> Session {
+    let keys = Hkdf::<Sha256>::new(Some(&[joining, hub].concat()), secret.bytes());
+    let seal = |name: &[u8]| {
+        let mut key = [0; 32];
+        let context: [&[u8]; 3] = [&MAGIC, &VERSION.to_le_bytes(), name];
+        keys.expand_multi_info(&context, &mut key).expect("HKDF makes keys of 32 bytes");
+        Seal::new(&key)
+    };
+    let (joining, hub) = (seal(b"joining rank"), seal(b"rank 0"));
+    match side {
+        Side::Joining => Session { outgoing: joining, incoming: hub },
+        Side::Hub => Session { outgoing: hub, incoming: joining },
+    }
+}
+
+fn greeting(nonce: Nonce) -> [u8; GREETING] {
+    fixed(&[&MAGIC[..], &VERSION.to_le_bytes(), &nonce].concat())
+}
+
+fn nonce(greeting: &[u8]) -> Nonce {
+    fixed(&greeting[NONCE_AT..GREETING])
+}
+
+/// Refuses what does not begin as a greeting of this version does, as early as it shows.
+fn check(bytes: &[u8]) -> Result<(), HandshakeError> {
+    if bytes.iter().zip(&MAGIC).any(|(theirs, ours)| theirs != ours) {
+        return Err(HandshakeError::Stranger);
+    }
+    match bytes.get(MAGIC.len()..NONCE_AT).map(|version| u32::from_le_bytes(fixed(version))) {
+        Some(version) if version != VERSION => Err(HandshakeError::Version(version)),
+        _ => Ok(()),
+    }
+}
+
+fn read<const LEN: usize>(connection: &mut impl Read) -> Result<[u8; LEN], HandshakeError> {
+    let mut bytes = [0; LEN];
+    match connection.read_exact(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(HandshakeError::Closed),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn fixed<const LEN: usize>(bytes: &[u8]) -> [u8; LEN] {
+    bytes.try_into().expect("as many bytes as its place has")
 }
 
 #[cfg(test)]
@@ -158,42 +210,79 @@ mod tests {
 
     const IDENTITY: Identity = Identity { rank: 3, world_size: 4, generation: 5 };
 
-    fn secret(bytes: &str) -> Secret {
-        Secret::new(bytes).unwrap()
+    fn secret(byte: u8) -> Secret {
+        Secret::from_bytes([byte; 32])
     }
 
-    /// Runs both sides over a connection.
-    fn shake(ours: &str, theirs: &str) -> (Result<Identity, HandshakeError>, Result<(), HandshakeError>) {
+    /// Runs rank 0's side and another over a connection.
+    fn with_hub<T>(
+        joining: impl FnOnce(&mut TcpStream) -> T,
+    ) -> (Result<Option<(Identity, Session)>, HandshakeError>, T) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
-            let hub = scope.spawn(|| receive(&mut listener.accept().unwrap().0, &secret(ours)));
-            let joining = introduce(&mut TcpStream::connect(address).unwrap(), &secret(theirs), IDENTITY);
+            let hub = scope.spawn(move || {
+                let mut connection = listener.accept().unwrap().0;
+                let mut challenge = Challenge::new().unwrap();
+                connection.write_all(&challenge.greeting()).unwrap();
+                challenge.hear(&mut connection, &secret(1))
+            });
+            let joining = joining(&mut TcpStream::connect(address).unwrap());
             (hub.join().unwrap(), joining)
         })
     }
 
     #[test]
     fn both_sides_are_convinced_by_the_same_secret_only() {
-        let (hub, joining) = shake("the same", "the same");
-        assert_eq!(hub.unwrap(), IDENTITY);
-        joining.unwrap();
-        let (hub, joining) = shake("the same", "another one");
+        let (hub, joining) = with_hub(|connection| introduce(connection, &secret(1), IDENTITY));
+        let ((identity, mut hub), mut joining) = (hub.unwrap().unwrap(), joining.unwrap());
+        assert_eq!(identity, IDENTITY);
+        assert!(hub.incoming.fits(b"to rank 0", &joining.outgoing.tag(b"to rank 0")));
+        assert!(joining.incoming.fits(b"from rank 0", &hub.outgoing.tag(b"from rank 0")));
+        let (hub, joining) = with_hub(|connection| introduce(connection, &secret(2), IDENTITY));
         assert!(matches!(hub, Err(HandshakeError::Secret)) && matches!(joining, Err(HandshakeError::Secret)));
     }
 
+    /// Whatever is altered on the way to rank 0, and an answer to another greeting, is no proof.
     #[test]
-    fn every_part_of_the_conversation_is_proven() {
-        let of = |role, nonces, identity| tag(&secret("the same"), role, nonces, identity).finalize().into_bytes();
-        let one = of(Role::Joining, ([1; 32], [2; 32]), IDENTITY);
-        assert_ne!(one, of(Role::Hub, ([1; 32], [2; 32]), IDENTITY));
-        assert_ne!(one, of(Role::Joining, ([2; 32], [1; 32]), IDENTITY));
-        for changed in [
-            Identity { rank: 2, ..IDENTITY },
-            Identity { world_size: 5, ..IDENTITY },
-            Identity { generation: 4, ..IDENTITY },
-        ] {
-            assert_ne!(one, of(Role::Joining, ([1; 32], [2; 32]), changed));
+    fn every_byte_of_an_answer_is_proven() {
+        struct Recorder<'a>(&'a mut TcpStream, Vec<u8>);
+        impl Read for Recorder<'_> {
+            fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+                self.0.read(bytes)
+            }
+        }
+        impl Write for Recorder<'_> {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.1.extend_from_slice(bytes);
+                self.0.write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                self.0.flush()
+            }
+        }
+        let (_, answer) = with_hub(|connection| {
+            let mut recorder = Recorder(connection, Vec::new());
+            introduce(&mut recorder, &secret(1), IDENTITY).unwrap();
+            recorder.1
+        });
+        assert_eq!(answer.len(), ANSWER);
+        let (hub, refusal) = with_hub(|connection| {
+            connection.write_all(&answer).unwrap();
+            let _: [u8; GREETING] = read(connection).unwrap();
+            read::<TAG>(connection).unwrap()
+        });
+        assert!(matches!(hub, Err(HandshakeError::Secret)), "an answer was taken a second time");
+        assert_eq!(refusal, [0; TAG], "a stranger was given something to guess the secret from");
+        for index in NONCE_AT..ANSWER {
+            let mut challenge = Challenge::new().unwrap();
+            let mut joining = session(&secret(1), Side::Joining, ([9; 32], challenge.nonce));
+            let identity = IDENTITY.to_bytes();
+            let proof = joining.outgoing.tag(&identity);
+            let mut answer = [&greeting([9; 32])[..], &identity, &proof].concat();
+            answer[index] ^= 1;
+            let mut connection = io::Cursor::new(answer);
+            assert!(matches!(challenge.hear(&mut connection, &secret(1)), Err(HandshakeError::Secret)), "byte {index}");
         }
     }
 
@@ -205,14 +294,21 @@ mod tests {
         let outcome = thread::scope(|scope| {
             scope.spawn(|| {
                 let mut connection = listener.accept().unwrap().0;
-                let opening: Opening = read(&mut connection).unwrap();
-                let _: Identity = read(&mut connection).unwrap();
-                frame::write(&mut connection, &opening, HANDSHAKE_LIMIT).unwrap();
-                let proof: Tag = read(&mut connection).unwrap();
-                frame::write(&mut connection, &Verdict::Proven(proof), HANDSHAKE_LIMIT).unwrap();
+                connection.write_all(&greeting([9; 32])).unwrap();
+                let answer: [u8; ANSWER] = read(&mut connection).unwrap();
+                connection.write_all(&answer[ANSWER - TAG..]).unwrap();
             });
-            introduce(&mut TcpStream::connect(address).unwrap(), &secret("the same"), IDENTITY)
+            introduce(&mut TcpStream::connect(address).unwrap(), &secret(1), IDENTITY)
         });
         assert!(matches!(outcome, Err(HandshakeError::Secret)));
+    }
+
+    #[test]
+    fn other_versions_and_other_protocols_are_told_apart_early() {
+        let mut greeting = greeting([9; 32]);
+        greeting[8] = 1;
+        assert!(check(&greeting[..11]).is_ok());
+        assert!(matches!(check(&greeting[..12]), Err(HandshakeError::Version(1))));
+        assert!(matches!(check(b"graft"), Err(HandshakeError::Stranger)));
     }
 }

@@ -102,11 +102,6 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all members are in this process.
-    pub(super) fn is_in_process(&self) -> bool {
-        self.lock().places.iter().all(|place| matches!(place, Place::Here(_)))
-    }
-
     /// What a member asks for.
     ///
     /// # Errors

@@ -42,8 +42,10 @@
 //! # Strangers
 //!
 //! Ranks prove to each other that they know the group's [`Secret`] before they believe anything; it never travels, and
-//! what strangers send costs next to nothing. But the frames that follow are neither encrypted nor authenticated: this
-//! keeps strangers and leftover processes out of a group, and is no protection on a hostile network.
+//! what strangers send costs next to nothing. Every frame that follows carries a tag, so that whoever is between two ranks
+//! can end their connection, but not speak for either, nor alter, repeat or reorder what they say. Frames are not
+//! encrypted. Keys are made by HKDF-SHA256 (RFC 5869) of the secret and a nonce of each side; proofs and tags are
+//! HMAC-SHA256 (RFC 2104), cut to 128 bits. Who can do what: [deployment](crate::docs::deployment).
 //!
 //! It knows nothing of CUDA, NCCL or MPI, and never moves gradients.
 
@@ -63,17 +65,20 @@ mod matching;
 mod member;
 mod message;
 mod pending;
+mod poll;
 mod recorder;
 mod rendezvous;
+mod seal;
 mod seat;
 mod secret;
 mod server;
 mod split;
+mod unproven;
 
 #[cfg(feature = "mpi")]
 pub(crate) use self::carried::{Host, accept};
 pub use self::environment::Launch;
-pub use self::error::BootstrapError;
+pub use self::error::{BootstrapError, Strangers};
 pub use self::member::Member;
 pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
 pub use self::secret::Secret;

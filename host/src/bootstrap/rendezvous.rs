@@ -19,8 +19,8 @@ use super::secret::Secret;
 use super::server;
 use crate::error::Result;
 
-/// How long a join waits for the other ranks unless told otherwise: 5 minutes.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
+/// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Way {
@@ -52,7 +52,7 @@ impl Rendezvous {
     /// only if `host` is `localhost` or a loopback address.
     ///
     /// The secret keeps strangers out: ranks prove to each other that they know it, and it never travels. What follows
-    /// is neither encrypted nor authenticated, so this is no protection on a hostile network.
+    /// is authenticated and not encrypted (see [Strangers](super#strangers)).
     pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
         Rendezvous::new(Way::Tcp { host: host.into(), port, secret })
     }
@@ -76,7 +76,7 @@ impl Rendezvous {
         Ok(Rendezvous::tcp(host, port, Secret::from_env()?))
     }
 
-    /// The same, where a join waits at most `deadline`.
+    /// The same, where a join waits at most `deadline` ([`DEFAULT_DEADLINE`] otherwise).
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Rendezvous { deadline, ..self }
@@ -95,7 +95,8 @@ impl Rendezvous {
     /// # Errors
     /// [`Error::Bootstrap`](crate::Error::Bootstrap) with
     /// * [`BootstrapError::Missing`] when the first deadline of a rank passes, on every rank that has reached rank 0,
-    ///   naming the same ranks; [`BootstrapError::Unreachable`] on the others, with the address and the last failure;
+    ///   naming the same ranks, and who else came to rank 0; [`BootstrapError::Unreachable`] on the others, with the
+    ///   address and the last failure;
     /// * [`BootstrapError::WorldSizeMismatch`] on everybody who has come, when a rank comes that was told another world
     ///   size;
     /// * [`BootstrapError::DuplicateRank`] on the second to come as the same rank;

@@ -1,71 +1,123 @@
 //! [`Secret`]: what the ranks of a group know and strangers do not.
 //!
-//! It never travels over a connection, and is never printed.
+//! It never travels over a connection of ours, and is never printed unasked.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::sync::Arc;
+use std::str::FromStr;
 
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
+use hkdf::Hkdf;
+use sha2::{Digest, Sha256};
 
 use super::error::BootstrapError;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// The least length that is accepted.
-const LEAST: usize = 8;
+/// What the text of every secret begins with, so that one is known for what it is in a log or a repository.
+const PREFIX: &str = "gradsync-secret-";
+/// Random bytes.
+const LEN: usize = 32;
+/// Bytes of the check.
+const CHECK: usize = 4;
 /// Where [`Secret::from_env`] looks.
 const VARIABLE: &str = "GRADSYNC_SECRET";
 
-/// A word that all ranks of a group know, by which they tell each other from strangers.
+/// What all ranks of a group know, and by which they tell each other from strangers: 256 random bits.
+///
+/// As text it is `gradsync-secret-`, the bits as 64 hexadecimal digits, and the first 8 digits of the SHA-256 of all that as a check. Only
+/// such text is accepted ([`FromStr`]), because a secret that a person chose can be guessed by whoever a rank tries to prove it to. The
+/// program prints a fresh one (`gradsync secret`), [`Secret::generate`] makes one.
+///
+/// ```
+/// use gradsync::bootstrap::Secret;
+///
+/// let text = Secret::generate()?.reveal(); // for the environment of the ranks that a launcher starts
+/// let secret: Secret = text.parse()?;
+/// assert_eq!(secret.reveal(), text);
+/// assert_eq!(format!("{secret:?}"), "Secret(..)");
+/// assert!("correct horse battery staple".parse::<Secret>().is_err());
+/// # Ok::<(), gradsync::Error>(())
+/// ```
 #[derive(Clone)]
-pub struct Secret(Arc<[u8]>);
+pub struct Secret([u8; LEN]);
 
 impl Secret {
-    /// A secret of at least 8 bytes; random ones, best.
+    /// A fresh secret, from the system's random bytes.
     ///
     /// # Errors
-    /// [`BootstrapError::SecretTooShort`].
-    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
-        let bytes = bytes.into();
-        if bytes.len() < LEAST {
-            return Err(BootstrapError::SecretTooShort { bytes: bytes.len(), least: LEAST }.into());
-        }
-        Ok(Secret(bytes.into()))
+    /// [`BootstrapError::NoRandomness`].
+    pub fn generate() -> Result<Self> {
+        Ok(Secret::random()?)
+    }
+
+    /// The secret as text, for the environment of other ranks. Whoever reads it can join.
+    pub fn reveal(&self) -> String {
+        let text = format!("{PREFIX}{}", hex(&self.0));
+        let check = check(&text);
+        text + &check
     }
 
     /// The secret in the variable `GRADSYNC_SECRET`.
     ///
     /// # Errors
-    /// [`BootstrapError::MissingVariable`] if it is not set, [`BootstrapError::SecretTooShort`] for fewer than 8 bytes.
+    /// [`BootstrapError::MissingVariable`] if it is not set, [`BootstrapError::WeakSecret`] if it is no generated one.
     pub fn from_env() -> Result<Self> {
-        match std::env::var_os(VARIABLE) {
-            Some(value) => Secret::new(value.into_encoded_bytes()),
+        match std::env::var_os(VARIABLE).map(OsString::into_string) {
+            Some(Ok(text)) => text.parse(),
+            Some(Err(_)) => Err(weak("it is not UTF-8".into()).into()),
             None => {
-                let reason = "it keeps strangers out of the group; give every rank the same random string, e.g. of \
-                              `openssl rand -hex 16`";
+                let reason = "it keeps strangers out of the group; give every rank the same secret, which `gradsync secret` makes";
                 Err(BootstrapError::MissingVariable { variable: VARIABLE.into(), reason: reason.into() }.into())
             }
         }
     }
 
-    /// A fresh random secret.
     pub(super) fn random() -> Result<Self, BootstrapError> {
-        Ok(Secret(random()?.into()))
+        random().map(Secret)
     }
 
     /// The bytes, for the ranks of the group and nobody else.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8; LEN] {
         &self.0
     }
 
     /// The secret with these bytes, which [`bytes`](Self::bytes) gave.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        Secret(bytes.into())
+    pub(super) fn from_bytes(bytes: [u8; LEN]) -> Self {
+        Secret(bytes)
     }
 
-    /// A hash that only who knows the secret can make, or check.
-    pub(super) fn mac(&self) -> Hmac<Sha256> {
-        Hmac::new_from_slice(&self.0).expect("HMAC takes keys of any length")
+    /// The secret of a group that is split off, which ranks of this group can make once they know `nonce` (HKDF-SHA256, RFC 5869).
+    pub(super) fn derive(&self, nonce: &[u8; LEN]) -> Self {
+        let mut bytes = [0; LEN];
+        let keys = Hkdf::<Sha256>::new(Some(nonce), &self.0);
+        keys.expand(b"gradsync secret of a split", &mut bytes).expect("HKDF makes keys of 32 bytes");
+        Secret(bytes)
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Error;
+
+    /// White space around it is left out. No error shows anything of the text but its length.
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim_ascii();
+        let Some(digits) = text.strip_prefix(PREFIX) else {
+            return Err(weak(format!("it has {} characters and does not begin with `{PREFIX}`", text.len())).into());
+        };
+        let wanted = 2 * (LEN + CHECK);
+        if digits.len() != wanted || !digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+            let reason = format!(
+                "`{PREFIX}` must be followed by {wanted} digits from 0 to 9 and a to f, and {} characters follow it",
+                digits.chars().count()
+            );
+            return Err(weak(reason).into());
+        }
+        let (body, sum) = text.split_at(text.len() - 2 * CHECK);
+        if check(body) != sum {
+            return Err(weak("its check does not fit: it was altered, or made up".into()).into());
+        }
+        let digits = &body[PREFIX.len()..];
+        let byte = |index: usize| u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).expect("two digits");
+        Ok(Secret(std::array::from_fn(byte)))
     }
 }
 
@@ -75,9 +127,21 @@ impl fmt::Debug for Secret {
     }
 }
 
+fn weak(reason: String) -> BootstrapError {
+    BootstrapError::WeakSecret { reason }
+}
+
+fn check(text: &str) -> String {
+    hex(&Sha256::digest(text)[..CHECK])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Random bytes that nobody can foresee.
-pub(super) fn random() -> Result<[u8; 32], BootstrapError> {
-    let mut bytes = [0; 32];
+pub(super) fn random() -> Result<[u8; LEN], BootstrapError> {
+    let mut bytes = [0; LEN];
     getrandom::fill(&mut bytes).map_err(|error| BootstrapError::NoRandomness { reason: error.to_string() })?;
     Ok(bytes)
 }

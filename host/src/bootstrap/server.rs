@@ -1,7 +1,6 @@
 //! Rank 0's side of a group that spans processes: it listens until all have joined, and serves their connections.
 //!
-//! Anybody may connect. Before a connection has proven itself it costs one thread and a few hundred bytes, for a few
-//! seconds, and only so many are served at a time; the thread that accepts never waits for one.
+//! Anybody may connect; those who have proven nothing are dealt with in [`unproven`](super::unproven).
 
 #[cfg(test)]
 mod tests;
@@ -9,26 +8,26 @@ mod tests;
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::connection::{LINGER, Outbox, Threads, drain};
 use super::error::BootstrapError;
-use super::frame::{self, FRAME_LIMIT, Timed};
+use super::frame::FRAME_LIMIT;
 use super::gathering::{Applicant, Gathering};
-use super::handshake;
+use super::handshake::Identity;
 use super::hub::Place;
 use super::member::Member;
 use super::message::{Event, Request};
+use super::poll::Alarm;
+use super::seal::{Seal, Session};
 use super::seat::Seat;
 use super::secret::Secret;
+use super::unproven::{Proven, Stranger, Unproven};
 
-/// How long a connection may take to prove itself.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// How many connections may be about to prove themselves; further ones are closed, and come again.
-const PENDING_LIMIT: usize = 64;
+/// How many connections may wait to be accepted: where strangers come in crowds, the system would otherwise drop the ranks
+/// among them, which try again only after a second.
+#[cfg(unix)]
+const BACKLOG: i32 = 4096;
 
 /// Listens on `port`, of the loopback address if one is given, else of all interfaces. Port 0 is any free one.
 pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener, BootstrapError> {
@@ -37,7 +36,7 @@ pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener,
     let candidates = loopback.map_or(everywhere.to_vec(), |address| vec![address]);
     let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
     for address in &candidates {
-        outcome = TcpListener::bind((*address, port));
+        outcome = TcpListener::bind((*address, port)).and_then(prepare);
         if !matches!(&outcome, Err(error) if error.kind() != io::ErrorKind::AddrInUse) {
             break;
         }
@@ -49,6 +48,14 @@ pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener,
             _ => BootstrapError::CannotListen { address, reason: error.to_string() },
         }
     })
+}
+
+/// Lets more connections wait than the standard library does. Later calls do not block.
+fn prepare(listener: TcpListener) -> io::Result<TcpListener> {
+    #[cfg(unix)]
+    rustix::net::listen(&listener, BACKLOG)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// The port of a listener.
@@ -69,24 +76,22 @@ pub(super) fn join(
     let gathering = Gathering::new(world_size, generation, loopback);
     let seat = Arc::new(Seat::new(rank, world_size, false));
     gathering.arrive((rank, world_size, generation), Place::Here(seat.clone()), None)?;
-    let server = Arc::new(Server { gathering, secret, connections: Arc::default(), is_over: AtomicBool::new(false) });
-    let connections = server.connections.clone();
+    let alarm = Alarm::new().map_err(unavailable)?;
+    let connections = Arc::new(Connections::new(secret));
+    let server = Arc::new(Server { gathering, connections: connections.clone(), alarm });
 
-    let address = listener.local_addr();
     let accepting = Arc::new(Threads::default());
     let acceptor = server.clone();
-    let spawned = accepting.spawn("gradsync-accept", move || acceptor.accept(&listener));
-    let outcome = match (spawned, address) {
-        (Ok(()), Ok(address)) => {
+    let outcome = match accepting.spawn("gradsync-accept", move || acceptor.accept(listener)) {
+        Ok(()) => {
             let outcome = server.gathering.wait(applicant);
-            server.stop(address);
+            server.alarm.raise();
+            connections.close();
             // The port is free again when this returns, for the group that comes after this one.
             accepting.wait(LINGER);
             outcome
         }
-        (Err(error), _) | (_, Err(error)) => {
-            Err(BootstrapError::CannotListen { address: "its port".into(), reason: error.to_string() })
-        }
+        Err(error) => Err(unavailable(error)),
     };
     match outcome {
         Ok(hub) => Ok(Member::here(hub, seat, Some(connections))),
@@ -97,40 +102,39 @@ pub(super) fn join(
     }
 }
 
+fn unavailable(error: io::Error) -> BootstrapError {
+    BootstrapError::CannotListen { address: "its port".into(), reason: error.to_string() }
+}
+
 /// What the threads of rank 0's process share.
 struct Server {
     gathering: Gathering,
-    secret: Secret,
     connections: Arc<Connections>,
-    is_over: AtomicBool,
+    alarm: Alarm,
 }
 
 impl Server {
-    /// Serves whoever comes, each on a thread of its own, until [`stop`](Self::stop).
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for connection in listener.incoming() {
-            if self.is_over.load(Ordering::Acquire) {
-                return;
-            }
-            match connection {
-                Ok(socket) => self.admit(Arc::new(socket)),
-                Err(error) => {
-                    // No file descriptors, for example: trying again at once would only burn the processor.
-                    tracing::warn!(%error, "a connection was not accepted");
-                    thread::sleep(Duration::from_millis(20));
+    /// Serves whoever comes, each on a thread of its own once it has proven itself, until the alarm.
+    fn accept(self: &Arc<Self>, listener: TcpListener) {
+        let report = |outcome| match outcome {
+            Ok(proven) => self.admit(proven),
+            Err(Stranger { origin, reason }) => {
+                let count = self.gathering.turn_away(origin, reason.clone());
+                // A crowd is not to fill the log.
+                if count.is_power_of_two() {
+                    tracing::warn!(%origin, reason, count, "connections that proved no secret were closed");
                 }
             }
-        }
+        };
+        Unproven::new(listener, self.connections.secret(), &self.alarm, report).serve();
     }
 
-    fn admit(self: &Arc<Self>, socket: Arc<TcpStream>) {
-        let Some(id) = self.connections.enter(&socket) else {
-            tracing::warn!("too many connections at once are about to prove themselves: one more was closed");
-            return;
-        };
+    fn admit(self: &Arc<Self>, Proven { socket, identity, session }: Proven) {
+        let socket = Arc::new(socket);
+        let Some(id) = self.connections.enter(&socket) else { return };
         let server = self.clone();
         let serve = move || {
-            server.serve(id, &socket);
+            server.serve(&socket, identity, session);
             server.connections.leave(id);
         };
         if let Err(error) = self.connections.threads.spawn("gradsync-serve", serve) {
@@ -139,48 +143,24 @@ impl Server {
         }
     }
 
-    /// Ends the accepting thread, which sleeps until somebody connects, and the connections that have not proven
-    /// themselves.
-    fn stop(&self, address: SocketAddr) {
-        self.is_over.store(true, Ordering::Release);
-        let own = match address.ip() {
-            ip if !ip.is_unspecified() => vec![ip],
-            IpAddr::V4(_) => vec![Ipv4Addr::LOCALHOST.into()],
-            IpAddr::V6(_) => vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()],
-        };
-        let knock = |ip| TcpStream::connect_timeout(&SocketAddr::new(ip, address.port()), LINGER).is_ok();
-        if !own.into_iter().any(knock) {
-            tracing::warn!(%address, "cannot reach the own port: its listener stays until somebody else connects");
-        }
-        self.connections.end_pending();
-    }
-
-    /// One connection, from its handshake to its end.
-    fn serve(&self, id: u64, socket: &Arc<TcpStream>) {
-        let origin = socket.peer_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
-        let end = Instant::now().checked_add(HANDSHAKE_TIME);
-        let proven = socket.set_nodelay(true).map_err(Into::into);
-        let proven = proven.and_then(|()| handshake::receive(&mut Timed { socket, end }, &self.secret));
-        let identity = match proven {
-            Ok(identity) => identity,
-            Err(_) if self.is_over.load(Ordering::Acquire) => return,
-            Err(error) => return tracing::warn!(%error, origin, "a connection was refused"),
-        };
+    /// The connection of a rank, from its proof to its end.
+    fn serve(&self, socket: &Arc<TcpStream>, identity: Identity, session: Session) {
+        let address = socket.peer_addr().ok().map(|address| address.ip().to_canonical());
         let (Ok(rank), Ok(world_size)) = (usize::try_from(identity.rank), usize::try_from(identity.world_size)) else {
-            return tracing::warn!(?identity, origin, "a rank was refused");
+            return tracing::warn!(?identity, ?address, "a rank was refused");
         };
-        self.connections.prove(id);
-        let unlimited = socket.set_read_timeout(None).and_then(|()| socket.set_write_timeout(None));
-        let outbox = match unlimited.and_then(|()| Outbox::start(socket, &self.connections.threads)) {
+        let Session { outgoing, incoming } = session;
+        let started =
+            socket.set_nonblocking(false).and_then(|()| Outbox::start(socket, outgoing, &self.connections.threads));
+        let outbox = match started {
             Ok(outbox) => outbox,
-            Err(error) => return tracing::warn!(%error, origin, rank, "a rank cannot be served"),
+            Err(error) => return tracing::warn!(%error, ?address, rank, "a rank cannot be served"),
         };
         let place = Place::There(outbox.clone());
-        let address = socket.peer_addr().ok().map(|address| address.ip().to_canonical());
         match self.gathering.arrive((rank, world_size, identity.generation), place, address) {
-            Ok(()) => self.listen_to(rank, socket),
+            Ok(()) => self.listen_to(rank, socket, incoming),
             Err(error) => {
-                tracing::warn!(%error, origin, "a rank was refused");
+                tracing::warn!(%error, ?address, "a rank was refused");
                 outbox.send(&Event::Refused(error));
             }
         }
@@ -189,11 +169,11 @@ impl Server {
     }
 
     /// Passes on what a rank asks for, until it leaves or its connection ends.
-    fn listen_to(&self, rank: usize, socket: &TcpStream) {
+    fn listen_to(&self, rank: usize, socket: &TcpStream, mut seal: Seal) {
         let mut socket = BufReader::new(socket);
         let mut hub = None;
         loop {
-            let request = frame::read::<Request>(&mut socket, FRAME_LIMIT);
+            let request = seal.read::<Request>(&mut socket, FRAME_LIMIT);
             hub = hub.or_else(|| self.gathering.hub());
             let is_farewell = matches!(request, Ok(Request::Leave { .. }));
             let outcome = request.map_err(|error| error.to_string()).and_then(|request| {
@@ -220,9 +200,10 @@ impl Server {
     }
 }
 
-/// The connections of rank 0's process, and the means to end them.
-#[derive(Debug, Default)]
+/// The connections of rank 0's process that have proven themselves, and the means to end them; with the group's secret.
+#[derive(Debug)]
 pub(super) struct Connections {
+    secret: Secret,
     sockets: Mutex<Sockets>,
     threads: Arc<Threads>,
 }
@@ -230,46 +211,43 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Sockets {
     next: u64,
-    pending: HashMap<u64, Arc<TcpStream>>,
-    proven: HashMap<u64, Arc<TcpStream>>,
+    open: HashMap<u64, Arc<TcpStream>>,
     /// Nobody is admitted any more.
     is_closed: bool,
 }
 
 impl Connections {
+    fn new(secret: Secret) -> Self {
+        Connections { secret, sockets: Mutex::default(), threads: Arc::default() }
+    }
+
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
     fn lock(&self) -> MutexGuard<'_, Sockets> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new connection, or `None` if it is one too many.
+    /// A new connection, or `None` if nobody is admitted any more.
     fn enter(&self, socket: &Arc<TcpStream>) -> Option<u64> {
         let mut sockets = self.lock();
-        if sockets.is_closed || sockets.pending.len() >= PENDING_LIMIT {
+        if sockets.is_closed {
             return None;
         }
         sockets.next += 1;
         let id = sockets.next;
-        sockets.pending.insert(id, socket.clone());
+        sockets.open.insert(id, socket.clone());
         Some(id)
     }
 
-    fn prove(&self, id: u64) {
-        let mut sockets = self.lock();
-        if let Some(socket) = sockets.pending.remove(&id) {
-            sockets.proven.insert(id, socket);
-        }
-    }
-
     fn leave(&self, id: u64) {
-        let mut sockets = self.lock();
-        sockets.pending.remove(&id);
-        sockets.proven.remove(&id);
+        self.lock().open.remove(&id);
     }
 
-    fn end_pending(&self) {
-        let mut sockets = self.lock();
-        sockets.is_closed = true;
-        sockets.pending.values().for_each(shut);
+    /// Admits nobody any more.
+    fn close(&self) {
+        self.lock().is_closed = true;
     }
 
     /// Ends all connections: in good order within a moment, or by force.
@@ -277,15 +255,11 @@ impl Connections {
         self.threads.wait(LINGER);
         let mut sockets = self.lock();
         sockets.is_closed = true;
-        sockets.pending.values().chain(sockets.proven.values()).for_each(shut);
+        // A socket that is gone already cannot be shut, and need not be.
+        sockets.open.values().for_each(|socket| _ = socket.shutdown(Shutdown::Both));
         drop(sockets);
         if !self.threads.wait(LINGER) {
             tracing::warn!("a thread of the control channel did not end");
         }
     }
-}
-
-/// A socket that is gone already cannot be shut, and need not be.
-fn shut(socket: &Arc<TcpStream>) {
-    let _ = socket.shutdown(Shutdown::Both);
 }

@@ -1,7 +1,8 @@
 //! [`Member::split`]: groups within a group, as MPI_Comm_split makes them (MPI-4.1, 7.4.2).
 //!
 //! A new group has a hub of its own and outlives the old one. In one process its ranks meet as before; otherwise its
-//! lowest rank listens on a free port, and tells it to the others over the old group's channel, with a fresh secret.
+//! lowest rank listens on a free port, and tells it to the others over the old group's channel, with a nonce. From that and
+//! the old group's secret each makes the new one's, which whoever reads the channel cannot.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::PoisonError;
@@ -14,7 +15,7 @@ use super::error::BootstrapError;
 use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
-use super::secret::Secret;
+use super::secret::random;
 use super::server;
 use crate::call::scope;
 use crate::error::{CommError, Operation, Result};
@@ -26,7 +27,7 @@ const PLACES: usize = 2;
 /// Where a new group's lowest rank listens, or why it does not.
 #[derive(Serialize, Deserialize)]
 enum Meeting {
-    At { port: u16, secret: Vec<u8> },
+    At { port: u16, nonce: [u8; 32] },
     Failed(BootstrapError),
 }
 
@@ -50,19 +51,21 @@ impl Member {
         let group = self.wishes(color, key, deadline)?;
         let rank = group.iter().position(|&rank| rank == self.rank());
 
-        if let Uplink::Here { hub, .. } = &self.uplink {
-            if hub.is_in_process() {
+        let own_secret = match &self.uplink {
+            Uplink::Here { hub, connections: None } => {
                 let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
                 let joined = hub.nursery(number, color).with_deadline(left()).join(rank, group.len());
                 hub.forget_nursery(number, color);
                 return joined.map(Some);
             }
-        }
+            Uplink::Here { connections: Some(connections), .. } => connections.secret(),
+            Uplink::There(link) => &link.secret,
+        };
 
         // All ranks take part in the second exchange, also those that nobody needs to find.
         let listener = (rank == Some(0) && group.len() > 1).then(|| self.open());
         let meeting = listener.as_ref().map(|listener| match listener {
-            Ok((_, port, secret)) => Meeting::At { port: *port, secret: secret.bytes().to_vec() },
+            Ok((_, port, nonce)) => Meeting::At { port: *port, nonce: *nonce },
             Err(error) => Meeting::Failed(error.clone()),
         });
         let mut meetings = self.tell(PLACES, &meeting, left())?;
@@ -72,19 +75,17 @@ impl Member {
         }
         let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end };
         if let Some(listener) = listener {
-            let (listener, _, secret) = listener?;
+            let (listener, _, nonce) = listener?;
+            let secret = own_secret.derive(&nonce);
             return Ok(Some(server::join(listener, self.network.loopback, secret, &applicant)?));
         }
         let lowest = group[0];
-        let invitation = match meetings.swap_remove(lowest) {
-            Some(Meeting::At { port, secret }) => (self.address_of(lowest).to_string(), port, secret),
+        let (host, port, secret) = match meetings.swap_remove(lowest) {
+            Some(Meeting::At { port, nonce }) => (self.address_of(lowest).to_string(), port, own_secret.derive(&nonce)),
             Some(Meeting::Failed(error)) => return Err(error.into()),
             None => return Err(malformed(lowest).into()),
         };
-        let invite = || {
-            let (host, port, secret) = &invitation;
-            Ok(Invitation { hosts: vec![host.clone()], port: *port, secret: Secret::from_bytes(secret) })
-        };
+        let invite = || Ok(Invitation { hosts: vec![host.clone()], port, secret: secret.clone() });
         Ok(Some(client::join(&applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))?))
     }
 
@@ -114,10 +115,10 @@ impl Member {
     }
 
     /// Listens for the ranks of a new group, where this group's ranks can be reached.
-    fn open(&self) -> Result<(TcpListener, u16, Secret), BootstrapError> {
+    fn open(&self) -> Result<(TcpListener, u16, [u8; 32]), BootstrapError> {
         let listener = server::listen(self.network.loopback, 0)?;
         let port = server::port(&listener)?;
-        Ok((listener, port, Secret::random()?))
+        Ok((listener, port, random()?))
     }
 
     /// Where this rank can reach another.

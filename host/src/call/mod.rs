@@ -135,7 +135,8 @@ pub enum Operation {
     Comparison,
     AdasumAllReduce(AdasumOptions),
     HierarchicalAdasumAllReduce(WithinNode, AdasumOptions),
-    AdasumStep,
+    /// [`Stepper::step`](crate::train::Stepper::step).
+    TrainingStep,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
     NcclAllReduce(ReduceOp),
@@ -211,7 +212,7 @@ impl Operation {
             Operation::Comparison => "comparison of calls",
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
-            Operation::AdasumStep => "adasum_step",
+            Operation::TrainingStep => "training step",
             Operation::ZeroPartition => "ZeRO partition",
             Operation::NcclAllReduce(_) => "nccl_all_reduce",
             Operation::NcclAllGather => "nccl_all_gather",

@@ -77,20 +77,20 @@ mod tests {
     fn the_outermost_operation_counts_until_it_ends() {
         assert_eq!(Call::without_data(Operation::Barrier).within, None);
         {
-            let _step = within(Operation::AdasumStep);
+            let _step = within(Operation::TrainingStep);
             let _inner = within(Operation::Split);
             let gathering = {
                 let _comparing = comparing();
                 Call::without_data(Operation::AllGather)
             };
-            assert_eq!((gathering.within, gathering.operation), (Some(Operation::AdasumStep), Operation::Comparison));
+            assert_eq!((gathering.within, gathering.operation), (Some(Operation::TrainingStep), Operation::Comparison));
             {
                 let _outside = outside();
                 let _own = within(Operation::Groups);
                 assert_eq!(operation(), Some(Operation::Groups));
             }
             let call = Call::without_data(Operation::AllGather);
-            assert_eq!((call.called(), call.operation), (Operation::AdasumStep, Operation::AllGather));
+            assert_eq!((call.called(), call.operation), (Operation::TrainingStep, Operation::AllGather));
         }
         assert_eq!(operation(), None);
     }

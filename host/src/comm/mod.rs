@@ -4,6 +4,19 @@
 //! With the feature `cuda` there is `DeviceCommunicator`, the counterpart for device memory, and `nccl`, which implements it, as
 //! `mpi::device` does with both features.
 //! Transports never meet: each implements its trait on its own. [`groups`] divides the ranks of any of them.
+//!
+//! # Deadlines
+//!
+//! Every transport has one: how long a call waits for the other ranks before it becomes a [`CommError::Timeout`] that names those that did
+//! not come. It is a [`Duration`](std::time::Duration), [`DEFAULT_DEADLINE`] unless another is given when the communicator is made, and
+//! groups that are split off keep it.
+//!
+//! | made by | with another deadline |
+//! |---|---|
+//! | [`local::run`], [`local::group`] | [`local::run_with_deadline`], [`local::group_with_deadline`] |
+//! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
+//! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
+//! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
 
 #[cfg(feature = "cuda")]
 mod device;
@@ -21,6 +34,7 @@ use std::fmt;
 #[cfg(feature = "cuda")]
 pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
 pub(crate) use self::reduction::reduce_windows;
+pub use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::error::Result;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::slice::{Slice, SliceMut};

@@ -15,6 +15,7 @@ use crate::sys::cuda::{self, Status};
 /// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and the
 /// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
 /// the work uses it or not.
+#[must_use = "recorded work does not run before its graph is launched"]
 #[derive(Debug)]
 pub struct Graph {
     queue: Queue,

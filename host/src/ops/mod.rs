@@ -10,6 +10,7 @@ mod gradient;
 pub mod send_recv;
 pub mod tensor_parallel;
 
+pub(crate) use adasum::check_nodes;
 pub use adasum::{
     AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
     hierarchical_adasum_all_reduce,

@@ -2,26 +2,27 @@
 //!
 //! It never writes a weight.
 
-use super::blocks::{check_operands, for_blocks, new_state};
-use super::delta::DeltaOptimizer;
+use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
+use super::optimizer::{DeltaOptimizer, Range, check_options};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 const OPERATION: &str = "adam";
 
 /// The numbers of [`Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamOptions {
-    /// The learning rate.
+    /// The learning rate; finite and not negative.
     pub rate: f64,
     /// How much of the last first moment stays; from 0 to below 1.
     pub beta1: f64,
     /// How much of the last second moment stays; from 0 to below 1.
     pub beta2: f64,
-    /// What is added to the root of the second moment.
+    /// What is added to the root of the second moment; finite and above 0.
     pub epsilon: f64,
-    /// The part of each weight, times the rate, that a step takes away; 0 for none (AdamW's decoupled decay).
+    /// The part of each weight, times the rate, that a step takes away (AdamW's decoupled decay); finite and not negative, 0
+    /// for none.
     pub weight_decay: f64,
     /// Whether moments are divided by what they lack for having started from 0.
     pub bias_correction: bool,
@@ -34,6 +35,22 @@ impl Default for AdamOptions {
     }
 }
 
+impl AdamOptions {
+    fn check(self) -> Result<()> {
+        let Self { rate, beta1, beta2, epsilon, weight_decay, bias_correction: _ } = self;
+        check_options(
+            OPERATION,
+            &[
+                ("rate", rate, Range::NotNegative),
+                ("beta1", beta1, Range::Part),
+                ("beta2", beta2, Range::Part),
+                ("epsilon", epsilon, Range::Positive),
+                ("weight_decay", weight_decay, Range::NotNegative),
+            ],
+        )
+    }
+}
+
 /// `first = β₁ first + (1 - β₁) gradient`, `second = β₂ second + (1 - β₂) gradient²`, `delta = -rate × (first / c₁ /
 /// (√(second / c₂) + ε) + decay × weight)`, where `c = 1 - βᵗ` in step `t`, or 1 without bias correction; in `f64`,
 /// each rounded once where it is kept.
@@ -41,22 +58,27 @@ impl Default for AdamOptions {
 /// Moments are kept in `f32`, or in `f64` if one of the operands of the first step is `f64`.
 #[derive(Debug)]
 pub struct Adam {
-    /// May be changed between steps.
-    pub options: AdamOptions,
+    options: AdamOptions,
     moments: Option<[GradientBuffer; 2]>,
     steps: u64,
 }
 
 impl Adam {
     /// Before its first step.
-    pub fn new(options: AdamOptions) -> Self {
-        Self { options, moments: None, steps: 0 }
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
+    pub fn new(options: AdamOptions) -> Result<Self> {
+        options.check()?;
+        Ok(Self { options, moments: None, steps: 0 })
     }
 
     /// As it was saved: first and second moments after a number of steps.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if they hold other tensors.
+    /// As [`new`](Self::new); [`Error::LengthMismatch`](crate::Error::LengthMismatch),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) if
+    /// they hold other tensors; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a moment that is not finite.
     pub fn with_moments(
         options: AdamOptions,
         first: GradientBuffer,
@@ -64,7 +86,9 @@ impl Adam {
         steps: u64,
     ) -> Result<Self> {
         same_tensors(OPERATION, ("first moments", first.table()), ("second moments", second.table()))?;
-        Ok(Self { options, moments: Some([first, second]), steps })
+        check_numbers(OPERATION, "the first moments", &first, f64::MAX)?;
+        check_numbers(OPERATION, "the second moments", &second, f64::MAX)?;
+        Ok(Self { moments: Some([first, second]), steps, ..Self::new(options)? })
     }
 
     /// The first and the second moments, to be saved; none before the first step.
@@ -77,21 +101,19 @@ impl Adam {
         self.steps
     }
 
-    fn check(&self) -> Result<()> {
-        let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, .. } = self.options;
-        let is_part = |value: f64| (0.0..1.0).contains(&value);
-        let wrong = if !rate.is_finite() {
-            format!("the rate is {rate}, and must be finite")
-        } else if !is_part(beta1) || !is_part(beta2) {
-            format!("beta1 is {beta1} and beta2 {beta2}, and both must be from 0 to below 1")
-        } else if !(epsilon.is_finite() && epsilon >= 0.0) {
-            format!("epsilon is {epsilon}, and must be finite and not negative")
-        } else if !weight_decay.is_finite() {
-            format!("the weight decay is {weight_decay}, and must be finite")
-        } else {
-            return Ok(());
-        };
-        Err(Error::InvalidArgument { operation: OPERATION, reason: wrong })
+    /// Its numbers.
+    pub fn options(&self) -> AdamOptions {
+        self.options
+    }
+
+    /// Changes its numbers from the next step on, as a schedule of the learning rate does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), with the numbers as they were.
+    pub fn set_options(&mut self, options: AdamOptions) -> Result<()> {
+        options.check()?;
+        self.options = options;
+        Ok(())
     }
 }
 
@@ -99,26 +121,30 @@ impl DeltaOptimizer for Adam {
     /// As the trait has it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming an option out of its range; [`Error::LengthMismatch`],
-    /// [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] for buffers of other tensors than one another's or the
-    /// moments'. Nothing is written then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
+    /// moments'; [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not finite, or so large
+    /// that the moments may not hold its square (1.3e19 where they are `f32`). Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
         weights: &GradientBuffer,
         deltas: &mut GradientBuffer,
     ) -> Result<()> {
-        self.check()?;
         check_operands(OPERATION, gradients, &[("weights", weights), ("deltas", deltas)])?;
         if let Some([first, _]) = &self.moments {
             check_operands(OPERATION, gradients, &[("moments", first)])?;
         }
+        let operands = [gradients, weights, &*deltas];
+        let [first, second] = match &self.moments {
+            Some(moments) => moments.each_ref().map(GradientBuffer::dtype),
+            None => [state_dtype(operands); 2],
+        };
+        let limit = state_limit(first).min(state_limit(second).sqrt());
+        check_numbers(OPERATION, "the gradients", gradients, limit)?;
         let [first, second] = match &mut self.moments {
             Some(moments) => moments,
-            none => {
-                let operands = [gradients, weights, &*deltas];
-                none.insert([new_state(operands)?, new_state(operands)?])
-            }
+            none => none.insert([new_state(operands)?, new_state(operands)?]),
         };
         self.steps += 1;
         let AdamOptions { rate, beta1, beta2, epsilon, weight_decay, bias_correction } = self.options;

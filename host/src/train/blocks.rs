@@ -3,12 +3,14 @@
 //!
 //! For the optimizers, whose operands may all be of different dtypes. It knows no formula.
 
+use gradsync_device::math::Element as Formula;
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::{same_tensors, zeros_like};
 use crate::buffer::GradientBuffer;
-use crate::dtype::{DType, Element};
-use crate::error::Result;
+use crate::dtype::{DType, Element, storage};
+use crate::error::{Error, Result};
 use crate::kernels::cpu;
 use crate::slice::{Slice, SliceMut, with_typed};
 
@@ -98,10 +100,49 @@ fn blocks_mut(data: SliceMut<'_>) -> Vec<SliceMut<'_>> {
     with_typed!(SliceMut, data, data => data.chunks_mut(BLOCK_LEN).map(Element::slice_mut).collect())
 }
 
-/// A state of zeros that keeps up with the operands: `f64` if one of them is, otherwise `f32`.
-pub(super) fn new_state(operands: [&GradientBuffer; 3]) -> Result<GradientBuffer> {
+/// The dtype of a new state, which keeps up with the operands: `f64` if one of them is, otherwise `f32`.
+pub(super) fn state_dtype(operands: [&GradientBuffer; 3]) -> DType {
     let is_wide = operands.iter().any(|operand| operand.dtype() == DType::F64);
-    zeros_like(operands[0].table(), if is_wide { DType::F64 } else { DType::F32 }, 1)
+    if is_wide { DType::F64 } else { DType::F32 }
+}
+
+/// A state of zeros.
+pub(super) fn new_state(operands: [&GradientBuffer; 3]) -> Result<GradientBuffer> {
+    zeros_like(operands[0].table(), state_dtype(operands), 1)
+}
+
+/// A bound of the numbers that a state of this dtype may average, step by step, without ever overflowing.
+pub(super) fn state_limit(dtype: DType) -> f64 {
+    let largest = match dtype {
+        DType::F64 => f64::MAX,
+        DType::F32 => f64::from(f32::MAX),
+        DType::F16 => f16::MAX.to_f64(),
+        DType::BF16 => bf16::MAX.to_f64(),
+    };
+    // Half of the largest number leaves room for roundings.
+    largest / 2.0
+}
+
+/// Refuses a buffer with a number that is not finite, or larger than `limit`: a state would keep it for ever.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming the number and its tensor.
+pub(super) fn check_numbers(operation: &'static str, name: &str, buffer: &GradientBuffer, limit: f64) -> Result<()> {
+    for index in 0..buffer.tensor_count() {
+        let fits = |value: f64| value.abs() <= limit;
+        let wrong = with_typed!(Slice, buffer.tensor(index).data(), data => {
+            let chunks = storage(data).par_chunks(BLOCKS * BLOCK_LEN);
+            // Whole chunks first, without a branch for each number.
+            let chunk = chunks.find_first(|chunk| !chunk.iter().fold(true, |all, value| all & fits(Formula::to_f64(*value))));
+            chunk.and_then(|chunk| chunk.iter().map(|value| Formula::to_f64(*value)).find(|&value| !fits(value)))
+        });
+        if let Some(value) = wrong {
+            let tensor = buffer.name(index);
+            let reason = format!("{name} of {tensor:?} have {value:e}, and must be from {:e} to {limit:e}", -limit);
+            return Err(Error::InvalidArgument { operation, reason });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses operands and states of other tensors.

@@ -1,18 +1,20 @@
-//! What composes operations into whole steps of training: at present Adasum of optimizer steps, ONNX Runtime's "delta
-//! mode".
+//! What composes operations into whole steps of training: gradients joined over ranks before the optimizer, or steps of
+//! optimizers joined by Adasum (ONNX Runtime's "delta mode").
 //!
 //! The room above [`ops`](crate::ops): it may use every operation, and none uses it. It holds no weights and runs no
 //! model.
 
 mod adam;
 mod blocks;
-mod delta;
-mod ranks;
+mod optimizer;
+mod same_bits;
 mod sgd;
+mod step;
 
 pub use adam::{Adam, AdamOptions};
-pub use delta::{DeltaOptimizer, StepOptions, StepOutcome, StepReport, adasum_step};
+pub use optimizer::DeltaOptimizer;
 pub use sgd::{Sgd, SgdOptions};
+pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;

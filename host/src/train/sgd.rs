@@ -2,19 +2,19 @@
 //!
 //! It never writes a weight.
 
-use super::blocks::{check_operands, for_blocks, new_state};
-use super::delta::DeltaOptimizer;
+use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
+use super::optimizer::{DeltaOptimizer, Range, check_options};
 use crate::buffer::GradientBuffer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 const OPERATION: &str = "sgd";
 
 /// The numbers of [`Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdOptions {
-    /// The learning rate.
+    /// The learning rate; finite and not negative.
     pub rate: f64,
-    /// How much of the last velocity stays; 0 for none.
+    /// How much of the last velocity stays, from 0 to below 1; 0 for none.
     pub momentum: f64,
 }
 
@@ -25,6 +25,13 @@ impl Default for SgdOptions {
     }
 }
 
+impl SgdOptions {
+    fn check(self) -> Result<()> {
+        let Self { rate, momentum } = self;
+        check_options(OPERATION, &[("rate", rate, Range::NotNegative), ("momentum", momentum, Range::Part)])
+    }
+}
+
 /// `velocity = momentum × velocity + gradient`, `delta = -rate × velocity`; in `f64`, each rounded once where it is
 /// kept.
 ///
@@ -32,20 +39,42 @@ impl Default for SgdOptions {
 /// is none.
 #[derive(Debug)]
 pub struct Sgd {
-    /// May be changed between steps.
-    pub options: SgdOptions,
+    options: SgdOptions,
     velocity: Option<GradientBuffer>,
 }
 
 impl Sgd {
     /// At rest.
-    pub fn new(options: SgdOptions) -> Self {
-        Self { options, velocity: None }
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming an option out of its range.
+    pub fn new(options: SgdOptions) -> Result<Self> {
+        options.check()?;
+        Ok(Self { options, velocity: None })
     }
 
     /// As it was saved.
-    pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Self {
-        Self { options, velocity: Some(velocity) }
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and naming a velocity that is not finite.
+    pub fn with_velocity(options: SgdOptions, velocity: GradientBuffer) -> Result<Self> {
+        check_numbers(OPERATION, "the velocities", &velocity, f64::MAX)?;
+        Ok(Self { velocity: Some(velocity), ..Self::new(options)? })
+    }
+
+    /// Its numbers.
+    pub fn options(&self) -> SgdOptions {
+        self.options
+    }
+
+    /// Changes its numbers from the next step on, as a schedule of the learning rate does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), with the numbers as they were.
+    pub fn set_options(&mut self, options: SgdOptions) -> Result<()> {
+        options.check()?;
+        self.options = options;
+        Ok(())
     }
 
     /// The velocity, to be saved; none before the first step, or without momentum.
@@ -58,9 +87,10 @@ impl DeltaOptimizer for Sgd {
     /// As the trait has it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming an option that is not finite; [`Error::LengthMismatch`],
-    /// [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] for buffers of other tensors than one another's or the
-    /// velocity's. Nothing is written then.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// or [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for buffers of other tensors than one another's or the
+    /// velocity's; with momentum, [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming a gradient that is not
+    /// finite, or so large that the velocity may not hold a sum of such. Nothing is written then.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
@@ -68,10 +98,6 @@ impl DeltaOptimizer for Sgd {
         deltas: &mut GradientBuffer,
     ) -> Result<()> {
         let SgdOptions { rate, momentum } = self.options;
-        if !rate.is_finite() || !momentum.is_finite() {
-            let reason = format!("the rate is {rate} and the momentum {momentum}, and both must be finite");
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        }
         check_operands(OPERATION, gradients, &[("weights", weights), ("deltas", deltas)])?;
         if let Some(velocity) = &self.velocity {
             check_operands(OPERATION, gradients, &[("velocities", velocity)])?;
@@ -83,9 +109,12 @@ impl DeltaOptimizer for Sgd {
                 block.deltas.iter_mut().zip(block.gradients).for_each(|(delta, gradient)| *delta = -(rate * gradient));
             });
         }
+        let operands = [gradients, weights, &*deltas];
+        let dtype = self.velocity.as_ref().map_or(state_dtype(operands), GradientBuffer::dtype);
+        check_numbers(OPERATION, "the gradients", gradients, (1.0 - momentum) * state_limit(dtype))?;
         let velocity = match &mut self.velocity {
             Some(velocity) => velocity,
-            none => none.insert(new_state([gradients, weights, deltas])?),
+            none => none.insert(new_state(operands)?),
         };
         for_blocks(gradients, weights, [velocity], deltas, |block| {
             let [velocity] = block.states;

@@ -295,6 +295,17 @@ fn what_is_refused_is_refused_on_every_rank() {
         }) {
             assert!(message.contains("rank 0 has 2 nodes of 3 ranks"), "{message}");
         }
+        // Two groups of two ranks; each node has a rank of both.
+        for message in refusals(4, |comm| {
+            let rank = comm.rank();
+            let mut buffer = OnNodes::random(Format::F32, 1, 2, &SHAPES, 1).all.buffer(rank % 2);
+            let [all, node, across] = [rank / 2, rank % 2, rank].map(|color| comm.split(Some(color as u64), 0));
+            let (all, node, across) = (all?.expect("a colour"), node?.expect("a colour"), across?.expect("a colour"));
+            let nodes = Nodes::<dyn Communicator> { all: &all, node: &node, across: &across };
+            hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).map(drop)
+        }) {
+            assert!(message.contains("the group \"node\" of rank 0 has ranks that are not among all"), "{message}");
+        }
         // Another tensor on one rank.
         let odd = Case::of(Kind::Random, Format::F32, 4, &[&[5]], 1);
         for message in refusals(4, |comm| {

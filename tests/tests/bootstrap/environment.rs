@@ -132,11 +132,44 @@ fn the_master_counts_whoever_launched() {
 }
 
 #[test]
-fn secrets_are_long_and_stay_unseen() {
-    let error = Secret::new("7 bytes").expect_err("too short").to_string();
-    assert!(error.contains('7') && error.contains('8'), "{error}");
-    let secret = Secret::new("tellnobody").unwrap();
+fn a_secret_is_a_generated_one() {
+    let text = Secret::generate().unwrap().reveal();
+    assert_ne!(text, Secret::generate().unwrap().reveal());
+    let digits = text.strip_prefix("gradsync-secret-").expect("a form that is known when it is seen");
+    assert_eq!(digits.len(), 72);
+    assert_eq!(format!(" {text}\n").parse::<Secret>().unwrap().reveal(), text);
+    // The check, as a launcher of another language makes it.
+    let known = format!("gradsync-secret-{}", "0123456789abcdef".repeat(4));
+    assert_eq!(format!("{known}4b9a891d").parse::<Secret>().map(|secret| secret.reveal()).unwrap()[..80], known);
+    // What a person would choose, and what is no longer what was generated.
+    let altered = text.replacen(&digits[..8], if digits.starts_with('0') { "10000000" } else { "00000000" }, 1);
+    let upper = format!("gradsync-secret-{}", "A".repeat(72));
+    let foreign = format!("gradsync-secret-{}", "é".repeat(36));
+    for (weak, reason) in [
+        ("", "0 characters"),
+        ("tellnobody", "10 characters"),
+        ("d41d8cd98f00b204e9800998ecf8427e", "does not begin with `gradsync-secret-`"),
+        (&text[..text.len() - 1], "71 characters follow"),
+        (&format!("{text}0"), "73 characters follow"),
+        (&upper, "digits from 0 to 9 and a to f"),
+        (&foreign, "36 characters follow"),
+        (&format!("gradsync-secret-{}", "0".repeat(72)), "check does not fit"),
+        (&altered, "check does not fit"),
+    ] {
+        let error = weak.parse::<Secret>().expect_err("weak");
+        assert!(matches!(error, Error::Bootstrap(BootstrapError::WeakSecret { .. })), "{error:?}");
+        let error = error.to_string();
+        assert!(error.contains(reason) && error.contains("`gradsync secret`"), "{error}");
+        let end = weak.get(weak.len().saturating_sub(8)..).unwrap_or("é");
+        assert!(end.is_empty() || !error.contains(end), "it shows the secret: {error}");
+    }
+}
+
+#[test]
+fn secrets_stay_unseen() {
+    let secret = Secret::generate().unwrap();
+    let text = secret.reveal();
     assert_eq!(format!("{secret:?}"), "Secret(..)");
     let rendezvous = format!("{:?}", Rendezvous::tcp("host", 29500, secret));
-    assert!(!rendezvous.contains("tellnobody"), "{rendezvous}");
+    assert!(!rendezvous.contains(&text[16..32]), "{rendezvous}");
 }

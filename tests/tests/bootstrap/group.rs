@@ -2,6 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
@@ -48,8 +49,10 @@ pub(crate) struct Meeting {
     _folder: TempDir,
 }
 
+/// The same for all ranks of this process and its children.
 pub(crate) fn secret() -> Secret {
-    Secret::new("known to all ranks of the test").expect("long enough")
+    static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::generate().expect("random bytes"));
+    SECRET.clone()
 }
 
 /// A port of 127.0.0.1 that nobody listens on. Not one that the system would give to a connection in the meantime, and

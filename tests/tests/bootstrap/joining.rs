@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradsync::bootstrap::{BootstrapError, Rendezvous};
+use gradsync::bootstrap::{BootstrapError, Rendezvous, Strangers};
 use gradsync_tests::ranks::guarded;
 
 use crate::group::{Way, barrier, free_port, on_members, on_ranks, refused, secret};
@@ -85,6 +85,10 @@ fn two_groups_at_once_do_not_meet() {
     });
 }
 
+fn missing<const N: usize>(ranks: [usize; N]) -> BootstrapError {
+    BootstrapError::Missing { missing: ranks.into(), deadline: SHORT, strangers: Strangers::default() }
+}
+
 #[test]
 fn missing_ranks_are_named_on_every_rank() {
     guarded(60, || {
@@ -94,7 +98,7 @@ fn missing_ranks_are_named_on_every_rank() {
             let start = Instant::now();
             let errors = on_ranks([0, 2, 3], |rank| (refused(rendezvous.join(rank, 5)), start.elapsed()));
             for (error, took) in errors {
-                assert_eq!(error, BootstrapError::Missing { missing: vec![1, 4], deadline: SHORT }, "{way:?}");
+                assert_eq!(error, missing([1, 4]), "{way:?}");
                 assert!(took < SHORT + SLACK, "{way:?}: {took:?}");
                 assert!(error.to_string().contains("[1, 4]"), "{error}");
             }
@@ -113,7 +117,7 @@ fn without_rank_0_the_others_say_where_they_looked() {
                 assert!(start.elapsed() < SHORT + SLACK, "{way:?}: {:?}", start.elapsed());
                 let place = match way {
                     Way::InProcess => {
-                        assert_eq!(error, BootstrapError::Missing { missing: vec![0], deadline: SHORT });
+                        assert_eq!(error, missing([0]));
                         continue;
                     }
                     Way::Tcp => format!("127.0.0.1:{}", meeting.port),

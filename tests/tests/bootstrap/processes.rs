@@ -33,7 +33,7 @@ impl Process {
         for (name, value) in [("RANK", rank), ("WORLD_SIZE", world_size), ("MASTER_PORT", usize::from(port))] {
             command.env(name, value.to_string());
         }
-        command.env("MASTER_ADDR", "127.0.0.1").env("GRADSYNC_SECRET", "known to all ranks of the test");
+        command.env("MASTER_ADDR", "127.0.0.1").env("GRADSYNC_SECRET", secret().reveal());
         for other in ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"] {
             command.env_remove(other);
         }
@@ -87,7 +87,7 @@ fn child() {
     let launch = Launch::from_env().unwrap();
     if role == "knows no secret" {
         let error = Rendezvous::from_env(&launch).expect_err("not set").to_string();
-        return assert!(error.contains("GRADSYNC_SECRET") && error.contains("same random string"), "{error}");
+        return assert!(error.contains("GRADSYNC_SECRET") && error.contains("`gradsync secret` makes"), "{error}");
     }
     let rendezvous = Rendezvous::from_env(&launch).unwrap().with_deadline(PLENTY);
     if role == "threads" {

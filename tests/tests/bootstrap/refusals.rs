@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret};
+use gradsync::bootstrap::{BootstrapError, Member, Rendezvous, Secret, Strangers};
 use gradsync_tests::ranks::guarded;
 
 use crate::AT_ONCE;
@@ -91,7 +91,7 @@ fn ranks_out_of_range_are_refused() {
 fn a_wrong_secret_is_refused_and_the_others_go_on() {
     guarded(60, || {
         let meeting = Way::Tcp.meeting();
-        let stranger = Rendezvous::tcp("127.0.0.1", meeting.port, Secret::new("guessed, and wrong").unwrap());
+        let stranger = Rendezvous::tcp("127.0.0.1", meeting.port, Secret::generate().unwrap());
         thread::scope(|scope| {
             let rank_0 = scope.spawn(|| barrier(&meeting.rendezvous.join(0, 2).unwrap()));
             let start = Instant::now();
@@ -169,7 +169,10 @@ fn a_rank_that_gives_up_ends_it_for_all() {
         let (patient, hasty) = (meeting.rendezvous.clone(), meeting.rendezvous.clone().with_deadline(SHORT));
         let errors = on_ranks(0..2, |rank| refused([&patient, &hasty][rank].join(rank, 3)));
         for error in errors {
-            assert_eq!(error, BootstrapError::Missing { missing: vec![2], deadline: SHORT });
+            assert_eq!(
+                error,
+                BootstrapError::Missing { missing: vec![2], deadline: SHORT, strangers: Strangers::default() }
+            );
         }
     });
 }

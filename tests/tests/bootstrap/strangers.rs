@@ -1,15 +1,17 @@
 //! Strangers who connect to rank 0 while ranks join: they get nothing, and stop nobody.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gradsync::bootstrap::{BootstrapError, Rendezvous, Secret};
 use gradsync_tests::ranks::guarded;
 
-use crate::PLENTY;
-use crate::group::{Meeting, Way, barrier, on_ranks};
+use crate::group::{Meeting, Way, barrier, on_ranks, refused};
+use crate::{AT_ONCE, PLENTY};
 
 /// Connects once rank 0 listens.
 fn connect(meeting: &Meeting) -> TcpStream {
@@ -23,28 +25,23 @@ fn connect(meeting: &Meeting) -> TcpStream {
     }
 }
 
-/// The beginnings of a conversation, as far as a stranger can guess it.
+/// What a stranger can say, as far as it can guess.
 fn openings() -> Vec<Vec<u8>> {
-    let mut opening = 41u32.to_le_bytes().to_vec();
-    opening.extend(b"gradsync\x01");
-    opening.extend([7; 32]);
-    let identity = [3, 0, 0, 0, 1, 3, 0];
-    let proof = [&32u32.to_le_bytes()[..], &[9; 32]].concat();
-    let unproven = [&opening[..], &identity, &proof].concat();
-    let mut other_version = unproven.clone();
-    other_version[12] = 2;
+    let greeting = |version: u32| [&b"gradsync"[..], &version.to_le_bytes(), &[7; 32]].concat();
+    let identity = [1u64, 3, 0].map(u64::to_le_bytes).concat();
+    let unproven = [greeting(2), identity, vec![9; 16]].concat();
     vec![
         b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
         vec![0xff; 4096],
         vec![0; 4096],
-        u32::MAX.to_le_bytes().to_vec(),
-        257u32.to_le_bytes().to_vec(),
         (0..=255).cycle().take(1 << 16).collect(),
-        opening[..20].to_vec(),
-        [&opening[..], &[0xff; 64]].concat(),
-        [&opening[..], &identity].concat(),
-        unproven,
-        other_version,
+        unproven[..5].to_vec(),
+        unproven[..20].to_vec(),
+        unproven[..unproven.len() - 1].to_vec(),
+        unproven.clone(),
+        [&unproven[..], &[0xff; 64]].concat(),
+        [greeting(2), vec![0; 40]].concat(),
+        greeting(1),
     ]
 }
 
@@ -96,7 +93,7 @@ fn silence_and_dripping_hold_nobody_up() {
             let mut dripping = connect(&meeting);
             let is_over = &is_over;
             scope.spawn(move || {
-                let mut bytes = openings()[9].clone().into_iter();
+                let mut bytes = openings()[7].clone().into_iter();
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = dripping.write_all(&[bytes.next().unwrap_or(0)]);
                     thread::sleep(Duration::from_millis(50));
@@ -122,29 +119,137 @@ fn silence_and_dripping_hold_nobody_up() {
     });
 }
 
-/// More silent strangers than are served at once: they are closed after their time, and the ranks come again until
-/// then.
+/// A stranger who says nothing, or not enough, is closed within a second; the error of a join that fails speaks of those
+/// who came, on every rank.
 #[test]
-fn a_crowd_of_strangers_is_outlasted() {
+fn strangers_are_closed_soon_and_counted() {
     guarded(60, || {
         let meeting = Way::Tcp.meeting();
+        let deadline = Duration::from_secs(5);
+        let rendezvous = meeting.rendezvous.clone().with_deadline(deadline);
         thread::scope(|scope| {
-            let rank_0 = scope.spawn(|| barrier(&meeting.rendezvous.join(0, 2).unwrap()));
-            let crowd: Vec<TcpStream> = (0..80).map(|_| connect(&meeting)).collect();
-            // Those beyond the limit of 64 are closed at once, not after the 5 s that the others have.
+            let ranks = scope.spawn(|| on_ranks([0, 1], |rank| refused(rendezvous.join(rank, 3))));
+            let mut silent = connect(&meeting);
             let start = Instant::now();
-            crowd.iter().for_each(|connection| connection.set_nonblocking(true).unwrap());
-            let is_open = |mut connection: &TcpStream| {
-                let outcome = connection.read(&mut [0]);
-                outcome.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
-            };
-            while crowd.iter().filter(|connection| is_open(connection)).count() > 64 {
-                assert!(start.elapsed() < Duration::from_secs(4), "too many strangers are listened to");
-                thread::sleep(Duration::from_millis(10));
+            silent.set_read_timeout(Some(PLENTY)).unwrap();
+            // A greeting, and then the end.
+            assert_eq!(silent.read_to_end(&mut Vec::new()).unwrap(), 44);
+            assert!(start.elapsed() < Duration::from_secs(3), "a silent stranger was kept for {:?}", start.elapsed());
+            let other = Rendezvous::tcp("127.0.0.1", meeting.port, Secret::generate().unwrap());
+            assert!(matches!(refused(other.join(2, 3)), BootstrapError::WrongSecret { .. }));
+            let mut last = connect(&meeting);
+            let own = last.local_addr().unwrap().to_string();
+            last.write_all(&openings()[0]).unwrap();
+            for error in ranks.join().unwrap() {
+                let BootstrapError::Missing { missing, strangers, .. } = &error else { panic!("{error:?}") };
+                assert_eq!((&missing[..], strangers.connections, &strangers.last), (&[2][..], 3, &own));
+                let expected = format!(
+                    "ranks [2] did not join within 5s; 3 connections proved no secret, the last from {own}: the other \
+                     side does not speak this protocol"
+                );
+                assert_eq!(error.to_string(), expected);
             }
-            barrier(&meeting.rendezvous.join(1, 2).unwrap());
-            rank_0.join().unwrap();
-            drop(crowd);
         });
+    });
+}
+
+/// Where the crowd of a child process connects to, and what it says there: see [`crowd`].
+const CROWD: &str = "GRADSYNC_TEST_CROWD";
+/// How many strangers a crowd has.
+const STRANGERS: usize = 1000;
+
+/// The body of a child process, for its file descriptors are many: strangers that connect again when they are closed,
+/// until they are killed. As a test of its own it does nothing.
+#[test]
+fn crowd() {
+    let Ok(place) = std::env::var(CROWD) else { return };
+    let (kind, port) = place.rsplit_once(' ').unwrap();
+    let address = format!("127.0.0.1:{port}").parse().unwrap();
+    let is_silent = kind == "silent";
+    thread::scope(|scope| {
+        let first_rounds: Vec<_> = (0..8usize).map(|_| std::sync::mpsc::channel()).collect();
+        for (index, (done, _)) in first_rounds.iter().enumerate() {
+            let done = done.clone();
+            scope.spawn(move || {
+                let mut strangers: Vec<Option<TcpStream>> = (0..STRANGERS / 8).map(|_| None).collect();
+                let end = Instant::now() + PLENTY;
+                while Instant::now() < end {
+                    for (number, stranger) in strangers.iter_mut().enumerate() {
+                        let words = if is_silent {
+                            Vec::new()
+                        } else {
+                            openings().swap_remove((index + number) % openings().len())
+                        };
+                        if !stranger.as_mut().is_some_and(is_open) {
+                            *stranger = TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+                            let Some(stranger) = stranger else { continue };
+                            stranger.set_nonblocking(true).unwrap();
+                            // It may be closed again by now.
+                            let _ = stranger.write_all(&words);
+                        }
+                    }
+                    let _ = done.send(());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        first_rounds.iter().for_each(|(_, round)| round.recv().unwrap());
+        println!("\nthe crowd is there");
+    });
+}
+
+/// Whether rank 0 has not closed it; what it said is read.
+fn is_open(connection: &mut TcpStream) -> bool {
+    let outcome = connection.read(&mut [0; 64]);
+    matches!(outcome, Ok(1..)) || outcome.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// A crowd at rank 0's port, until it is dropped.
+struct Crowd(Child);
+
+impl Crowd {
+    fn come(kind: &str, meeting: &Meeting) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["strangers::crowd", "--exact", "--nocapture"]).env(CROWD, format!("{kind} {}", meeting.port));
+        let mut crowd = Crowd(command.stdout(Stdio::piped()).spawn().expect("a child process"));
+        let lines = BufReader::new(crowd.0.stdout.take().expect("piped")).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line == "the crowd is there"), "the crowd did not come");
+        crowd
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Honest ranks are found at once among many more strangers than are served at a time, of the same address as theirs,
+/// who come again whenever they are closed.
+#[test]
+fn a_crowd_that_comes_again_holds_nobody_up() {
+    guarded(120, || {
+        for (kind, world_size) in [("silent", 4), ("of all kinds", 4), ("silent", 64)] {
+            let meeting = Way::Tcp.meeting();
+            thread::scope(|scope| {
+                let rank_0 = scope.spawn(|| meeting.rendezvous.join(0, world_size).unwrap());
+                drop(connect(&meeting));
+                let crowd = Crowd::come(kind, &meeting);
+                let start = Instant::now();
+                let others = on_ranks(1..world_size, |rank| meeting.rendezvous.join(rank, world_size).unwrap());
+                let rank_0 = rank_0.join().unwrap();
+                let took = start.elapsed();
+                println!("{world_size} ranks joined in {took:?} among strangers who are {kind}");
+                assert!(took < AT_ONCE, "{kind}: {world_size} ranks were held up for {took:?}");
+                drop(crowd);
+                thread::scope(|scope| {
+                    for member in others.into_iter().chain([rank_0]) {
+                        scope.spawn(move || barrier(&member));
+                    }
+                });
+            });
+        }
     });
 }

@@ -2,6 +2,7 @@
 //! way in which a rank can let the others down. Each test runs under a guard, so that a hang is a failure.
 
 mod collectives;
+mod deadlines;
 mod exchange;
 mod exchange_failures;
 mod failures;

@@ -28,15 +28,12 @@ pub(crate) struct Cases {
 
 /// A communicator of all ranks that nothing has happened on.
 pub(crate) fn fresh() -> MpiCommunicator {
-    let mut comm = MpiCommunicator::world().expect("another communicator of all ranks");
-    comm.set_deadline(DEADLINE);
-    comm
+    MpiCommunicator::world().expect("another communicator of all ranks").with_deadline(DEADLINE)
 }
 
 impl Cases {
     pub(crate) fn start() -> gradsync::Result<Self> {
-        let mut comm = MpiCommunicator::world()?;
-        comm.set_deadline(DEADLINE);
+        let comm = MpiCommunicator::world()?.with_deadline(DEADLINE);
         std::panic::set_hook(Box::new(|info| PANIC.with(|last| *last.borrow_mut() = info.to_string())));
         let now = Instant::now();
         Ok(Cases { comm, count: 0, failed: 0, start: now, stage: now })

@@ -204,8 +204,8 @@ fn refusals(cases: &mut Cases) {
         let outcome = if rank == 1 { comm.exchange(&[(0, &sent)], &mut []) } else { comm.barrier() };
         assert_mismatch(outcome, &["barrier", "send"]);
     });
-    cases.check_fresh("a peer that does not come is named", |mut comm| {
-        comm.set_deadline(Duration::from_millis(300));
+    cases.check_fresh("a peer that does not come is named", |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(300));
         let (start, sent, mut data) = (Instant::now(), message(0, 1, 0, 10), room(10));
         // Rank 1 takes the one and never sends the other.
         let outcome = match rank {

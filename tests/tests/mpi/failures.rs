@@ -10,8 +10,8 @@ use crate::cases::Cases;
 
 pub(crate) fn run(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
-    cases.check_fresh("a late rank is named, and told", |mut comm| {
-        comm.set_deadline(Duration::from_millis(200));
+    cases.check_fresh("a late rank is named, and told", |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(200));
         if rank == 0 {
             std::thread::sleep(Duration::from_millis(700));
         }
@@ -19,8 +19,8 @@ pub(crate) fn run(cases: &mut Cases) {
     });
     // The first to give up takes all with it, although all others wait long enough to see the late one; whoever hears of it first.
     for impatient in [1, world_size - 1] {
-        cases.check_fresh(&format!("deadlines of different lengths, the shortest of rank {impatient}"), |mut comm| {
-            comm.set_deadline(Duration::from_millis(if rank == impatient { 200 } else { 20_000 }));
+        cases.check_fresh(&format!("deadlines of different lengths, the shortest of rank {impatient}"), |comm| {
+            let comm = comm.with_deadline(Duration::from_millis(if rank == impatient { 200 } else { 20_000 }));
             if rank == 0 {
                 std::thread::sleep(Duration::from_millis(600));
             }
@@ -31,8 +31,8 @@ pub(crate) fn run(cases: &mut Cases) {
         });
     }
     // What the others' calls bring along may have come only in part: where an MPI waits for the receiver, their senders are needed for more.
-    cases.check_fresh("ranks that have given up and are silent", |mut comm| {
-        comm.set_deadline(Duration::from_millis(200));
+    cases.check_fresh("ranks that have given up and are silent", |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(200));
         let call = || comm.all_reduce((&mut vec![1.0f32; 700]).into(), ReduceOp::Sum);
         if rank > 0 {
             assert_timeout(call(), &[0]);
@@ -45,8 +45,8 @@ pub(crate) fn run(cases: &mut Cases) {
         assert!(matches!(error, Error::Comm(CommError::Timeout { .. })), "{error:?}");
         assert!(start.elapsed() < Duration::from_millis(1500), "took {:?}", start.elapsed());
     });
-    cases.check_fresh("nobody sends", |mut comm| {
-        comm.set_deadline(Duration::from_millis(200));
+    cases.check_fresh("nobody sends", |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(200));
         let mut data = [1.0f32];
         let outcome = if rank == 1 { comm.recv((&mut data[..]).into(), 0) } else { Ok(()) };
         // The others learn of it in their next call.

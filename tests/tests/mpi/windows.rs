@@ -198,9 +198,9 @@ fn fails_behind_an_inner_loan(comm: MpiCommunicator) {
 }
 
 /// A rank comes to a collective of its work when another has given up: all get to know why, and everyone their memory.
-fn late_in_a_collective(mut comm: MpiCommunicator) {
+fn late_in_a_collective(comm: MpiCommunicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    comm.set_deadline(Duration::from_millis(if rank + 1 == world_size { 1000 } else { 20_000 }));
+    let comm = comm.with_deadline(Duration::from_millis(if rank + 1 == world_size { 1000 } else { 20_000 }));
     let outcome = lend(&comm, &mut shared(world_size, WINDOW), |_| {
         if rank == 0 {
             sleep(Duration::from_millis(1300));

@@ -1,6 +1,5 @@
 //! What a rank of a suite is given: its number, its GPU, and communicators with the others.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -69,9 +68,7 @@ impl Context {
 
     /// Another communicator of all ranks of the MPI job, on host memory. All ranks have to call it.
     pub(crate) fn world(&self) -> MpiCommunicator {
-        let mut world = MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}"));
-        world.set_deadline(DEADLINE);
-        world
+        MpiCommunicator::world().unwrap_or_else(|error| panic!("world: {error}")).with_deadline(DEADLINE)
     }
 
     /// A communicator of all ranks of the MPI job, on device memory. All ranks have to call it.
@@ -120,8 +117,7 @@ fn run_process(suite: &Suite) -> bool {
 
 /// As a rank of the MPI job that `mpirun` has started. Rank 0 speaks for all.
 fn run_job(suite: &Suite) -> bool {
-    let mut job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}"));
-    job.set_deadline(DEADLINE);
+    let job = MpiCommunicator::world().unwrap_or_else(|error| panic!("{error}")).with_deadline(DEADLINE);
     let launch = Launch::from_env().unwrap_or_else(|error| panic!("{error}"));
     let (rank, world_size) = (job.rank(), job.world_size());
     assert_eq!((launch.rank, launch.world_size), (rank, world_size), "what the launcher says, and what MPI says");
@@ -134,16 +130,22 @@ fn run_job(suite: &Suite) -> bool {
 
 /// One for the ranks of an MPI job, which are on one machine: a free port and a secret of rank 0's.
 fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
-    let mut words = [0.0; 3];
+    // As much text as every secret has, and the port.
+    let mut words = [0.0; 12];
     if job.rank() == 0 {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let port = port.unwrap_or_else(|error| panic!("a free port: {error}")).port();
-        let random = || RandomState::new().build_hasher().finish();
-        words = [u64::from(port), random(), random()].map(f64::from_bits);
+        let secret = Secret::generate().unwrap_or_else(|error| panic!("{error}")).reveal();
+        let text = secret.as_bytes().chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")));
+        words
+            .iter_mut()
+            .zip([port.into()].into_iter().chain(text))
+            .for_each(|(word, bits)| *word = f64::from_bits(bits));
     }
     job.broadcast((&mut words[..]).into(), 0).unwrap_or_else(|error| panic!("a word of rank 0's: {error}"));
-    let [port, secret @ ..] = words.map(f64::to_bits);
-    let secret = Secret::new(format!("{secret:x?}")).unwrap_or_else(|error| panic!("{error}"));
+    let [port, text @ ..] = words.map(f64::to_bits);
+    let text = String::from_utf8(text.map(u64::to_le_bytes).concat()).unwrap_or_else(|error| panic!("{error}"));
+    let secret: Secret = text.parse().unwrap_or_else(|error| panic!("{error}"));
     Rendezvous::tcp("127.0.0.1", port as u16, secret)
 }
 

@@ -2,9 +2,8 @@
 
 use gradsync::GradientBuffer;
 use gradsync::comm::Communicator;
-use gradsync::comm::local::LocalCommunicator;
-use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
-use gradsync::train::{Adam, AdamOptions, Sgd, SgdOptions, StepOptions, StepOutcome, adasum_step};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes};
+use gradsync::train::{Adam, AdamOptions, Reduction, Sgd, SgdOptions, StepOptions, StepOutcome, Stepper};
 use gradsync_tests::array::{dtype, patterns_of};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::{Format, elementwise, reduce};
@@ -20,22 +19,26 @@ fn segments() -> Vec<std::ops::Range<usize>> {
     LENS.iter().scan(0, |end, &len| Some(std::mem::replace(end, *end + len)..*end)).collect()
 }
 
-/// Runs `body` on `nodes × on_node` ranks, each with its group across nodes and its group on the node; results node by
-/// node.
+/// Runs `body` on `nodes × on_node` ranks, each with all ranks, those of its node, and those in its place on every node;
+/// results node by node.
 pub(crate) fn on_nodes<T: Send>(
     nodes: usize,
     on_node: usize,
-    body: impl Fn(&LocalCommunicator, &LocalCommunicator) -> T + Sync,
+    body: impl Fn(Nodes<'_, dyn Communicator + '_>) -> T + Sync,
 ) -> Vec<Vec<T>> {
     let group = |size| gradsync::comm::local::group(size).unwrap();
+    let mut all = group(nodes * on_node).into_iter();
     let mut across: Vec<_> = (0..on_node).map(|_| group(nodes).into_iter()).collect();
     let body = &body;
     std::thread::scope(|scope| {
         let mut handles = Vec::new();
         for _ in 0..nodes {
-            let pairs =
-                group(on_node).into_iter().zip(&mut across).map(|(node, across)| (across.next().unwrap(), node));
-            handles.push(pairs.map(|(across, node)| scope.spawn(move || body(&across, &node))).collect::<Vec<_>>());
+            let ranks = group(on_node).into_iter().zip(&mut across);
+            let ranks = ranks.map(|(node, across)| {
+                let (all, across) = (all.next().unwrap(), across.next().unwrap());
+                scope.spawn(move || body(Nodes { all: &all, node: &node, across: &across }))
+            });
+            handles.push(ranks.collect::<Vec<_>>());
         }
         let join = |handle: std::thread::ScopedJoinHandle<'_, T>| handle.join().expect("no rank panics");
         handles.into_iter().map(|node| node.into_iter().map(join).collect()).collect()
@@ -43,8 +46,12 @@ pub(crate) fn on_nodes<T: Send>(
 }
 
 pub(crate) fn sgd(rate: f64) -> Sgd {
-    Sgd::new(SgdOptions { rate, momentum: 0.0 })
+    Sgd::new(SgdOptions { rate, momentum: 0.0 }).unwrap()
 }
+
+/// Adasum of the ranks' steps, with nothing else to choose.
+pub(crate) const ADASUM: Reduction =
+    Reduction::Adasum(AdasumOptions { algorithm: Algorithm::Auto, granularity: Granularity::Tensor });
 
 /// ONNX Runtime's hierarchical Adam: two ranks on one node, moments as given, no bias correction.
 ///
@@ -60,8 +67,8 @@ fn upstream_hierarchical_adam() {
             (Format::F16, Format::F16),
             (Format::F64, Format::F64),
         ] {
-            let results = on_nodes(1, 2, |across, node| {
-                let values = if node.rank() == 0 { [3.0, 4.0, 5.0] } else { [5.0, 6.0, 7.0] };
+            let results = on_nodes(1, 2, |nodes| {
+                let values = if nodes.node.rank() == 0 { [3.0, 4.0, 5.0] } else { [5.0, 6.0, 7.0] };
                 let buffer = |format: Format, values: [f64; 3]| {
                     filled(format, &[3], |_, _| values.iter().map(|&value| format.round(value)).collect())
                 };
@@ -70,9 +77,7 @@ fn upstream_hierarchical_adam() {
                 let mut adam = Adam::with_moments(options, first, second, 0).unwrap();
                 let mut weights = buffer(weight_format, [1.0, 2.0, 3.0]);
                 let gradients = buffer(gradient_format, values);
-                let report =
-                    adasum_step(across, Some(node), &gradients, &mut weights, &mut adam, StepOptions::default())
-                        .unwrap();
+                let report = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut adam).unwrap();
                 assert_eq!(report.outcome, StepOutcome::Applied);
                 flat(&weights)
             });
@@ -142,8 +147,9 @@ fn two_three_and_four_ranks_against_the_oracle() {
                         for accumulation_steps in [1, 3] {
                             let adasum = AdasumOptions { algorithm, granularity };
                             let delta_dtype = (formats[1] != formats[2]).then_some(dtype(formats[2]));
-                            let options = StepOptions { accumulation_steps, delta_dtype, adasum };
-                            check(formats, world_size, options);
+                            let reduction = Reduction::Adasum(adasum);
+                            let options = StepOptions { accumulation_steps, delta_dtype, ..reduction.into() };
+                            check(formats, world_size, options, adasum);
                         }
                     }
                 }
@@ -152,12 +158,12 @@ fn two_three_and_four_ranks_against_the_oracle() {
     });
 }
 
-fn check(formats: [Format; 3], world_size: usize, options: StepOptions) {
+fn check(formats: [Format; 3], world_size: usize, options: StepOptions, adasum: AdasumOptions) {
     let what = format!("{formats:?} over {world_size}, {options:?}");
     let bits = agreed(&what, world_size, |comm| {
         let (gradients, mut weights) = (random(formats[0], comm.rank()), random(formats[1], 77));
         let before = patterns_of(gradients.as_slice());
-        let report = adasum_step(&comm, None, &gradients, &mut weights, &mut sgd(0.3), options).unwrap();
+        let report = Stepper::new(&comm, options).step(&gradients, &mut weights, &mut sgd(0.3)).unwrap();
         assert_eq!(report.outcome, StepOutcome::Applied, "{what}");
         assert!(report.adasum.is_some(), "{what}");
         assert_eq!(patterns_of(gradients.as_slice()), before, "{what}: the gradients are the caller's");
@@ -173,11 +179,11 @@ fn check(formats: [Format; 3], world_size: usize, options: StepOptions) {
     let scale = |x: f64| elementwise::scale(formats[0], formats[0], x, factor);
     let gradients: Vec<Vec<f64>> =
         (0..world_size).map(|rank| flat(&random(formats[0], rank)).into_iter().map(scale).collect()).collect();
-    let expected = expected(&gradients, formats, 0.3, &flat(&random(formats[1], 77)), options.adasum);
+    let expected = expected(&gradients, formats, 0.3, &flat(&random(formats[1], 77)), adasum);
     assert_within(&what, formats[1], &got, &expected.exact, &expected.bounds);
 }
 
-/// Sums over nodes first, then Adasum across: every rank of every node ends with the same weights.
+/// Means over nodes first, then Adasum across: every rank of every node ends with the same weights.
 #[test]
 fn nodes_against_the_oracle() {
     guarded(120, || {
@@ -185,27 +191,27 @@ fn nodes_against_the_oracle() {
             for (nodes, on_node) in [(1, 3), (2, 1), (2, 2), (3, 2), (2, 3)] {
                 let what = format!("{formats:?}, {nodes} nodes of {on_node}");
                 let delta_dtype = Some(dtype(formats[2]));
-                let options = StepOptions { accumulation_steps: 2, delta_dtype, ..StepOptions::default() };
-                let results = on_nodes(nodes, on_node, |across, node| {
-                    let gradients = random(formats[0], across.rank() * on_node + node.rank());
+                let options = StepOptions { accumulation_steps: 2, delta_dtype, ..ADASUM.into() };
+                let results = on_nodes(nodes, on_node, |nodes| {
+                    let gradients = random(formats[0], nodes.all.rank());
                     let mut weights = random(formats[1], 77);
                     let report =
-                        adasum_step(across, Some(node), &gradients, &mut weights, &mut sgd(0.3), options).unwrap();
+                        Stepper::on_nodes(nodes, options).step(&gradients, &mut weights, &mut sgd(0.3)).unwrap();
                     assert_eq!(report.outcome, StepOutcome::Applied, "{what}");
                     flat(&weights)
                 });
                 for weights in results.iter().flatten() {
                     assert_eq!(weights, &results[0][0], "{what}: ranks have different weights");
                 }
-                let factor = 1.0 / (2 * on_node) as f64;
-                let scale = |x: f64| elementwise::scale(formats[0], formats[0], x, factor);
+                let scale = |x: f64| elementwise::scale(formats[0], formats[0], x, 0.5);
                 let of_rank = |rank| flat(&random(formats[0], rank)).into_iter().map(scale).collect::<Vec<f64>>();
                 let of_node = |node: usize| -> Vec<f64> {
                     let ranks: Vec<Vec<f64>> = (node * on_node..(node + 1) * on_node).map(of_rank).collect();
-                    reduce::all_reduce(reduce::Op::Sum, formats[0], &ranks)
+                    reduce::all_reduce(reduce::Op::Mean, formats[0], &ranks)
                 };
                 let gradients: Vec<Vec<f64>> = (0..nodes).map(of_node).collect();
-                let expected = expected(&gradients, formats, 0.3, &flat(&random(formats[1], 77)), options.adasum);
+                let expected =
+                    expected(&gradients, formats, 0.3, &flat(&random(formats[1], 77)), AdasumOptions::default());
                 assert_within(&what, formats[1], &results[0][0], &expected.exact, &expected.bounds);
             }
         }
@@ -220,17 +226,20 @@ fn weights_stay_equal_over_many_steps() {
             agreed("many steps", 3, |comm| {
                 let mut weights = random(Format::F32, 77);
                 let options = AdamOptions { rate: 0.05, ..AdamOptions::default() };
-                let mut adam = Adam::new(options);
+                let mut adam = Adam::new(options).unwrap();
+                let mut stepper = Stepper::new(&comm, ADASUM);
                 for step in 0..12 {
                     let seed = 3 * step + comm.rank();
                     if with_bad_steps && step % 4 == 2 {
                         let bad = filled(Format::F16, &LENS, |_, len| {
                             vec![if comm.rank() == 1 { f64::NAN } else { 1.0 }; len]
                         });
-                        adasum_step(&comm, None, &bad, &mut weights, &mut adam, StepOptions::default()).unwrap();
+                        let report = stepper.step(&bad, &mut weights, &mut adam).unwrap();
+                        assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: vec![1] });
                     }
                     let gradients = random(Format::F16, seed);
-                    adasum_step(&comm, None, &gradients, &mut weights, &mut adam, StepOptions::default()).unwrap();
+                    let report = stepper.step(&gradients, &mut weights, &mut adam).unwrap();
+                    assert_eq!(report.outcome, StepOutcome::Applied);
                 }
                 assert_eq!(adam.steps(), 12);
                 patterns_of(weights.as_slice())

@@ -2,12 +2,12 @@
 
 use gradsync::comm::Communicator;
 use gradsync::ops::{AdasumOptions, Algorithm};
-use gradsync::train::{DeltaOptimizer, StepOptions, StepOutcome, StepReport, adasum_step};
+use gradsync::train::{DeltaOptimizer, Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 use gradsync::{Error, GradientBuffer, Result};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 
-use crate::delta::{on_nodes, random, sgd};
+use crate::delta::{ADASUM, on_nodes, random, sgd};
 use crate::optimizers::{filled, flat};
 
 /// Counts its calls, and gives what it is told to.
@@ -42,8 +42,7 @@ fn gaps_that_are_not_finite_skip_nothing() {
                 gradsync_tests::array::fill_gaps(&mut gradients, f64::NAN);
                 let mut weights = random(Format::F32, 77);
                 let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
-                let options = StepOptions::default();
-                adasum_step(&comm, None, &gradients, &mut weights, &mut probe, options).unwrap().outcome
+                Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap().outcome
             });
             assert_eq!(outcome, StepOutcome::Applied, "{format:?}");
         }
@@ -66,9 +65,7 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
                         }
                         let mut weights = random(Format::F32, 77);
                         let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
-                        let report =
-                            adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default())
-                                .unwrap();
+                        let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap();
                         assert_eq!(probe.calls, 0, "the optimizer ran");
                         assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
                         report
@@ -78,17 +75,20 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
                 }
             }
         }
-        // On one node of three; the two infinities only show in the sum, as NaN.
-        for bad in [[1.0, f64::NAN], [f64::INFINITY, 1.0], [f64::INFINITY, f64::NEG_INFINITY]] {
-            let reports = on_nodes(3, 2, |across, node| {
-                let value = if across.rank() == 1 { bad[node.rank()] } else { 1.0 };
+        // On one node of three.
+        for (bad, culprits) in [
+            ([1.0, f64::NAN], vec![3]),
+            ([f64::INFINITY, 1.0], vec![2]),
+            ([f64::INFINITY, f64::NEG_INFINITY], vec![2, 3]),
+        ] {
+            let reports = on_nodes(3, 2, |nodes| {
+                let value = if nodes.across.rank() == 1 { bad[nodes.node.rank()] } else { 1.0 };
                 let gradients = filled(Format::F16, &[4], |_, len| vec![value; len]);
                 let mut weights = filled(Format::F32, &[4], |_, len| vec![0.0; len]);
-                adasum_step(across, Some(node), &gradients, &mut weights, &mut sgd(0.1), StepOptions::default())
-                    .unwrap()
+                Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1)).unwrap()
             });
             for report in reports.into_iter().flatten() {
-                assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: vec![1] }, "{bad:?}");
+                assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: culprits.clone() }, "{bad:?}");
             }
         }
     });
@@ -103,8 +103,7 @@ fn deltas_that_are_not_finite_move_nothing() {
                 let mut weights = random(Format::F32, 77);
                 let mut probe = Probe::new(comm.rank(), |rank| Ok(if rank == 0 { f64::INFINITY } else { 1.0 }));
                 let gradients = random(Format::F32, comm.rank());
-                let report =
-                    adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default()).unwrap();
+                let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap();
                 assert_eq!(probe.calls, 1);
                 assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
                 report.outcome
@@ -126,13 +125,16 @@ fn an_optimizer_that_fails_alone_keeps_nobody_waiting() {
             let mut weights = random(Format::F32, 77);
             let mut probe = Probe::new(comm.rank(), failing);
             let gradients = random(Format::F32, comm.rank());
-            let outcome = adasum_step(&comm, None, &gradients, &mut weights, &mut probe, StepOptions::default());
+            let outcome = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe);
             assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
             comm.barrier().unwrap();
             outcome.expect_err("rank 1 failed").to_string()
         });
         assert!(texts[1].contains("no step today"), "{}", texts[1]);
-        assert!([0, 2].iter().all(|&rank| texts[rank].contains("rank 1")), "{texts:?}");
+        assert!(
+            [0, 2].iter().all(|&rank| texts[rank].contains("rank 1 refuses") && texts[rank].contains("no step today")),
+            "{texts:?}"
+        );
     });
 }
 
@@ -145,7 +147,7 @@ fn refused(words: &[&str], arguments: impl Fn(usize) -> Arguments + Sync) {
         let gradients = filled(Format::F32, &gradients, |_, len| vec![1.0; len]);
         let mut weights = filled(Format::F32, &weights, |_, len| vec![1.0; len]);
         let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
-        let outcome = adasum_step(&comm, None, &gradients, &mut weights, &mut probe, options);
+        let outcome = Stepper::new(&comm, options).step(&gradients, &mut weights, &mut probe);
         assert_eq!(probe.calls, 0, "the optimizer ran");
         assert!(flat(&weights).iter().all(|&x| x == 1.0), "weights moved");
         comm.barrier().unwrap();
@@ -161,19 +163,25 @@ fn refused(words: &[&str], arguments: impl Fn(usize) -> Arguments + Sync) {
 #[test]
 fn refusals_are_everywhere_and_change_nothing() {
     guarded(60, || {
-        let plain = StepOptions::default();
+        let plain = StepOptions::from(ADASUM);
         let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
         refused(&["0 accumulation steps"], |_| (vec![3], vec![3], StepOptions { accumulation_steps: 0, ..plain }));
-        refused(&["power of two", "3"], |_| (vec![3], vec![3], StepOptions { adasum: tree, ..plain }));
+        refused(&["power of two", "3"], |_| {
+            (vec![3], vec![3], StepOptions { reduction: Reduction::Adasum(tree), ..plain })
+        });
         refused(&["[3]", "[4]"], |_| (vec![3], vec![4], plain));
         refused(&["gradients has 1", "weights has 2"], |_| (vec![3], vec![3, 3], plain));
         refused(&["rank 0", "rank 1"], |rank| (vec![3 + rank % 2], vec![3 + rank % 2], plain));
-        refused(&["rank 0", "rank 1"], |rank| (vec![3], vec![3 + rank % 2], plain));
+        refused(&["[3]", "[4]"], |rank| (vec![3], vec![3 + rank % 2], plain));
         refused(&["rank 0", "rank 1"], |rank| {
             (vec![3], vec![3], StepOptions { accumulation_steps: 1 + rank % 2, ..plain })
         });
-        refused(&["rank 0", "rank 1"], |rank| {
+        refused(&["0 accumulation steps"], |rank| {
             (vec![3], vec![3], StepOptions { accumulation_steps: 1 - rank % 2, ..plain })
+        });
+        refused(&["rank 0", "rank 1", "Adasum", "Mean"], |rank| {
+            let reduction = if rank == 1 { Reduction::Mean } else { ADASUM };
+            (vec![3], vec![3], StepOptions { reduction, ..plain })
         });
     });
 }
@@ -182,17 +190,15 @@ fn refusals_are_everywhere_and_change_nothing() {
 #[test]
 fn a_rank_that_is_wrong_alone_stops_every_node() {
     guarded(20, || {
-        let texts = on_nodes(3, 2, |across, node| {
-            let len = if (across.rank(), node.rank()) == (2, 1) { 5 } else { 4 };
+        let texts = on_nodes(3, 2, |nodes| {
+            let len = if nodes.all.rank() == 5 { 5 } else { 4 };
             let gradients = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
             let mut weights = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
-            let outcome =
-                adasum_step(across, Some(node), &gradients, &mut weights, &mut sgd(0.1), StepOptions::default());
-            node.barrier().unwrap();
-            across.barrier().unwrap();
+            let outcome = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1));
+            nodes.node.barrier().unwrap();
+            nodes.across.barrier().unwrap();
             outcome.expect_err("one rank has another tensor").to_string()
         });
-        assert!(texts[2].iter().all(|text| text.contains("rank 1 of this node")), "{texts:?}");
-        assert!(texts[..2].iter().flatten().all(|text| text.contains("the node of rank 2")), "{texts:?}");
+        assert!(texts.iter().flatten().all(|text| text.contains("rank 0 and rank 5")), "{texts:?}");
     });
 }

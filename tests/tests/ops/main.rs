@@ -9,4 +9,5 @@ mod optimizers;
 mod pipeline;
 mod reduced;
 mod send_recv;
+mod steps;
 mod tensor_parallel;

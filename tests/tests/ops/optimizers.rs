@@ -1,7 +1,7 @@
 //! The optimizers as makers of steps: their formulas against a plain restatement, their states, and what they refuse.
 
 use gradsync::train::{Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions};
-use gradsync::{DType, GradientBuffer};
+use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{dtype, values_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -55,7 +55,7 @@ const FORMATS: [[Format; 3]; 4] = [
 fn sgd_with_and_without_momentum() {
     for formats in FORMATS {
         for momentum in [0.0, 0.9] {
-            let (rate, mut sgd) = (0.3, Sgd::new(SgdOptions { rate: 0.3, momentum }));
+            let (rate, mut sgd) = (0.3, Sgd::new(SgdOptions { rate: 0.3, momentum }).unwrap());
             let mut velocity = vec![0.0; LENS.iter().sum()];
             let mut magnitude = velocity.clone();
             for (step, [gradients, _, deltas]) in three_steps(&mut sgd, formats).into_iter().enumerate() {
@@ -86,7 +86,7 @@ fn adam_with_and_without_bias_correction_and_decay() {
         for bias_correction in [false, true] {
             for weight_decay in [0.0, 0.25] {
                 let options = AdamOptions { rate: 0.5, bias_correction, weight_decay, ..AdamOptions::default() };
-                let mut adam = Adam::new(options);
+                let mut adam = Adam::new(options).unwrap();
                 let len = LENS.iter().sum();
                 let (mut first, mut size, mut second) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
                 for (step, [gradients, weights, deltas]) in three_steps(&mut adam, formats).into_iter().enumerate() {
@@ -120,7 +120,7 @@ fn adam_with_and_without_bias_correction_and_decay() {
 fn states_survive() {
     let halves = [Format::F16, Format::F32, Format::BF16];
     let options = AdamOptions::default();
-    let (mut adam, mut sgd) = (Adam::new(options), Sgd::new(SgdOptions { rate: 0.1, momentum: 0.5 }));
+    let (mut adam, mut sgd) = (Adam::new(options).unwrap(), Sgd::new(SgdOptions { rate: 0.1, momentum: 0.5 }).unwrap());
     three_steps(&mut adam, halves);
     three_steps(&mut sgd, halves);
     let copy = |buffer: &GradientBuffer| {
@@ -132,7 +132,7 @@ fn states_survive() {
     let [first, second] = adam.moments().unwrap().map(copy);
     let mut restored = Adam::with_moments(options, first, second, adam.steps()).unwrap();
     assert_eq!(three_steps(&mut restored, halves), three_steps(&mut adam, halves));
-    let mut restored = Sgd::with_velocity(sgd.options, copy(sgd.velocity().unwrap()));
+    let mut restored = Sgd::with_velocity(sgd.options(), copy(sgd.velocity().unwrap())).unwrap();
     assert_eq!(three_steps(&mut restored, halves), three_steps(&mut sgd, halves));
     // Other tensors than it was saved with.
     let (one, two) =
@@ -153,26 +153,139 @@ fn refusals_change_nothing() {
         }
         assert_eq!(flat(&deltas), vec![1.0; sizes[2]], "something was written");
     };
-    let adam = |change: fn(&mut AdamOptions)| {
-        let mut options = AdamOptions::default();
-        change(&mut options);
-        Adam::new(options)
-    };
-    refuse(&mut Sgd::new(SgdOptions { rate: f64::NAN, momentum: 0.5 }), [3; 3], &["NaN", "0.5"]);
-    refuse(&mut Sgd::new(SgdOptions { rate: 0.5, momentum: f64::INFINITY }), [3; 3], &["inf"]);
-    refuse(&mut adam(|options| options.rate = f64::NAN), [3; 3], &["NaN"]);
-    refuse(&mut adam(|options| options.beta1 = 1.0), [3; 3], &["1 ", "0.999"]);
-    refuse(&mut adam(|options| options.beta2 = -0.5), [3; 3], &["-0.5"]);
-    refuse(&mut adam(|options| options.epsilon = -1e-3), [3; 3], &["-0.001"]);
-    refuse(&mut adam(|options| options.weight_decay = f64::INFINITY), [3; 3], &["inf"]);
     for sizes in [[3, 4, 3], [3, 3, 4], [4, 3, 3]] {
-        refuse(&mut Sgd::new(SgdOptions::default()), sizes, &["[3]", "[4]"]);
-        let mut fresh = Adam::new(AdamOptions::default());
+        refuse(&mut Sgd::new(SgdOptions::default()).unwrap(), sizes, &["[3]", "[4]"]);
+        let mut fresh = Adam::new(AdamOptions::default()).unwrap();
         refuse(&mut fresh, sizes, &["[3]", "[4]"]);
         assert!(fresh.moments().is_none() && fresh.steps() == 0);
     }
-    let mut adam = Adam::new(AdamOptions::default());
+    let mut adam = Adam::new(AdamOptions::default()).unwrap();
     adam.deltas(&buffer(3), &buffer(3), &mut buffer(3)).unwrap();
     refuse(&mut adam, [4; 3], &["[3]", "[4]"]);
     assert_eq!(adam.steps(), 1);
+}
+
+/// Every option that makes no sense is refused by name and value, when an optimizer is made, restored or changed; and what
+/// is at the edge of its range is not.
+#[test]
+fn options_out_of_range_are_refused() {
+    let (nan, infinity) = (f64::NAN, f64::INFINITY);
+    let (not_negative, positive, part) =
+        (&[-1.0, -5e-324, nan, infinity][..], &[0.0, -1e-3, nan, infinity][..], &[2.0, 1.0, -0.5, nan, infinity][..]);
+
+    let sgd = |change: fn(&mut SgdOptions, f64), value| {
+        let mut options = SgdOptions::default();
+        change(&mut options, value);
+        options
+    };
+    type Sgds = (&'static str, fn(&mut SgdOptions, f64));
+    let rate: Sgds = ("rate", |options, value| options.rate = value);
+    let momentum: Sgds = ("momentum", |options, value| options.momentum = value);
+    for ((name, change), bad) in [(rate, not_negative), (momentum, part)] {
+        for &value in bad {
+            let options = sgd(change, value);
+            let velocity = filled(Format::F32, &[3], |_, len| vec![0.0; len]);
+            let mut changed = Sgd::new(SgdOptions::default()).unwrap();
+            refused(
+                name,
+                value,
+                [
+                    Sgd::new(options).map(drop),
+                    Sgd::with_velocity(options, velocity).map(drop),
+                    changed.set_options(options),
+                ],
+            );
+            assert_eq!(changed.options(), SgdOptions::default());
+        }
+    }
+    assert!(Sgd::new(SgdOptions { rate: 0.0, momentum: 1.0 - f64::EPSILON }).is_ok());
+
+    let adam = |change: fn(&mut AdamOptions, f64), value| {
+        let mut options = AdamOptions::default();
+        change(&mut options, value);
+        options
+    };
+    type Adams = (&'static str, fn(&mut AdamOptions, f64));
+    let rate: Adams = ("rate", |options, value| options.rate = value);
+    let beta1: Adams = ("beta1", |options, value| options.beta1 = value);
+    let beta2: Adams = ("beta2", |options, value| options.beta2 = value);
+    let epsilon: Adams = ("epsilon", |options, value| options.epsilon = value);
+    let decay: Adams = ("weight_decay", |options, value| options.weight_decay = value);
+    let cases = [(rate, not_negative), (beta1, part), (beta2, part), (epsilon, positive), (decay, not_negative)];
+    for ((name, change), bad) in cases {
+        for &value in bad {
+            let options = adam(change, value);
+            let [first, second] = [(); 2].map(|()| filled(Format::F32, &[3], |_, len| vec![0.0; len]));
+            let mut changed = Adam::new(AdamOptions::default()).unwrap();
+            refused(
+                name,
+                value,
+                [
+                    Adam::new(options).map(drop),
+                    Adam::with_moments(options, first, second, 1).map(drop),
+                    changed.set_options(options),
+                ],
+            );
+            assert_eq!(changed.options(), AdamOptions::default());
+        }
+    }
+    let edge = AdamOptions { rate: 0.0, beta1: 0.0, beta2: 0.0, epsilon: 5e-324, ..AdamOptions::default() };
+    assert!(Adam::new(edge).is_ok());
+}
+
+#[track_caller]
+fn refused(name: &str, value: f64, outcomes: [gradsync::Result<()>; 3]) {
+    for outcome in outcomes {
+        let error = outcome.expect_err("refused");
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("{name} is {value}")), "\"{error}\" for {name} {value}");
+    }
+}
+
+/// What is not finite, or overflows a state, would stay there for ever: it is refused by tensor and value, the state is as
+/// it was, and the next step is as if there had been none. Without a state there is nothing to keep.
+#[test]
+fn gradients_that_would_poison_a_state_are_refused() {
+    let of = |value: f64| {
+        filled(Format::F32, &[3, 2], |_, len| {
+            (0..len).map(|i| if i == 1 { f64::from(value as f32) } else { 1.0 }).collect()
+        })
+    };
+    let step = |optimizer: &mut dyn DeltaOptimizer, value: f64| {
+        let mut deltas = of(0.0);
+        optimizer.deltas(&of(value), &of(0.0), &mut deltas).map(|()| flat(&deltas))
+    };
+    let momentum = || Sgd::new(SgdOptions { rate: 0.5, momentum: 0.9 }).unwrap();
+    let adam = || Adam::new(AdamOptions::default()).unwrap();
+    type Make<'a> = &'a dyn Fn() -> Box<dyn DeltaOptimizer>;
+    // Largest squares, and largest sums: 1 / (1 - 0.9) times as large as the gradients.
+    let cases: [(Make<'_>, f64, f64); 2] =
+        [(&|| Box::new(adam()), 1e19, 2e19), (&|| Box::new(momentum()), 1.6e37, 3.5e37)];
+    for (make, good, bad) in cases {
+        let (mut poisoned, mut clean) = (make(), make());
+        for step_number in 0..3 {
+            for bad in [bad, -bad, f64::NAN, f64::INFINITY] {
+                let error = step(&mut *poisoned, bad).expect_err("refused").to_string();
+                // As the buffer has it.
+                let value = f64::from(bad as f32);
+                assert!(error.contains(&format!("{value:e}")) && error.contains("\"t0\""), "{error}");
+            }
+            assert_eq!(step(&mut *poisoned, 1.0).unwrap(), step(&mut *clean, 1.0).unwrap(), "step {step_number}");
+        }
+        // As much as is allowed, for ever.
+        for _ in 0..200 {
+            assert!(step(&mut *clean, good).unwrap().iter().all(|delta| delta.is_finite()));
+        }
+    }
+    let mut fresh = adam();
+    assert!(step(&mut fresh, f64::NAN).is_err() && fresh.moments().is_none() && fresh.steps() == 0);
+    let plain = step(&mut Sgd::new(SgdOptions { rate: 0.5, momentum: 0.0 }).unwrap(), 3e38).unwrap();
+    assert!(plain.iter().all(|delta| delta.is_finite()));
+    // A checkpoint that is poisoned already.
+    for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY)] {
+        let error = Adam::with_moments(AdamOptions::default(), of(first), of(second), 1).unwrap_err().to_string();
+        assert!(error.contains("moments of \"t0\" have"), "{error}");
+    }
+    let error = Sgd::with_velocity(SgdOptions { rate: 0.5, momentum: 0.9 }, of(f64::NAN)).unwrap_err().to_string();
+    assert!(error.contains("velocities of \"t0\" have NaN"), "{error}");
 }

@@ -3,6 +3,7 @@
 //! Sizes are small and iterations few: what is measured is no matter here, only that it is said right, and that results are right.
 
 mod arguments;
+mod files;
 mod grid;
 mod json;
 mod model;

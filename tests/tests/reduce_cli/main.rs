@@ -6,8 +6,15 @@ mod bad_tensors;
 mod files;
 mod json;
 mod layouts;
+mod limits;
+mod names;
+mod non_finite;
 mod numbers;
 mod outputs;
+mod places;
 mod program;
 #[cfg(feature = "prepared")]
 mod python;
+mod secret;
+mod signals;
+mod tree;

@@ -65,6 +65,14 @@ pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished
     Finished::of(&mut command)
 }
 
+/// Makes a named pipe, `pipe`, in a folder.
+pub(crate) fn fifo(folder: &Path) -> PathBuf {
+    let path = folder.join("pipe");
+    let made = Command::new("mkfifo").arg(&path).status().expect("`mkfifo` starts");
+    assert!(made.success(), "`mkfifo {}` ended with {made}", path.display());
+    path
+}
+
 impl Finished {
     /// Runs a command to its end.
     pub(crate) fn of(command: &mut Command) -> Finished {

@@ -180,7 +180,10 @@ sums       2     0  sum     0.500 ms     0.250   2.00
     assert!(one.starts_with("[0] meet") && two.iter().any(|line| line.starts_with("[1] meet")), "{out}");
     assert_eq!(two[0][3..], two[1][3..]);
     assert_ne!(secret(one), secret(two[0]));
-    assert!(secret(one).len() == 64 && secret(one).chars().all(|digit| digit.is_ascii_hexdigit()));
+    // 256 bits and 32 of a check, of which the library's tests have the same example.
+    assert!(secret(one).strip_prefix("gradsync-secret-").is_some_and(|digits| digits.len() == 72));
+    let known = secret_of(&std::array::from_fn(|index| [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef][index % 8]));
+    assert_eq!(known, format!("gradsync-secret-{}4b9a891d", "0123456789abcdef".repeat(4)));
 }
 
 #[test]

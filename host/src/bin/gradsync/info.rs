@@ -4,7 +4,7 @@ use clap::Args;
 use libloading::Library;
 use serde::Serialize;
 
-use crate::print;
+use crate::{Listener, text};
 
 /// The arguments of `gradsync info`.
 #[derive(Args)]
@@ -49,7 +49,10 @@ struct Found {
 impl Info {
     pub(crate) fn run(self) -> std::io::Result<()> {
         let machine = Machine::look();
-        print(&if self.json { serde_json::to_string(&machine)? + "\n" } else { machine.lines() })
+        let json = || -> std::io::Result<String> {
+            Ok(text::printable_json(&serde_json::to_string(&machine)?).into_owned() + "\n")
+        };
+        Listener::Stdout.print(&if self.json { json()? } else { machine.lines() })
     }
 }
 

@@ -1,13 +1,16 @@
-//! Members of other minds: what is no frame, or no request, ends only the connection that it came by, as a lost rank.
+//! Members of other minds, and those whose connection somebody meddles with: what is no frame, not the next frame, or no
+//! request, ends only the connection that it came by, as a lost rank.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::bootstrap::client::{self, Invitation};
-use crate::bootstrap::frame::{FRAME_LIMIT, encode, read};
-use crate::bootstrap::handshake::{Identity, introduce};
+use crate::bootstrap::frame::{FRAME_LIMIT, encode};
+use crate::bootstrap::handshake::{Challenge, introduce};
+use crate::bootstrap::member::Uplink;
 use crate::bootstrap::message::Network;
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Departure, Operation};
@@ -20,11 +23,16 @@ fn applicant(rank: usize, world_size: usize) -> Applicant {
 }
 
 fn secret() -> Secret {
-    Secret::new("of the test").unwrap()
+    Secret::from_bytes([7; 32])
 }
 
-/// A group of three, whose rank 2 has proven itself and then says `bytes`; what the others hear of it.
-fn with_deviant(bytes: &[u8]) -> Vec<CommError> {
+/// Frames with their tags.
+fn sealed(seal: &mut Seal, frames: &[Vec<u8>]) -> Vec<u8> {
+    frames.iter().flat_map(|frame| [frame.clone(), seal.tag(frame).to_vec()].concat()).collect()
+}
+
+/// A group of three, whose rank 2 has proven itself and then says what `words` makes of its seal; what the others hear of it.
+fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
     let loopback = Some(Ipv4Addr::LOCALHOST.into());
     let listener = listen(loopback, 0).unwrap();
     let port = port(&listener).unwrap();
@@ -35,13 +43,14 @@ fn with_deviant(bytes: &[u8]) -> Vec<CommError> {
             client::join(&applicant(1, 3), invite, |_| true).unwrap()
         });
         let mut deviant = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        introduce(&mut deviant, &secret(), Identity { rank: 2, world_size: 3, generation: 0 }).unwrap();
-        assert!(matches!(read(&mut deviant, FRAME_LIMIT).unwrap(), Event::Start(_)));
+        let identity = Identity { rank: 2, world_size: 3, generation: 0 };
+        let mut session = introduce(&mut deviant, &secret(), identity).unwrap();
+        assert!(matches!(session.incoming.read(&mut deviant, FRAME_LIMIT).unwrap(), Event::Start(_)));
         let members = [hub.join().unwrap(), member.join().unwrap()];
-        deviant.write_all(bytes).unwrap();
+        deviant.write_all(&words(&mut session.outgoing)).unwrap();
         let failures = members.each_ref().map(|member| member.wait_failure(PLENTY).unwrap());
         // It is told of its own loss, and then cut off.
-        assert!(matches!(read(&mut deviant, FRAME_LIMIT), Ok(Event::Failed(_)) | Err(_)));
+        assert!(matches!(session.incoming.read(&mut deviant, FRAME_LIMIT), Ok(Event::Failed(_)) | Err(_)));
         // Its connection lingers until it has closed its side.
         drop(deviant);
         drop(members);
@@ -58,39 +67,130 @@ fn what_is_no_request_loses_its_rank() {
     let send_to = |peer| Call::new(Operation::Send { peer }, 1, DataType::F32);
     let stray = encode(&Request::Post { calls: vec![send_to(3)], contribution: None }, FRAME_LIMIT).unwrap();
     let to_itself = encode(&Request::Post { calls: vec![send_to(2)], contribution: None }, FRAME_LIMIT).unwrap();
-    for bytes in [
-        vec![0xff; 100],
-        (FRAME_LIMIT as u32 + 1).to_le_bytes().to_vec(),
-        [2, 0, 0, 0, 0xee, 0xee].to_vec(),
-        post(0, None),
-        post(1, Some(vec![0; (64 << 10) + 1])),
-        [post(1, None), post(1, None)].concat(),
-        stray,
-        to_itself,
-    ] {
-        let (operation, departure) = (Operation::Exchange, Departure::Lost);
-        let expected = CommError::PeerGone { operation, rank: 2, departure };
-        assert_eq!(with_deviant(&bytes), vec![expected; 2], "after {:?}", &bytes[..bytes.len().min(20)]);
+    let raw = [vec![0xff; 100], (FRAME_LIMIT as u32 + 1).to_le_bytes().to_vec()];
+    let frames = [
+        vec![[2, 0, 0, 0, 0xee, 0xee].to_vec()],
+        vec![post(0, None)],
+        vec![post(1, Some(vec![0; (64 << 10) + 1]))],
+        vec![post(1, None), post(1, None)],
+        vec![stray],
+        vec![to_itself],
+    ];
+    raw.iter().for_each(|bytes| assert_lost(with_deviant(|_| bytes.clone()), bytes));
+    frames.iter().for_each(|frames| assert_lost(with_deviant(|seal| sealed(seal, frames)), frames));
+}
+
+#[track_caller]
+fn assert_lost(failures: Vec<CommError>, after: &dyn std::fmt::Debug) {
+    let (operation, departure) = (Operation::Exchange, Departure::Lost);
+    let expected = CommError::PeerGone { operation, rank: 2, departure };
+    assert_eq!(failures, vec![expected; 2], "after {:.60}", format!("{after:?}"));
+}
+
+/// Requests that a rank could make, if only it had sent them, once each and in this order: nobody in between can say
+/// them, or say them again.
+#[test]
+fn what_was_altered_injected_or_repeated_loses_its_rank() {
+    let request = |request: Request| encode(&request, FRAME_LIMIT).unwrap();
+    let farewell = || request(Request::Leave { departure: Departure::Left, sequence: 0 });
+    let fine = || request(Request::Progress { inquiry: 9, sequence: 0 });
+    assert_lost(with_deviant(|_| [farewell(), vec![0; 16]].concat()), &"an injected farewell");
+    assert_lost(with_deviant(|seal| sealed(seal, &[fine()]).repeat(2)), &"a repeated request");
+    assert_lost(
+        with_deviant(|seal| {
+            let [first, second] = [fine(), farewell()].map(|frame| sealed(seal, &[frame]));
+            [second, first].concat()
+        }),
+        &"requests in another order",
+    );
+    assert_lost(
+        with_deviant(|seal| {
+            let mut bytes = sealed(seal, &[fine()]);
+            // The number of the inquiry, another valid one.
+            bytes[5] ^= 1;
+            bytes
+        }),
+        &"an altered request",
+    );
+}
+
+/// Whoever listens to a group while another is split off from it hears nothing of the new group's secret.
+#[test]
+fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
+    let loopback = Some(Ipv4Addr::LOCALHOST.into());
+    let listener = listen(loopback, 0).unwrap();
+    let behind = port(&listener).unwrap();
+    let relay = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = relay.local_addr().unwrap().port();
+    let (heard, (old, new)) = thread::scope(|scope| {
+        let hub = scope.spawn(move || {
+            let member = join(listener, loopback, secret(), &applicant(0, 2)).unwrap();
+            drop(member.split(Some(0), 0, PLENTY).unwrap());
+        });
+        let ear = scope.spawn(move || {
+            let near = relay.accept().unwrap().0;
+            let far = TcpStream::connect(("127.0.0.1", behind)).unwrap();
+            thread::scope(|scope| {
+                let there = scope.spawn(|| overhear(&near, &far));
+                let back = overhear(&far, &near);
+                [there.join().unwrap(), back].concat()
+            })
+        });
+        let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
+        let member = client::join(&applicant(1, 2), invite, |_| true).unwrap();
+        let group = member.split(Some(0), 0, PLENTY).unwrap().unwrap();
+        let secrets = [&member, &group].map(|member| match &member.uplink {
+            Uplink::There(link) => *link.secret.bytes(),
+            other => panic!("{other:?}"),
+        });
+        drop((member, group));
+        hub.join().unwrap();
+        (ear.join().unwrap(), secrets.into())
+    });
+    assert!(heard.len() > 200, "{} bytes", heard.len());
+    assert_ne!(old, new);
+    assert!(heard.windows(32).all(|window| *window != old && *window != new), "a secret travelled");
+}
+
+/// Passes on what one side says, until it ends, and returns it.
+fn overhear(mut from: &TcpStream, mut to: &TcpStream) -> Vec<u8> {
+    let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
+    while let Ok(len @ 1..) = from.read(&mut bytes) {
+        all.extend_from_slice(&bytes[..len]);
+        to.write_all(&bytes[..len]).unwrap();
     }
+    // The other side may be gone already.
+    let _ = to.shutdown(Shutdown::Write);
+    all
 }
 
 /// Rank 0 that says what is no event is lost to the others.
 #[test]
 fn a_hub_that_talks_rubbish_is_lost() {
     let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
+    listener.set_nonblocking(false).unwrap();
     let port = port(&listener).unwrap();
-    for bytes in [vec![0xff; 100], [1, 0, 0, 0, 0xee].to_vec()] {
+    let farewell = encode(&Event::Departed { rank: 0, departure: Departure::Left, sequence: 0 }, FRAME_LIMIT).unwrap();
+    for (bytes, is_sealed) in [
+        (vec![0xff; 100], false),
+        ([1, 0, 0, 0, 0xee].to_vec(), true),
+        // As somebody in between may say it.
+        ([farewell, vec![0; 16]].concat(), false),
+    ] {
         thread::scope(|scope| {
             let member = scope.spawn(move || {
                 let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
                 client::join(&applicant(1, 2), invite, |_| true).unwrap()
             });
             let mut connection = listener.accept().unwrap().0;
-            handshake::receive(&mut connection, &secret()).unwrap();
-            let network = Network::default();
-            connection.write_all(&encode(&Event::Start(network), FRAME_LIMIT).unwrap()).unwrap();
+            let mut challenge = Challenge::new().unwrap();
+            connection.write_all(&challenge.greeting()).unwrap();
+            let mut session = challenge.hear(&mut connection, &secret()).unwrap().unwrap().1;
+            let start = encode(&Event::Start(Network::default()), FRAME_LIMIT).unwrap();
+            connection.write_all(&sealed(&mut session.outgoing, &[start])).unwrap();
             let member = member.join().unwrap();
             assert_eq!(member.failure(), None);
+            let bytes = if is_sealed { sealed(&mut session.outgoing, &[bytes]) } else { bytes };
             connection.write_all(&bytes).unwrap();
             let (operation, departure) = (Operation::Exchange, Departure::Lost);
             assert_eq!(member.wait_failure(PLENTY), Some(CommError::PeerGone { operation, rank: 0, departure }));

@@ -20,15 +20,17 @@ use std::time::Duration;
 use self::posts::{Memory, Post, Transfer};
 use self::rendezvous::Rendezvous;
 use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, ReduceOp, Work};
+use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Work};
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::slice::{Slice, SliceMut};
 
-/// How long a call waits for the other ranks unless the group was made with another deadline: 10 minutes.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
-
 /// Makes a group of `world_size` ranks; move each communicator into its own thread.
+///
+/// Collectives block their thread until every rank has called them. So all ranks have to run at the same time: ranks that are called one
+/// after another, or that are tasks of a thread pool with fewer threads than ranks (rayon's, for example), wait for ranks that cannot begin,
+/// until the [deadline](super#deadlines) ends it with an error that names those. Even a pool with enough threads can do this, because a rank
+/// that waits for its own parallel work may be given another rank's task to run meanwhile. [`run`] starts a thread for each rank.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -36,7 +38,7 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, DEFAULT_DEADLINE)
 }
 
-/// As [`group`], where every call waits for the others at most `deadline`.
+/// As [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -50,6 +52,8 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
 
 /// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank
 /// order; a rank that panicked has its panic's payload there.
+///
+/// The threads are new ones and belong to no pool, so that it may be called from anywhere, tasks of rayon included; `body` may use rayon.
 ///
 /// ```
 /// use gradsync::comm::{Communicator, ReduceOp, local};
@@ -70,7 +74,20 @@ pub fn run<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Result<Vec<std::thread::Result<T>>> {
-    let group = group(world_size)?;
+    run_with_deadline(world_size, DEFAULT_DEADLINE, body)
+}
+
+/// As [`run`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
+/// take as long as it likes.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for 0 ranks.
+pub fn run_with_deadline<T: Send>(
+    world_size: usize,
+    deadline: Duration,
+    body: impl Fn(LocalCommunicator) -> T + Sync,
+) -> Result<Vec<std::thread::Result<T>>> {
+    let group = group_with_deadline(world_size, deadline)?;
     let body = &body;
     Ok(std::thread::scope(|scope| {
         let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();

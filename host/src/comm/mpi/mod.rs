@@ -81,14 +81,11 @@ use self::meeting::Meeting;
 use self::point_to_point::Half;
 use self::transfer::Transfer;
 use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, ReduceOp, Split};
-use crate::dtype::DataType;
+use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Split};
 use crate::call::scope;
+use crate::dtype::DataType;
 use crate::error::{Call, CommError, Operation, Result};
 use crate::slice::{Slice, SliceMut};
-
-/// How long a call waits for the other ranks unless [`MpiCommunicator::set_deadline`] says otherwise: 10 minutes.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 /// One rank of an MPI job. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
@@ -124,9 +121,12 @@ impl MpiCommunicator {
         Self::over(channel, DEFAULT_DEADLINE)
     }
 
-    /// Sets how long calls wait for the other ranks from now on; equal on all ranks, or the shortest wins.
-    pub fn set_deadline(&mut self, deadline: Duration) {
+    /// The same, where every call waits for the other ranks at most `deadline` ([`DEFAULT_DEADLINE`] otherwise); equal on all ranks, or the
+    /// shortest wins. Groups that are split off keep it.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.meeting.set_deadline(deadline);
+        self
     }
 
     /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.

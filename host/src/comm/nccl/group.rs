@@ -15,6 +15,7 @@ use crate::kernels::same_len;
 ///
 /// Sends and receives between two ranks meet in the order in which each of them adds them. Reductions are not scaled; means are those
 /// that NCCL forms itself, of f32, f64, or in worlds whose size is a power of two.
+#[must_use = "a group that is not submitted does nothing"]
 #[derive(Debug)]
 pub struct Group<'c, 'd> {
     comm: &'c NcclCommunicator,

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::comm::local;
+use crate::comm::DEFAULT_DEADLINE;
 
 /// Choices of an NCCL communicator.
 #[derive(Clone, Debug)]
 pub struct NcclOptions {
-    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included. 10 minutes by
-    /// default.
+    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included.
+    /// [`DEFAULT_DEADLINE`] by default.
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
     /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks.
@@ -29,7 +29,7 @@ pub struct NcclOptions {
 impl Default for NcclOptions {
     fn default() -> Self {
         Self {
-            deadline: local::DEFAULT_DEADLINE,
+            deadline: DEFAULT_DEADLINE,
             checks: true,
             blocking: true,
             min_ctas: None,
@@ -40,6 +40,12 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
+    /// The same with this deadline.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
     /// What is wrong with them.
     pub(super) fn trouble(&self) -> Option<String> {
         for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {

@@ -26,7 +26,7 @@ impl Failure {
     fn error(&self, own: Operation) -> Error {
         match self {
             Failure::Nccl(error) => error.clone().into(),
-            Failure::Comm(error) => error.clone().seen_in(own).into(),
+            Failure::Comm(error) => error.clone().of(own).into(),
         }
     }
 }
@@ -308,7 +308,8 @@ impl Session {
             return Ok(());
         }
         let state = self.lock();
-        let own = state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.call.called());
+        let own =
+            state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.call.called());
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         drop(state);
         Err(match (failure, own) {

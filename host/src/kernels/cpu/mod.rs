@@ -10,6 +10,7 @@ mod avx2;
 mod avx512;
 mod combine;
 mod elementwise;
+mod fingerprint;
 pub(crate) mod isa;
 mod pack;
 mod products;
@@ -21,12 +22,14 @@ pub use combine::combine;
 pub(crate) use combine::{Operand, combine_in_place};
 pub use elementwise::{accumulate, all_finite, cast, scale, zero};
 pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
+pub(crate) use fingerprint::{fingerprint, fingerprint_of_words};
 pub use pack::{pack, unpack};
 pub use products::{Coefficients, coefficients, coefficients_by, dots, gram, squared_norms};
 pub use tree::{Trees, tree_combine, tree_dots};
 
-/// Elements of a chunk: what one thread takes at a time. A power of two, so that chunks of every dtype keep alignment.
-pub(crate) const CHUNK_LEN: usize = 1 << 16;
+/// Elements of a chunk: what one thread takes at a time, counted from the begin of each segment. Sums over segments are those of their
+/// chunks, added in order. A power of two, so that chunks of every dtype keep alignment.
+pub const CHUNK_LEN: usize = 1 << 16;
 /// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;
 

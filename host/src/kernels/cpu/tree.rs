@@ -3,16 +3,17 @@
 //! Where gradients nearly cancel, the norm of a combined vector has digits that the quadratic form of a Gram matrix has lost, and
 //! a result formed from collapsed weights would amplify their rounding. Here every node of the tree is formed as combining whole
 //! vectors in place in `f64` would form it, block by block and without storing any. Only layers that ask for it are read. Vectors of `f64`
-//! have the tree in twice that precision ([`precise`]).
+//! have the tree in twice that precision ([`precise`]). Trees can also round every node as combining vectors in place in their own dtype does.
 
 use std::ops::Range;
 
-use gradsync_device::math::Element as _;
+use gradsync_device::math::Element as Formula;
 use gradsync_device::math::adasum::{self, Pair, join, pairs, product_index, products};
 use gradsync_device::math::precise::{self, Scales};
 use gradsync_device::math::wide::Wide;
 
 use super::combine::{narrow_block, parts};
+use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each};
@@ -35,6 +36,8 @@ pub struct Trees {
 #[derive(Clone, Debug, PartialEq)]
 enum Coefficients {
     Plain(Vec<adasum::Coefficients>),
+    /// Of nodes that are rounded to the vectors' dtype.
+    Rounded(Vec<adasum::Coefficients>),
     Precise {
         of_pairs: Vec<precise::Coefficients>,
         /// `layers × P`, of the ranks' vectors.
@@ -46,6 +49,7 @@ enum Coefficients {
 #[derive(Clone, Copy)]
 pub(super) enum Tree<'a> {
     Plain(&'a [adasum::Coefficients]),
+    Rounded(&'a [adasum::Coefficients]),
     /// With the squared norms of the ranks' vectors.
     Precise(&'a [precise::Coefficients], &'a [f64]),
 }
@@ -58,6 +62,17 @@ impl Trees {
     pub fn new(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
         check_world("trees", world_size)?;
         let coefficients = Coefficients::Plain(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
+        Ok(Self { world_size, coefficients, wanted })
+    }
+
+    /// As [`new`](Self::new), with every node rounded to the dtype of the vectors: what
+    /// [`Algorithm::Tree`](crate::ops::Algorithm::Tree) has on ranks that hold a vector each.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn rounded(world_size: usize, wanted: Vec<bool>) -> Result<Self> {
+        check_world("trees", world_size)?;
+        let coefficients = Coefficients::Rounded(vec![(1.0, 1.0); wanted.len() * (world_size - 1)]);
         Ok(Self { world_size, coefficients, wanted })
     }
 
@@ -84,6 +99,7 @@ impl Trees {
     pub fn repeated(&self, count: usize) -> Self {
         let coefficients = match &self.coefficients {
             Coefficients::Plain(of_pairs) => Coefficients::Plain(of_pairs.repeat(count)),
+            Coefficients::Rounded(of_pairs) => Coefficients::Rounded(of_pairs.repeat(count)),
             Coefficients::Precise { of_pairs, squared_norms } => {
                 Coefficients::Precise { of_pairs: of_pairs.repeat(count), squared_norms: squared_norms.repeat(count) }
             }
@@ -94,7 +110,7 @@ impl Trees {
     /// How many numbers [`tree_dots`] gives of a layer.
     pub fn sums(&self) -> usize {
         match self.coefficients {
-            Coefficients::Plain(_) => 3,
+            Coefficients::Plain(_) | Coefficients::Rounded(_) => 3,
             Coefficients::Precise { .. } => precise::SUMS,
         }
     }
@@ -113,7 +129,7 @@ impl Trees {
         for (layer, sums) in sums.chunks_exact(width).enumerate().filter(|(layer, _)| self.wanted[*layer]) {
             let place = layer * (ranks - 1) + pair.index();
             let both = match &mut self.coefficients {
-                Coefficients::Plain(of_pairs) => {
+                Coefficients::Plain(of_pairs) | Coefficients::Rounded(of_pairs) => {
                     of_pairs[place] = adasum::coefficients(sums[0], sums[1], sums[2]);
                     of_pairs[place]
                 }
@@ -141,6 +157,7 @@ impl Trees {
         let pairs = layer * (self.world_size - 1)..(layer + 1) * (self.world_size - 1);
         self.wanted[layer].then(|| match &self.coefficients {
             Coefficients::Plain(of_pairs) => Tree::Plain(&of_pairs[pairs]),
+            Coefficients::Rounded(of_pairs) => Tree::Rounded(&of_pairs[pairs]),
             Coefficients::Precise { of_pairs, squared_norms } => {
                 Tree::Precise(&of_pairs[pairs], &squared_norms[layer * self.world_size..][..self.world_size])
             }
@@ -182,8 +199,8 @@ fn pairs_below(ranks: Range<usize>) -> impl Iterator<Item = (Pair, Pair)> {
 pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, factor: f64) -> Block {
     let ranks = 0..vectors.len();
     match tree {
-        Tree::Plain(tree) => {
-            let mut root = node(vectors, block, ranks, tree);
+        Tree::Plain(of_pairs) | Tree::Rounded(of_pairs) => {
+            let mut root = node(vectors, block, ranks, of_pairs, matches!(tree, Tree::Rounded(_)));
             if factor != 1.0 {
                 root.iter_mut().for_each(|value| *value *= factor);
             }
@@ -199,8 +216,14 @@ pub(super) fn root(vectors: &[Slice<'_>], block: Range<usize>, tree: Tree<'_>, f
     }
 }
 
-/// One block of the node over `ranks`.
-fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &[adasum::Coefficients]) -> Block {
+/// One block of the node over `ranks`; `rounded` is for trees that round every node.
+fn node(
+    vectors: &[Slice<'_>],
+    block: Range<usize>,
+    ranks: Range<usize>,
+    tree: &[adasum::Coefficients],
+    rounded: bool,
+) -> Block {
     let (mut nodes, mut halfway) = (vec![[0.0; BLOCK_LEN]; ranks.len()], [0.0; BLOCK_LEN]);
     for (node, vector) in nodes.iter_mut().zip(&vectors[ranks.clone()]) {
         widen(node, &mut halfway, *vector, block.clone());
@@ -208,8 +231,18 @@ fn node(vectors: &[Slice<'_>], block: Range<usize>, ranks: Range<usize>, tree: &
     for (Pair { begin, middle, .. }, global) in pairs_below(ranks) {
         let (left, right) = nodes.split_at_mut(middle);
         join_block(tree[global.index()], &mut left[begin], &right[0]);
+        if rounded {
+            with_typed!(Slice, vectors[0], data => round(&mut left[begin], storage(data)));
+        }
     }
     nodes[0]
+}
+
+/// Rounds a block to the dtype of a vector.
+fn round<T: Formula>(block: &mut Block, _vector: &[T]) {
+    let mut narrow = [T::from_f64(0.0); BLOCK_LEN];
+    narrow_block(&mut narrow, block);
+    cast_near(block, &narrow);
 }
 
 /// The same in twice the precision, and no more elements than the block has.
@@ -248,11 +281,12 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
     let (left, right) = (pair.begin..pair.middle, pair.middle..pair.end);
     Ok(sum_chunks(vectors.len(), segments, trees.sums(), |segment, chunk| match trees.wanted(segment) {
         None => vec![0.0; trees.sums()],
-        Some(Tree::Plain(tree)) => {
+        Some(kind @ (Tree::Plain(tree) | Tree::Rounded(tree))) => {
+            let rounded = matches!(kind, Tree::Rounded(_));
             let mut lanes = [[0.0; LANES]; 3];
             for block in blocks(chunk) {
-                let left = node(vectors, block.clone(), left.clone(), tree);
-                let right = node(vectors, block, right.clone(), tree);
+                let left = node(vectors, block.clone(), left.clone(), tree, rounded);
+                let right = node(vectors, block, right.clone(), tree, rounded);
                 add_dot(&mut lanes[0], &left, &right);
                 add_dot(&mut lanes[1], &left, &left);
                 add_dot(&mut lanes[2], &right, &right);

@@ -7,6 +7,7 @@ pub mod baseline;
 mod elementwise;
 mod layers;
 
+pub(crate) use elementwise::load_zero_all;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub use layers::Layers;
 pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};

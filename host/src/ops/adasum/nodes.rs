@@ -4,17 +4,17 @@
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
-use std::fmt::Debug;
-use std::hash::Hash;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
+use crate::agreement::{Ranks, Value, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::call::scope;
 use crate::comm::{Communicator, ReduceOp};
-use crate::error::{Error, Result};
-use crate::ops::agreement::{Ranks, same_plan};
+use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
@@ -80,18 +80,12 @@ struct Seat {
     first: u64,
 }
 
-impl Place {
-    /// How many words a place travels in.
-    const WORDS: usize = 6;
-
-    /// Of this rank, with the numbers among all ranks of the first in its two groups.
-    fn words(node: (usize, usize, u64), across: (usize, usize, u64)) -> [u64; Self::WORDS] {
-        [node.0 as u64, node.1 as u64, node.2, across.0 as u64, across.1 as u64, across.2]
-    }
+impl Seat {
+    /// How many words a seat travels in.
+    const WORDS: usize = 3;
 
     fn of_words(words: &[u64]) -> Self {
-        let seat = |words: &[u64]| Seat { rank: words[0], world_size: words[1], first: words[2] };
-        Place { on_node: seat(&words[..3]), across: seat(&words[3..]) }
+        Seat { rank: words[0], world_size: words[1], first: words[2] }
     }
 }
 
@@ -199,8 +193,8 @@ impl Levels {
 /// or none for the tree, and counts the layers that were computed again across nodes, not inside them.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the buffer was
-/// made for another number of ranks than `all` has, or ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
+/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the buffer
+/// was made for another number of ranks than `all` has; [`Error::Disagreement`] on every rank if ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
 /// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of
 /// those, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
@@ -210,7 +204,9 @@ pub fn hierarchical_adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
-    let places = agree(OPERATION, nodes, buffer.table(), within_node, (options, memory_kind(buffer)))?;
+    let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(within_node, options));
+    let memory = [("memory", Value::Words(memory_kind(buffer)))];
+    let places = agree(nodes, buffer.table(), (within_node, options), &memory)?;
     let bytes = buffer.as_slice().as_bytes().len();
     let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
@@ -279,22 +275,62 @@ pub fn hierarchical_adasum_all_reduce(
     Ok(report)
 }
 
-/// Compares groups, tensors and choices over all ranks, and returns every rank's place.
+/// Compares tensors, choices and groups over all ranks, and returns every rank's place.
 pub(crate) fn agree<C: Ranks + ?Sized>(
-    operation: &'static str,
     nodes: Nodes<'_, C>,
     table: &TensorTable,
-    within_node: WithinNode,
-    choices: impl Hash + Debug,
+    (within_node, options): (WithinNode, AdasumOptions),
+    lines: &[(&str, Value<'_>)],
 ) -> Result<Vec<Place>> {
+    let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
+    same_plan(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
+    check_nodes(OPERATION, nodes)
+}
+
+/// Refuses groups that do not make a grid of nodes and places, or in which there are ranks that are not among all; returns every rank's
+/// place. The same on every rank.
+pub(crate) fn check_nodes<C: Ranks + ?Sized>(operation: &'static str, nodes: Nodes<'_, C>) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
-    let first = |group: &C| Ok::<_, Error>(group.gather(&[all.rank() as u64])?[0]);
-    let node = (node.rank(), node.world_size(), first(node)?);
-    let place = Place::words(node, (across.rank(), across.world_size(), first(across)?));
-    let places: Vec<Place> = all.gather(&place)?.chunks_exact(Place::WORDS).map(Place::of_words).collect();
+    // Random, so that ranks of another world do not pass for those which have the same numbers in this one.
+    let badge = RandomState::new().hash_one(all.rank());
+    let seat = |group: &C| {
+        let members = group.gather(&[all.rank() as u64, badge])?;
+        Ok::<_, Error>([
+            group.rank() as u64,
+            group.world_size() as u64,
+            members[0],
+            sum(members.chunks_exact(2).map(|member| member[1])),
+        ])
+    };
+    let own = [&seat(node)?[..], &seat(across)?, &[badge]].concat();
+    let words = all.gather(&own)?;
+    let ranks: Vec<&[u64]> = words.chunks_exact(own.len()).collect();
+    let (on_node, across) = (0, Seat::WORDS + 1);
+    check_members(operation, "node", on_node, &ranks)?;
+    check_members(operation, "across", across, &ranks)?;
+    let seat = |words: &[u64], at: usize| Seat::of_words(&words[at..]);
+    let places: Vec<Place> =
+        ranks.iter().map(|words| Place { on_node: seat(words, on_node), across: seat(words, across) }).collect();
     check_grid(operation, &places)?;
-    same_plan(operation, all, table, (within_node, choices), check_within(operation, within_node))?;
     Ok(places)
+}
+
+/// Refuses a group of a rank whose members' badges are not those that `all` knows of them. `at` is the place of the group's seat in a rank's
+/// words; the sum of its members' badges follows, and the last word is the rank's own badge.
+fn check_members(operation: &'static str, group: &str, at: usize, ranks: &[&[u64]]) -> Result<()> {
+    let first = |words: &[u64]| Seat::of_words(&words[at..]).first;
+    let is_foreign = |words: &&[u64]| {
+        let known = ranks.iter().filter(|other| first(other) == first(words));
+        sum(known.map(|other| other[other.len() - 1])) != words[at + Seat::WORDS]
+    };
+    let Some(rank) = ranks.iter().position(is_foreign) else { return Ok(()) };
+    let reason = format!("the group {group:?} of rank {rank} has ranks that are not among all {} ranks", ranks.len());
+    Err(Error::InvalidArgument { operation, reason })
+}
+
+/// Their sum, wrapping around.
+fn sum(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]

@@ -167,6 +167,7 @@ impl Expected {
 }
 
 /// Tensors that have come from a peer. Owns the payload, in which they lie as they travelled.
+#[must_use = "it owns the tensors that have come"]
 pub struct Received {
     specs: Vec<TensorSpec>,
     shapes: Vec<Vec<usize>>,

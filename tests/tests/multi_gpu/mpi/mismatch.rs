@@ -134,8 +134,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         assert_sticks(context, &comm);
     });
     report.case("a rank that does not come", || {
-        let mut world = context.world();
-        world.set_deadline(Duration::from_secs(1));
+        let world = context.world().with_deadline(Duration::from_secs(1));
         let comm = Comm::new(world, &context.queue, MpiDeviceOptions::default()).unwrap();
         if context.rank == last {
             std::thread::sleep(Duration::from_secs(3));

@@ -179,10 +179,10 @@ pub(crate) struct Perf {
     /// Ranks of a node, in the cost model and for algorithms of two levels; 8 if left out
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: Option<u32>,
-    /// Write all results as JSON too
+    /// Write all results as JSON too; `-` is the standard output, and the table then goes to stderr
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw bandwidth over size
+    /// Draw bandwidth over size; `-` as above
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }

@@ -8,6 +8,7 @@ mod arguments;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod data;
+mod files;
 mod host;
 mod launch;
 mod limits;
@@ -28,11 +29,12 @@ mod subject;
 mod table;
 mod tensors;
 
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 pub(crate) use arguments::Perf;
 use arguments::{Settings, Task, TransportChoice};
+use files::Files;
 use gradsync::bootstrap::Launch;
 use launch::Launches;
 use machine::{FirstUse, Machine, Measured, Processes};
@@ -42,7 +44,8 @@ use places::Places;
 use plan::{Place, Section};
 use record::{Document, SCHEMA};
 
-use crate::{print, unfinished};
+use crate::output::OutputError;
+use crate::{Listener, text};
 
 /// Bytes that the host's copy is measured with: more than caches hold, where there is one for a few cores.
 const COPY_BYTES: usize = 64 << 20;
@@ -64,8 +67,10 @@ pub(crate) enum PerfError {
     #[error("{call} of plain NCCL failed with code {code}")]
     #[cfg(feature = "cuda")]
     Nccl { call: &'static str, code: i32 },
-    #[error("{path}: {reason}")]
+    #[error("{}: {reason}", text::shown(path))]
     File { path: PathBuf, reason: String },
+    #[error(transparent)]
+    Output(#[from] OutputError),
     #[error("standard output: {0}")]
     Stdout(#[from] io::Error),
     #[error("{0} wrong elements")]
@@ -87,20 +92,17 @@ impl Perf {
             if Launch::from_env().is_ok_and(|launch| launch.rank > 0) {
                 return Ok(());
             }
+            let files = Files::open(&self)?;
             let (text, document) = model::report(&fit, ranks_per_node, &settings)?;
-            print(&text)?;
-            return match self.json() {
-                Some(path) => write(path, &(serde_json::to_string_pretty(&document).map_err(io::Error::from)? + "\n")),
-                None => Ok(()),
-            };
+            files.listener.print(&text)?;
+            return files.write(&document, &[]);
         }
         let task = self.task();
         let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
         let places = Places::find(&settings, needs_kernels)?;
         check_recording(&settings, &task, &places)?;
-        if places.is_speaker {
-            check_files(self.json().map(PathBuf::as_path), self.plot().map(PathBuf::as_path))?;
-        }
+        let files = places.is_speaker.then(|| Files::open(&self)).transpose()?;
+        let listener = files.as_ref().map_or(Listener::Stdout, |files| files.listener);
         let groups = groups(&settings, &places)?;
         let rows = match task {
             Task::Tensors(_) => places.kernels.len() * tensors::OPERATIONS.len(),
@@ -109,9 +111,9 @@ impl Perf {
         let all: Vec<Place> = places.all().collect();
         let (first_use, _kept) = first_use(&places)?.unzip();
         let machine = Machine::look(&all, measured(&places, first_use)?);
-        let output = Output::new(settings.counts, machine.limits(settings.limit), rows);
+        let output = Output::new(settings.counts, machine.limits(settings.limit), listener, rows);
         if places.is_speaker {
-            print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
+            listener.print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
         }
         let mut launches = None;
         let outcome = match task {
@@ -121,9 +123,9 @@ impl Perf {
             _ => measure(&groups, &places, &output),
         };
         let failure = outcome.as_ref().err();
-        let finished = match places.is_speaker {
-            true => finish(&self, &settings, machine, launches, failure, output.into_results()),
-            false => Ok(()),
+        let finished = match files {
+            Some(files) => finish(files, &settings, machine, launches, failure, output.into_results()),
+            None => Ok(()),
         };
         if let (Err(_), Err(error)) = (&outcome, &finished) {
             crate::complain(error);
@@ -296,7 +298,7 @@ fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
 /// Writes the files, prints the footer, and fails if results were wrong. `failure` is what ended the measurement before its end: what
 /// was measured until then is kept.
 fn finish(
-    perf: &Perf,
+    files: Files,
     settings: &Settings,
     machine: Machine,
     launches: Option<Launches>,
@@ -327,38 +329,10 @@ fn finish(
         failure,
         wrong,
     };
-    if let Some(path) = perf.json().filter(|_| has_files) {
-        write(path, &(serde_json::to_string_pretty(&document).map_err(io::Error::from)? + "\n"))?;
+    let listener = files.listener;
+    if has_files {
+        files.write(&document, &document.measurements)?;
     }
-    if let Some(path) = perf.plot().filter(|_| has_files) {
-        let refused = |reason| PerfError::File { path: path.clone(), reason };
-        write(path, &plot::svg(&document.measurements).map_err(refused)?)?;
-    }
-    print(&(lines + &footer))?;
+    listener.print(&(lines + &footer))?;
     if wrong > 0 { Err(PerfError::Wrong(wrong)) } else { Ok(()) }
-}
-
-/// Refuses files that could not be written at the end, before anything is measured.
-fn check_files(json: Option<&Path>, plot: Option<&Path>) -> Result<(), PerfError> {
-    if let Some(path) = json.filter(|_| json == plot) {
-        return Err(PerfError::Arguments(format!("--json and --plot would both write {}", path.display())));
-    }
-    [json, plot].into_iter().flatten().try_for_each(check_writable)
-}
-
-fn check_writable(path: &Path) -> Result<(), PerfError> {
-    let refused = |reason: String| Err(PerfError::File { path: path.into(), reason });
-    match () {
-        () if path.is_dir() => refused("is a folder".into()),
-        () if !unfinished::folder(path).is_dir() => refused("its folder does not exist".into()),
-        () => unfinished::beside(path).map(drop).or_else(|error| refused(error.to_string())),
-    }
-}
-
-/// Writes a file that is complete or not there: what stood in its place stays until then.
-fn write(path: &Path, text: &str) -> Result<(), PerfError> {
-    let refused = |error: io::Error| PerfError::File { path: path.into(), reason: error.to_string() };
-    let mut file = unfinished::beside(path).map_err(refused)?;
-    file.write_all(text.as_bytes()).map_err(refused)?;
-    file.persist(path).map(drop).map_err(|error| refused(error.error))
 }

@@ -1,4 +1,4 @@
-//! Where results go: rows to stdout as they come, and all of them to files at the end; how far it is to stderr, where that is a terminal.
+//! Where results go: rows to stdout as they come (to stderr where a file goes to stdout), and all of them to files at the end; how far it is to stderr, where that is a terminal.
 //!
 //! One rank, and no other, has an output that speaks. Nothing is drawn but when a row is done: never while something is timed.
 
@@ -14,7 +14,7 @@ use super::plan::Section;
 use super::record::{BaselineName, Load, Measurement};
 use super::subject::Found;
 use super::table;
-use crate::print;
+use crate::Listener;
 
 /// The results so far.
 #[derive(Debug, Default)]
@@ -39,21 +39,22 @@ impl Results {
 pub(crate) struct Output {
     pub(crate) counts: Counts,
     limits: Limits,
+    listener: Listener,
     results: Mutex<Results>,
     progress: ProgressBar,
 }
 
 impl Output {
     /// For so many rows.
-    pub(crate) fn new(counts: Counts, limits: Limits, rows: usize) -> Self {
+    pub(crate) fn new(counts: Counts, limits: Limits, listener: Listener, rows: usize) -> Self {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows {eta} {msg}");
         let progress = ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"));
-        Self { counts, limits, results: Mutex::default(), progress }
+        Self { counts, limits, listener, results: Mutex::default(), progress }
     }
 
     /// Prints a row, or what stands around rows.
     pub(crate) fn say(&self, text: &str) -> Result<(), PerfError> {
-        Ok(self.progress.suspend(|| print(text))?)
+        Ok(self.progress.suspend(|| self.listener.print(text))?)
     }
 
     /// Begins a section's table; `baseline` is what its rows are held against.

@@ -56,12 +56,12 @@ use super::channel::{Incoming, Outgoing};
 use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
+use crate::call::scope;
 use crate::comm::device::check_into;
 use crate::comm::groups::World;
 use crate::comm::operands::Operand;
 use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
-use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
 
 const OPERATION: &str = "mpi device communicator";

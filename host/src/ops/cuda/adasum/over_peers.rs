@@ -6,7 +6,7 @@ use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::{Call, DeviceCommunicator, Operation};
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, PeerKernel};
+use crate::kernels::cuda::{Layers, PeerKernel, load_zero_all};
 use crate::ops::cuda::peers::Connection;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
@@ -35,6 +35,10 @@ impl Peers {
         let parts = segments::clip(table.segments(), rank * len..(rank + 1) * len);
         let is_shared = options.granularity == Granularity::Whole;
         let layers = || {
+            if is_shared {
+                // Loading it later can wait for the peers' kernels, which wait for this rank's.
+                load_zero_all(queue)?;
+            }
             let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
             layers.with_whole_lens(&whole_lens(buffer, options.granularity))
         };

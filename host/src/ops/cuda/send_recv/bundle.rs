@@ -129,6 +129,7 @@ impl<'a> From<&'a DeviceReceived> for DeviceBundle<'a> {
 
 /// Tensors that have come, or are coming in the order of their queue, from a peer. Owns the payload, in which they lie as they
 /// travelled.
+#[must_use = "it owns the tensors that have come"]
 #[derive(Debug)]
 pub struct DeviceReceived {
     specs: Vec<TensorSpec>,

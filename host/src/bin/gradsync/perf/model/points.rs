@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use crate::perf::PerfError;
 use crate::perf::record::{Document, Measurement, SCHEMA};
 use crate::perf::sizes;
+use crate::text;
 
 /// A measured row, and what the fit says of it.
 #[derive(Debug, Serialize)]
@@ -117,7 +118,8 @@ fn label(row: &Measurement) -> String {
     let place = row.transport.as_ref().map_or(row.backend.clone(), |name| format!("{} over {name}", row.backend));
     let redop = if row.redop == "none" { String::new() } else { format!(" {}", row.redop) };
     let nodes = row.ranks_per_node.map_or(String::new(), |per_node| format!(", {per_node} a node"));
-    format!("{} {}{redop}, {place}, {} ranks{nodes}", row.operation, row.types(), row.ranks)
+    // A file may hold any names.
+    text::shown(&format!("{} {}{redop}, {place}, {} ranks{nodes}", row.operation, row.types(), row.ranks)).to_string()
 }
 
 fn read(path: &Path) -> Result<Vec<Measurement>, PerfError> {

@@ -1,0 +1,70 @@
+//! The tensors of a checkpoint, a few bytes each on top of their names: files may have millions of them.
+
+use gradsync::DType;
+
+/// What all ranks' files say of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    /// Elements.
+    pub(crate) len: usize,
+}
+
+impl Tensor<'_> {
+    /// Its bytes in a file.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.size_bytes()
+    }
+}
+
+/// A list of tensors, packed.
+#[derive(Debug, Default)]
+pub(crate) struct Tensors {
+    /// Each a [`Record`].
+    records: Vec<u8>,
+    /// Where each tensor's record begins.
+    begins: Vec<usize>,
+    dtypes: Vec<DType>,
+}
+
+/// Name, shape and number of elements.
+type Record<'a> = (&'a str, Vec<usize>, usize);
+
+impl Tensors {
+    pub(super) fn push(&mut self, tensor: &Tensor<'_>) {
+        self.begins.push(self.records.len());
+        self.dtypes.push(tensor.dtype);
+        let record = (tensor.name, &tensor.shape, tensor.len);
+        let records = std::mem::take(&mut self.records);
+        self.records = postcard::to_extend(&record, records).expect("memory takes any record");
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.begins.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Tensor<'_> {
+        let ((name, shape, len), _): (Record<'_>, _) =
+            postcard::take_from_bytes(self.record(index)).expect("it was packed here");
+        Tensor { name, dtype: self.dtype(index), shape, len }
+    }
+
+    pub(crate) fn dtype(&self, index: usize) -> DType {
+        self.dtypes[index]
+    }
+
+    /// The name alone, for less.
+    pub(super) fn name(&self, index: usize) -> &str {
+        postcard::take_from_bytes(self.record(index)).expect("a record begins with the name").0
+    }
+
+    fn record(&self, index: usize) -> &[u8] {
+        &self.records[self.begins[index]..]
+    }
+
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Tensor<'_>> {
+        (0..self.len()).map(|index| self.get(index))
+    }
+}

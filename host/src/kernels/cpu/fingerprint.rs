@@ -1,0 +1,21 @@
+//! [`fingerprint`]: a hash of elements' bits, for ranks that compare what they hold without sending it.
+
+use rayon::prelude::*;
+use twox_hash::XxHash3_64;
+
+use crate::slice::Slice;
+
+/// XXH3 (64 bits, seed 0) of each MiB, and of those hashes.
+///
+/// That is specified, so that ranks which were built by different compilers compare the same, on machines of one byte
+/// order; and the number of threads does not matter.
+pub(crate) fn fingerprint(src: Slice<'_>) -> u64 {
+    const CHUNK_BYTES: usize = 1 << 20;
+    let of_chunks: Vec<u64> = src.as_bytes().par_chunks(CHUNK_BYTES).map(XxHash3_64::oneshot).collect();
+    fingerprint_of_words(&of_chunks)
+}
+
+/// The same hash of numbers.
+pub(crate) fn fingerprint_of_words(words: &[u64]) -> u64 {
+    XxHash3_64::oneshot(bytemuck::cast_slice(words))
+}

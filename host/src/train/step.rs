@@ -1,0 +1,319 @@
+//! [`Stepper`]: a whole training step on every rank. Ranks join their gradients before the optimizer, as data parallelism
+//! usually does, or the steps of their optimizers after it, by Adasum.
+//!
+//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. The
+//! order of what happens is all there is here: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
+//! the caller's choice.
+
+use super::optimizer::DeltaOptimizer;
+use super::same_bits::check_same_bits;
+use super::{same_tensors, zeros_like};
+use crate::agreement::{Plan, Value, agree, all_prepared};
+use crate::buffer::GradientBuffer;
+use crate::call::scope;
+use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::dtype::DType;
+use crate::error::{Error, Operation, Result};
+use crate::kernels::cpu;
+use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
+
+const OPERATION: &str = "training step";
+
+/// What errors call the numbers that are compared, and what to do about those that differ.
+const WEIGHTS: (&str, &str) = ("the weights", "Broadcast one rank's weights before the first step");
+const DELTAS: (&str, &str) = (
+    "the optimizers' steps",
+    "After a mean or a sum of gradients, optimizers need equal options and states on all ranks",
+);
+
+/// What ranks join in a step, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// The mean of all ranks' gradients; every optimizer sees the same.
+    Mean,
+    /// The sum of all ranks' gradients; every optimizer sees the same.
+    Sum,
+    /// Each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the optimizers
+    /// are joined by Adasum.
+    Adasum(AdasumOptions),
+}
+
+/// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the other fields as they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepOptions {
+    /// What ranks join, and how.
+    pub reduction: Reduction,
+    /// How many micro-batches have been added up in the gradients, at least 1: they are divided by it. 1 by default.
+    pub accumulation_steps: usize,
+    /// In which dtype steps are made, and exchanged by Adasum; `None`, the default, for that of the weights.
+    pub delta_dtype: Option<DType>,
+    /// Whether ranks make sure that their weights are the same, bit for bit: the first step compares weights, and with a
+    /// mean or a sum every step compares the optimizers' deltas. True by default.
+    pub compare_weights: bool,
+}
+
+impl From<Reduction> for StepOptions {
+    fn from(reduction: Reduction) -> Self {
+        Self { reduction, accumulation_steps: 1, delta_dtype: None, compare_weights: true }
+    }
+}
+
+/// How a step ended. The same on every rank.
+#[must_use = "a skipped step moves no weight, and says so only here"]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// The weights have moved.
+    Applied,
+    /// There were NaN or infinities in gradients. No optimizer ran and no weight moved.
+    GradientsNotFinite {
+        /// The ranks that brought them; or, where gradients were finite and only their sum or mean was not, the ranks
+        /// that it was for.
+        ranks: Vec<usize>,
+    },
+    /// There were NaN or infinities in the step that the optimizers made. No weight moved, but the optimizers have taken
+    /// the gradients in.
+    DeltasNotFinite,
+}
+
+/// What a step did.
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # use gradsync::{GradientBuffer, Result, train::{Sgd, Stepper}};
+/// fn train(step: &mut Stepper<'_>, gradients: &GradientBuffer, weights: &mut GradientBuffer, sgd: &mut Sgd) -> Result<()> {
+///     step.step(gradients, weights, sgd)?; // whether it was skipped is never seen
+///     Ok(())
+/// }
+/// ```
+#[must_use = "a skipped step moves no weight, and says so only here"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReport {
+    /// How it ended.
+    pub outcome: StepOutcome,
+    /// What Adasum did, if it came to that.
+    pub adasum: Option<AdasumReport>,
+}
+
+/// Makes training steps: ranks' gradients become one step of all ranks' weights.
+///
+/// In each step, in this order:
+///
+/// 1. the gradients, divided by `accumulation_steps`, in a copy unless that changes nothing;
+/// 2. their mean or sum over all ranks; for Adasum, with [nodes](Self::on_nodes), their mean over the ranks of a node;
+/// 3. whether they are finite, on all ranks; if not, the step ends here, with every optimizer as it was;
+/// 4. the optimizer turns them into deltas;
+/// 5. with [`Reduction::Adasum`], the deltas' Adasum over the ranks, or over one rank of every node;
+/// 6. whether the deltas are finite, on all ranks; if not, the step ends here;
+/// 7. with a mean or a sum, whether all ranks' deltas are the same;
+/// 8. the deltas are added to the weights, each tensor with one rounding.
+///
+/// Weights that were the same bits on all ranks stay so: with Adasum whatever the optimizers' states, which go different
+/// ways then and each belong into a checkpoint; with a mean or a sum the optimizers' options and states have to be equal,
+/// and deltas that differ are refused. The first step compares the groups and the weights. To compare weights or deltas is
+/// to read them once, about 0.1 s for 1 GB on two cores, and to send 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
+/// is clipped: an optimizer that should, does.
+///
+/// ```
+/// use gradsync::comm::{Communicator, local};
+/// use gradsync::ops::AdasumOptions;
+/// use gradsync::train::{Reduction, Sgd, SgdOptions, StepOutcome, Stepper};
+/// use gradsync::{DType, GradientBuffer};
+///
+/// let train = |reduction| {
+///     let ranks = local::run(2, |comm| {
+///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
+///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
+///         // Orthogonal gradients: Adasum adds the steps that they make.
+///         gradients.tensor_mut(0).into_data().typed::<f32>().unwrap()[comm.rank()] = 1.0;
+///         let mut sgd = Sgd::new(SgdOptions { rate: 0.5, ..SgdOptions::default() })?;
+///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
+///         assert_eq!(report.outcome, StepOutcome::Applied);
+///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
+///     })?;
+///     ranks.into_iter().map(|rank| rank.expect("no rank panicked")).collect::<gradsync::Result<Vec<_>>>()
+/// };
+/// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
+/// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Stepper<'c> {
+    /// May be changed between steps, on all ranks alike.
+    pub options: StepOptions,
+    all: &'c dyn Communicator,
+    nodes: Option<Nodes<'c, dyn Communicator + 'c>>,
+    is_first: bool,
+}
+
+impl<'c> Stepper<'c> {
+    /// For the ranks of `comm`, before their first step.
+    pub fn new(comm: &'c dyn Communicator, options: impl Into<StepOptions>) -> Self {
+        Self { options: options.into(), all: comm, nodes: None, is_first: true }
+    }
+
+    /// For ranks in nodes, whose gradients become one gradient before [`Reduction::Adasum`] joins the nodes' steps; a mean
+    /// or a sum is that of all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
+    pub fn on_nodes(nodes: Nodes<'c, dyn Communicator + 'c>, options: impl Into<StepOptions>) -> Self {
+        Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
+    }
+
+    /// Makes one step. All ranks have to call it.
+    ///
+    /// # Errors
+    /// All on every rank, and before anything happens:
+    /// * [`Error::Disagreement`] if ranks have other tensors, dtypes or options;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or weights differ
+    ///   (naming all ranks that do);
+    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights hold
+    ///   other tensors, and [`Error::OutOfMemory`], on a rank where it is so; on the others [`Error::InvalidArgument`]
+    ///   that quotes it;
+    /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
+    ///
+    /// Later, the optimizer's own error where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
+    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and those of the
+    /// communicators. The weights are left alone by every error; the state of an optimizer is not, once
+    /// it has run.
+    pub fn step(
+        &mut self,
+        gradients: &GradientBuffer,
+        weights: &mut GradientBuffer,
+        optimizer: &mut dyn DeltaOptimizer,
+    ) -> Result<StepReport> {
+        let _scope = scope::within(Operation::TrainingStep);
+        let mut copy = self.begin(gradients, weights)?;
+        let _span =
+            tracing::debug_span!(OPERATION, rank = self.all.rank(), options = ?self.options, len = weights.len())
+                .entered();
+
+        let are_finite = is_finite(gradients);
+        if let (Some(copy), Some((group, op))) = (&mut copy, self.gradients_group()) {
+            group.all_reduce(copy.as_mut_slice(), op)?;
+        }
+        let are_joined_finite = are_finite && copy.as_ref().is_none_or(is_finite);
+        let [causes, affected] = self.ranks_without([are_finite, are_joined_finite])?;
+        let ranks = if causes.is_empty() { affected } else { causes };
+        if !ranks.is_empty() {
+            tracing::debug!(?ranks, "gradients are not finite: no step");
+            return Ok(StepReport { outcome: StepOutcome::GradientsNotFinite { ranks }, adasum: None });
+        }
+
+        let deltas = self.deltas(copy.as_ref().unwrap_or(gradients), weights, optimizer);
+        let mut deltas = all_prepared(Operation::TrainingStep, self.all, deltas)?;
+        let adasum = match self.options.reduction {
+            Reduction::Adasum(options) => Some(adasum_all_reduce(self.across(), &mut deltas, options)?),
+            Reduction::Mean | Reduction::Sum => None,
+        };
+        let [ranks] = self.ranks_without([is_finite(&deltas)])?;
+        if !ranks.is_empty() {
+            tracing::debug!(?ranks, "the step is not finite: no weight moves");
+            return Ok(StepReport { outcome: StepOutcome::DeltasNotFinite, adasum });
+        }
+        if self.options.compare_weights && adasum.is_none() {
+            check_same_bits(OPERATION, self.all, DELTAS, &deltas)?;
+        }
+        for index in 0..weights.tensor_count() {
+            in_place_accumulate(weights.tensor_mut(index), deltas.tensor(index), None)?;
+        }
+        Ok(StepReport { outcome: StepOutcome::Applied, adasum })
+    }
+
+    /// Compares what the ranks bring; returns a copy of the gradients, divided, if they change before the optimizer.
+    fn begin(&mut self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<Option<GradientBuffer>> {
+        let (options, is_first) = (self.options, self.is_first);
+        let node_size = self.nodes.map(|nodes| nodes.node.world_size());
+        let reduction = match options.reduction {
+            Reduction::Mean => Operation::AllReduce(ReduceOp::Mean),
+            Reduction::Sum => Operation::AllReduce(ReduceOp::Sum),
+            Reduction::Adasum(options) => Operation::AdasumAllReduce(options),
+        };
+        let lines = [
+            ("reduction", Value::Operation(reduction)),
+            ("accumulation_steps", Value::Number(options.accumulation_steps)),
+            ("delta_dtype", options.delta_dtype.map_or(Value::Words("that of the weights"), Value::DType)),
+            ("compare_weights", Value::Words(if options.compare_weights { "true" } else { "false" })),
+            ("number of ranks on its node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
+            ("steps made before", Value::Words(if is_first { "none" } else { "some" })),
+        ];
+        let tables = [("gradients", gradients.table()), ("weights", weights.table())];
+        let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
+        let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
+        let copy = agree(self.all, &plan, prepared)?;
+        if is_first {
+            if let Some(nodes) = self.nodes {
+                check_nodes(OPERATION, nodes)?;
+            }
+            if options.compare_weights {
+                check_same_bits(OPERATION, self.all, WEIGHTS, weights)?;
+            }
+            self.is_first = false;
+        }
+        Ok(copy)
+    }
+
+    fn check(&self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<()> {
+        if self.options.accumulation_steps == 0 {
+            let reason = "there are 0 accumulation steps, and must be at least 1".into();
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        if let Reduction::Adasum(options) = self.options.reduction {
+            // Known beforehand, and no optimizer should have run by the time that Adasum says it.
+            options.algorithm.check_ranks(OPERATION, self.across().world_size())?;
+        }
+        same_tensors(OPERATION, ("gradients", gradients.table()), ("weights", weights.table()))
+    }
+
+    /// The gradients over the accumulation steps; `None` where they reach the optimizer as they are.
+    fn divided(&self, gradients: &GradientBuffer) -> Result<Option<GradientBuffer>> {
+        let accumulation_steps = self.options.accumulation_steps;
+        if accumulation_steps == 1 && self.gradients_group().is_none() {
+            return Ok(None);
+        }
+        let mut copy = zeros_like(gradients.table(), gradients.dtype(), gradients.world_size())?;
+        cpu::scale(copy.as_mut_slice(), gradients.as_slice(), 1.0 / accumulation_steps as f64)?;
+        Ok(Some(copy))
+    }
+
+    /// The ranks that join their gradients, and how.
+    fn gradients_group(&self) -> Option<(&'c dyn Communicator, ReduceOp)> {
+        match self.options.reduction {
+            Reduction::Mean => Some((self.all, ReduceOp::Mean)),
+            Reduction::Sum => Some((self.all, ReduceOp::Sum)),
+            Reduction::Adasum(_) => self.nodes.map(|nodes| (nodes.node, ReduceOp::Mean)),
+        }
+    }
+
+    /// The ranks that Adasum joins.
+    fn across(&self) -> &'c dyn Communicator {
+        self.nodes.map_or(self.all, |nodes| nodes.across)
+    }
+
+    fn deltas(
+        &self,
+        gradients: &GradientBuffer,
+        weights: &GradientBuffer,
+        optimizer: &mut dyn DeltaOptimizer,
+    ) -> Result<GradientBuffer> {
+        let dtype = self.options.delta_dtype.unwrap_or(weights.dtype());
+        let mut deltas = zeros_like(weights.table(), dtype, self.across().world_size())?;
+        {
+            // The optimizer is the caller's, and may call communicators of its own.
+            let _outside = scope::outside();
+            optimizer.deltas(gradients, weights, &mut deltas)?;
+        }
+        // An optimizer can put another buffer in the place of the one that it was given.
+        same_tensors(OPERATION, ("weights", weights.table()), ("deltas", deltas.table()))?;
+        Ok(deltas)
+    }
+
+    /// For each of some statements, the ranks for which it does not hold. The same on every rank.
+    fn ranks_without<const N: usize>(&self, holds: [bool; N]) -> Result<[Vec<usize>; N]> {
+        let all = gather_words(self.all, &holds.map(u64::from))?;
+        let without = |place: usize| (0..all.len() / N).filter(|rank| all[rank * N + place] == 0).collect();
+        Ok(std::array::from_fn(without))
+    }
+}
+
+/// Whether no tensor has a NaN or an infinity; what lies in the gaps between tensors does not count.
+fn is_finite(buffer: &GradientBuffer) -> bool {
+    (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
+}

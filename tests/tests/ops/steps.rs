@@ -1,0 +1,262 @@
+//! Steps by mean and sum, and what the first step of any kind compares: weights and groups.
+
+use gradsync::comm::local::LocalCommunicator;
+use gradsync::comm::{Communicator, Split};
+use gradsync::ops::Nodes;
+use gradsync::train::{Adam, AdamOptions, Reduction, StepOptions, StepOutcome, Stepper};
+use gradsync::{Error, GradientBuffer};
+use gradsync_tests::array::{patterns_of, write};
+use gradsync_tests::oracle::{Format, elementwise, reduce};
+use gradsync_tests::ranks::{agreed, guarded, on_ranks};
+
+use crate::delta::{ADASUM, on_nodes, random, sgd};
+use crate::optimizers::{filled, flat};
+
+const ALL: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, ADASUM];
+
+/// Plain SGD by 1/2 of the ranks' means and sums, element by element: gradients divided by the accumulation steps, joined,
+/// and added to the weights, each rounded once; a half is exact.
+#[test]
+fn means_and_sums_against_the_oracle() {
+    guarded(60, || {
+        let cases = [(Reduction::Mean, reduce::Op::Mean), (Reduction::Sum, reduce::Op::Sum)];
+        for ((reduction, op), format) in cases.into_iter().flat_map(|case| Format::ALL.map(|format| (case, format))) {
+            for (world_size, accumulation_steps) in [(1, 1), (2, 1), (3, 1), (4, 3)] {
+                let what = format!("{op:?} of {format:?} over {world_size}");
+                let options = StepOptions { accumulation_steps, ..reduction.into() };
+                let got = agreed(&what, world_size, |comm| {
+                    let (gradients, mut weights) = (random(format, comm.rank()), random(Format::F32, 77));
+                    let report = Stepper::new(&comm, options).step(&gradients, &mut weights, &mut sgd(0.5)).unwrap();
+                    assert_eq!(report.outcome, StepOutcome::Applied, "{what}");
+                    assert_eq!(flat(&gradients), flat(&random(format, comm.rank())), "{what}: the caller's gradients");
+                    flat(&weights)
+                });
+                let factor = 1.0 / accumulation_steps as f64;
+                let scale = |x: f64| elementwise::scale(format, format, x, factor);
+                let of_rank = |rank| flat(&random(format, rank)).into_iter().map(scale).collect();
+                let inputs: Vec<Vec<f64>> = (0..world_size).map(of_rank).collect();
+                let joined = reduce::all_reduce(op, format, &inputs);
+                let delta = |gradient: f64| Format::F32.round(-(0.5 * gradient));
+                let sum =
+                    |(weight, gradient)| elementwise::accumulate(Format::F32, weight, Format::F32, delta(gradient));
+                let expected: Vec<f64> = flat(&random(Format::F32, 77)).into_iter().zip(joined).map(sum).collect();
+                assert_eq!(got, expected, "{what}");
+            }
+        }
+    });
+}
+
+/// Nodes change nothing of a mean over all ranks, and many steps with state keep all ranks equal.
+#[test]
+fn means_on_nodes_over_many_steps() {
+    guarded(60, || {
+        let train = |mut stepper: Stepper<'_>, rank: usize| {
+            let (mut weights, mut adam) = (random(Format::F32, 77), Adam::new(AdamOptions::default()).unwrap());
+            for step in 0..5 {
+                let gradients = random(Format::BF16, 10 * step + rank);
+                let report = stepper.step(&gradients, &mut weights, &mut adam).unwrap();
+                assert_eq!((report.outcome, report.adasum), (StepOutcome::Applied, None));
+            }
+            patterns_of(weights.as_slice())
+        };
+        let plain = agreed("mean", 4, |comm| train(Stepper::new(&comm, Reduction::Mean), comm.rank()));
+        let nodes = on_nodes(2, 2, |nodes| train(Stepper::on_nodes(nodes, Reduction::Mean), nodes.all.rank()));
+        assert!(nodes.into_iter().flatten().all(|weights| weights == plain));
+    });
+}
+
+/// The bits of Adam's moments, and its steps.
+fn state(adam: &Adam) -> (Vec<u64>, u64) {
+    let moments = adam.moments().expect("after a step");
+    (moments.into_iter().flat_map(|moment| patterns_of(moment.as_slice())).collect(), adam.steps())
+}
+
+/// One NaN on one rank: whatever is joined, moments and weights of all ranks stay as they were, bit for bit, and the next
+/// step is as if there had been none.
+#[test]
+fn one_nan_leaves_every_moment_and_weight_alone() {
+    guarded(60, || {
+        for reduction in ALL {
+            let train = |bad: Option<f64>| {
+                agreed("one NaN", 3, |comm| {
+                    let mut stepper = Stepper::new(&comm, reduction);
+                    let (mut weights, mut adam) = (random(Format::F32, 77), Adam::new(AdamOptions::default()).unwrap());
+                    for step in 0..3 {
+                        let gradients = random(Format::F32, 10 * step + comm.rank());
+                        if let Some(bad) = bad.filter(|_| step > 0) {
+                            let before = (state(&adam), patterns_of(weights.as_slice()));
+                            let mut poisoned = random(Format::F32, 10 * step + comm.rank());
+                            if comm.rank() == 1 {
+                                write(poisoned.as_mut_slice(), 3, &[bad]);
+                            }
+                            let report = stepper.step(&poisoned, &mut weights, &mut adam).unwrap();
+                            assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: vec![1] });
+                            assert_eq!((state(&adam), patterns_of(weights.as_slice())), before, "{reduction:?}");
+                        }
+                        let report = stepper.step(&gradients, &mut weights, &mut adam).unwrap();
+                        assert_eq!(report.outcome, StepOutcome::Applied);
+                    }
+                    patterns_of(weights.as_slice())
+                })
+            };
+            for bad in [f64::NAN, f64::INFINITY] {
+                assert_eq!(train(Some(bad)), train(None), "{reduction:?}");
+            }
+        }
+    });
+}
+
+/// Finite gradients whose sum is not: no rank brought it, and all have it.
+#[test]
+fn a_sum_that_overflows_skips_the_step() {
+    guarded(20, || {
+        let half_of_f16 = |_, len| vec![40_000.0; len];
+        let outcome = agreed("overflow", 2, |comm| {
+            let (gradients, mut weights) =
+                (filled(Format::F16, &[4], half_of_f16), filled(Format::F32, &[4], half_of_f16));
+            Stepper::new(&comm, Reduction::Sum).step(&gradients, &mut weights, &mut sgd(0.5)).unwrap().outcome
+        });
+        assert_eq!(outcome, StepOutcome::GradientsNotFinite { ranks: vec![0, 1] });
+    });
+}
+
+/// Weights of which some ranks have other ones: by the last bit of one element of tensor `t1`.
+fn weights(is_other: bool) -> GradientBuffer {
+    let mut weights = random(Format::F32, 77);
+    if is_other {
+        let place = weights.segments()[1].start + 7;
+        let value = weights.tensor(1).data().to_f64_vec()[7] as f32;
+        write(weights.as_mut_slice(), place, &[f64::from(f32::from_bits(value.to_bits() ^ 1))]);
+    }
+    weights
+}
+
+#[test]
+fn weights_that_differ_are_refused_with_the_ranks_named() {
+    guarded(60, || {
+        let cases: [(usize, &[usize], &str); 5] = [
+            (2, &[1], "the weights of rank 1 differ from those of rank 0"),
+            (3, &[0], "the weights of rank 0 differ from those of ranks [1, 2]"),
+            (4, &[2], "the weights of rank 2 differ from those of ranks [0, 1, 3]"),
+            (4, &[1, 3], "the weights of ranks [1, 3] differ from those of ranks [0, 2]"),
+            (5, &[0, 2, 4], "the weights of ranks [1, 3] differ from those of ranks [0, 2, 4]"),
+        ];
+        for ((world_size, others, words), reduction) in
+            cases.into_iter().flat_map(|case| ALL.map(|reduction| (case, reduction)))
+        {
+            let text = agreed(words, world_size, |comm| {
+                let mut stepper = Stepper::new(&comm, reduction);
+                let (gradients, mut odd) = (random(Format::F32, comm.rank()), weights(others.contains(&comm.rank())));
+                let before = patterns_of(odd.as_slice());
+                let error = stepper.step(&gradients, &mut odd, &mut sgd(0.1)).expect_err("weights differ");
+                assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+                assert_eq!(patterns_of(odd.as_slice()), before, "weights moved");
+                // Nothing is broken: with equal weights the same stepper goes on.
+                let report = stepper.step(&gradients, &mut weights(false), &mut sgd(0.1)).unwrap();
+                assert_eq!(report.outcome, StepOutcome::Applied);
+                error.to_string()
+            });
+            assert!(text.contains(words) && text.contains("\"t1\""), "{text}");
+        }
+    });
+}
+
+/// After a mean or a sum, optimizers with other options or states would take the ranks' weights apart: no weight moves. After
+/// Adasum they may differ.
+#[test]
+fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
+    guarded(20, || {
+        for reduction in ALL {
+            let outcomes = on_ranks(3, |comm| {
+                let (gradients, mut weights) = (random(Format::F32, comm.rank()), random(Format::F32, 77));
+                let mut sgd = sgd(if comm.rank() == 1 { 0.25 } else { 0.5 });
+                let outcome = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd);
+                let moved = flat(&weights) != flat(&random(Format::F32, 77));
+                (moved, outcome.map(|report| report.outcome).map_err(|error| error.to_string()))
+            });
+            for (moved, outcome) in outcomes {
+                if reduction == ADASUM {
+                    assert_eq!((moved, outcome), (true, Ok(StepOutcome::Applied)));
+                } else {
+                    let (text, words) =
+                        (outcome.expect_err("refused"), "steps of rank 1 differ from those of ranks [0, 2]");
+                    assert!(!moved && text.contains(words) && text.contains("equal options"), "{text}");
+                }
+            }
+        }
+    });
+}
+
+/// What lies between tensors is nobody's weight, and whoever leaves the comparison out gets none.
+#[test]
+fn weights_that_may_differ() {
+    guarded(20, || {
+        let outcomes = on_ranks(2, |comm| {
+            let mut gaps = weights(false);
+            gradsync_tests::array::fill_gaps(&mut gaps, comm.rank() as f64);
+            let gradients = random(Format::F32, 1);
+            let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut gaps, &mut sgd(0.1)).unwrap();
+            let options = StepOptions { compare_weights: false, ..ADASUM.into() };
+            let mut odd = weights(comm.rank() == 1);
+            [report, Stepper::new(&comm, options).step(&gradients, &mut odd, &mut sgd(0.1)).unwrap()]
+        });
+        assert!(outcomes.iter().flatten().all(|report| report.outcome == StepOutcome::Applied));
+    });
+}
+
+/// Every rank's error of a first step on groups that `groups` splits off its world.
+fn refusals(world_size: usize, groups: impl Fn(&LocalCommunicator) -> [LocalCommunicator; 3] + Sync) -> Vec<String> {
+    on_ranks(world_size, |comm| {
+        let [all, node, across] = groups(&comm);
+        let nodes = Nodes { all: &all as &dyn Communicator, node: &node, across: &across };
+        let (gradients, mut weights) = (random(Format::F32, comm.rank()), random(Format::F32, 77));
+        let outcome = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1));
+        assert!(flat(&weights) == flat(&random(Format::F32, 77)), "weights moved");
+        let error = outcome.expect_err("the groups are no nodes");
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+        error.to_string()
+    })
+}
+
+fn split(comm: &LocalCommunicator, color: usize) -> LocalCommunicator {
+    comm.split(Some(color as u64), 0).unwrap().expect("every rank has a colour")
+}
+
+#[test]
+fn groups_that_are_no_nodes_of_all_ranks_are_refused() {
+    guarded(60, || {
+        // Two groups of two; each node has a rank of both.
+        for text in refusals(4, |comm| [comm.rank() / 2, comm.rank() % 2, comm.rank()].map(|color| split(comm, color)))
+        {
+            assert!(text.contains("the group \"node\" of rank 0 has ranks that are not among all 2 ranks"), "{text}");
+        }
+        // One rank of a node in all, the other outside.
+        for text in refusals(4, |comm| [comm.rank() / 2, comm.rank(), comm.rank() % 2].map(|color| split(comm, color)))
+        {
+            assert!(text.contains("the group \"across\" of rank 0 has ranks that are not among all 2 ranks"), "{text}");
+        }
+        // Adasum over all ranks of steps that are a node's already.
+        for text in refusals(4, |comm| [0, comm.rank() / 2, 0].map(|color| split(comm, color))) {
+            assert!(text.contains("4 nodes of 2 ranks, and there are 4 ranks in all"), "{text}");
+        }
+    });
+}
+
+/// A rank that knows of no nodes does not keep the others waiting.
+#[test]
+fn ranks_with_and_without_nodes_are_refused() {
+    guarded(20, || {
+        let texts = on_ranks(2, |comm| {
+            let [node, across] = [0, comm.rank()].map(|color| split(&comm, color));
+            let mut stepper = match comm.rank() {
+                0 => Stepper::on_nodes(Nodes { all: &comm, node: &node, across: &across }, ADASUM),
+                _ => Stepper::new(&comm, ADASUM),
+            };
+            let (gradients, mut weights) = (random(Format::F32, 1), random(Format::F32, 77));
+            stepper.step(&gradients, &mut weights, &mut sgd(0.1)).expect_err("nodes on one rank alone").to_string()
+        });
+        for text in texts {
+            assert!(text.contains("rank 0 and rank 1") && text.contains("no nodes"), "{text}");
+        }
+    });
+}
