@@ -134,7 +134,7 @@ impl<'a> Plan<'a> {
     }
 
     fn visit_head(&self, line: &mut Visit<'_>) {
-        let called = scope::operation().unwrap_or(self.operation);
+        let called = scope::called(self.operation);
         line(format_args!("{}", Disagreement::OPERATION), Value::Operation(called));
         line(format_args!("step"), Value::Operation(self.operation));
         self.lines.iter().for_each(|(label, value)| line(format_args!("{label}"), *value));
@@ -196,7 +196,7 @@ pub(crate) fn agree_by<T>(
     if let Some(refusing) = of_ranks.iter().position(|words| words[1] != 0) {
         let refusals = gather_texts(gather, &refusal.unwrap_or_default());
         prepared?;
-        let operation = scope::operation().unwrap_or(plan.operation).name();
+        let operation = scope::called(plan.operation).name();
         let reason = format!("rank {refusing} refuses: {}", refusals?[refusing]);
         return Err(Error::InvalidArgument { operation, reason });
     }
@@ -224,7 +224,7 @@ fn first_difference(
         }
     }
     let [label, value] = plan.line(from);
-    let called = scope::operation().unwrap_or(plan.operation).to_string();
+    let called = scope::called(plan.operation).to_string();
     let of = |rank: usize, text: &str| Ok::<_, Error>(gather_texts(gather, text)?.swap_remove(rank));
     let values = gather_texts(gather, &value)?;
     Ok(Disagreement {

@@ -254,7 +254,7 @@ impl CommError {
 
     /// The same failure as this thread's rank sees it, which is doing `own`, or the operation of which that is a step.
     pub(crate) fn seen_in(self, own: Operation) -> Self {
-        self.of(scope::operation().unwrap_or(own))
+        self.of(scope::called(own))
     }
 
     /// The same failure as that of `own`, which this thread need not be doing.

@@ -231,7 +231,7 @@ impl Member {
             self.seat.wait_failure(HUB_TIME - PROBE_TIME)
         });
         let failure = answer.unwrap_or_else(|| self.give_up_on_hub(operation, deadline));
-        failure.seen_in(operation)
+        failure.of(operation)
     }
 
     /// Makes a failure that of the whole group, unless it has failed already. It is [`failure`](Self::failure)'s when

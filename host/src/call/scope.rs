@@ -62,6 +62,11 @@ pub(crate) fn operation() -> Option<Operation> {
     CURRENT.get().operation
 }
 
+/// What errors of `operation` on this thread name: the operation that the caller has called.
+pub(crate) fn called(operation: Operation) -> Operation {
+    CURRENT.get().operation.unwrap_or(operation)
+}
+
 /// What a call of `operation` is, said of a gathering where ranks compare calls.
 pub(super) fn step(operation: Operation) -> Operation {
     let is_gathering = matches!(operation, Operation::AllGather | Operation::Exchange);

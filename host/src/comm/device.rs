@@ -27,7 +27,7 @@ impl Scaling {
     pub const NONE: Self = Self { before: 1.0, after: 1.0 };
 
     /// What ranks call an all-reduce with these factors.
-    pub(in crate::comm) fn operation(self, op: ReduceOp) -> Operation {
+    pub(crate) fn operation(self, op: ReduceOp) -> Operation {
         match self {
             Self::NONE => Operation::AllReduce(op),
             Self { before, after } => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },

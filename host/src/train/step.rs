@@ -231,7 +231,7 @@ impl<'c> Stepper<'c> {
             ("accumulation_steps", Value::Number(options.accumulation_steps)),
             ("delta_dtype", options.delta_dtype.map_or(Value::Words("that of the weights"), Value::DType)),
             ("compare_weights", Value::Words(if options.compare_weights { "true" } else { "false" })),
-            ("number of ranks on its node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
+            ("ranks per node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
             ("steps made before", Value::Words(if is_first { "none" } else { "some" })),
         ];
         let tables = [("gradients", gradients.table()), ("weights", weights.table())];

@@ -112,8 +112,8 @@ impl World for Counted<'_> {
         (self.inner.rank(), self.inner.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        self.inner.agree_on(operation, what, value)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        self.inner.gather_words(words)
     }
 }
 

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use super::boards::{self, Boards};
 use super::channel::Record;
-use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, mismatch};
+use super::meeting::{Failure, Meeting, Wait, end_of_loan, mismatch};
 use super::{MpiCommunicator, SetUp};
+use crate::call::scope;
 use crate::comm::{AddressSpace, Communicator, Work};
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::{Mapped, Ticket};
@@ -180,7 +181,7 @@ impl<'a> Loan<'a> {
             self.note(self.listen());
             if wait.is_over() {
                 let reason = "it says that it has failed, and not with what".into();
-                let error = CommError::Transport { operation: END_OF_LOAN.operation, rank: peer, reason };
+                let error = CommError::Transport { operation: Operation::LendWindows, rank: peer, reason };
                 self.note(Err(Failure { error, is_news: true }));
             }
             wait.pause();
@@ -191,7 +192,7 @@ impl<'a> Loan<'a> {
     fn listen(&self) -> Result<(), Failure> {
         let Self { meeting, boards } = *self;
         let (channel, rank) = (meeting.channel(), meeting.channel().rank());
-        meeting.pump(END_OF_LOAN.operation)?;
+        meeting.pump(Operation::LendWindows)?;
         meeting.look_for_failure()?;
         for peer in channel.others() {
             let offered = channel.inbox()[peer].iter().find_map(|record| match record {
@@ -201,7 +202,7 @@ impl<'a> Loan<'a> {
             let call = boards.call_ahead(peer).or(offered);
             // Read in this order: a rank ends its loan before it goes on.
             if let (Some(call), None) = (call, boards.has_ended(peer)) {
-                return Err(mismatch((rank, END_OF_LOAN), (peer, call)));
+                return Err(mismatch((rank, end_of_loan()), (peer, call)));
             }
         }
         Ok(())
@@ -211,7 +212,7 @@ impl<'a> Loan<'a> {
     fn note(&self, outcome: Result<(), Failure>) {
         if let Err(failure) = outcome {
             if !self.meeting.has_failed() {
-                self.meeting.fail(END_OF_LOAN.operation, failure);
+                self.meeting.fail(Operation::LendWindows, failure);
             }
         }
     }

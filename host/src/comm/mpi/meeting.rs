@@ -21,8 +21,10 @@ const NAP: Duration = Duration::from_micros(100);
 /// Pauses after which a rank that looks at boards hears what the others have failed with.
 const LISTENS_AFTER: u32 = 16;
 
-/// What a rank calls that has ended its work on what it was lent, as the others' errors quote it.
-pub(super) const END_OF_LOAN: Call = Call { within: None, operation: Operation::LendWindows, len: 0, dtype: None };
+/// What a rank calls that has ended its work on what it was lent, as errors quote it. Ranks that lend are in the same operation.
+pub(super) fn end_of_loan() -> Call {
+    Call::without_data(Operation::LendWindows)
+}
 
 #[derive(Debug)]
 pub(super) struct Meeting {
@@ -269,7 +271,7 @@ impl Meeting {
             }
             if let (true, Record::Call { call, .. }) = (has_ended, own) {
                 // It believes that its work on what it was lent is over.
-                return Err(mismatch((rank, *call), (peer, END_OF_LOAN)));
+                return Err(mismatch((rank, *call), (peer, end_of_loan())));
             }
         }
         let by_records = self.boards.is_none();

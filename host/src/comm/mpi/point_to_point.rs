@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::channel::{Channel, Record};
-use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, known, mismatch};
+use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
 use crate::error::{Call, CommError, Operation, Result};
 
 /// How far the messages of an agreed transfer have come.
@@ -335,7 +335,7 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
 /// find the offer there.
 fn not_elsewhere(meeting: &Meeting, half: &Half<'_>) -> Result<(), Failure> {
     let Some(boards) = meeting.boards() else { return Ok(()) };
-    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then_some(END_OF_LOAN));
+    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then(end_of_loan));
     elsewhere.map_or(Ok(()), |call| Err(mismatch((meeting.channel().rank(), half.call), (half.peer, call))))
 }
 

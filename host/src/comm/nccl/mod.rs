@@ -167,7 +167,7 @@ impl NcclCommunicator {
         key: i64,
     ) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
-        self.session.check(Operation::Split)?;
+        self.session.check(scope::called(Operation::Split))?;
         let member = self.session.member.split(color, key, options.deadline)?;
         member.map(|member| Self::new(member, queue, options)).transpose()
     }
@@ -417,7 +417,7 @@ impl DeviceCommunicator for NcclCommunicator {
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         let _scope = scope::within(Operation::GatherWords);
-        self.session.check(Operation::Exchange)?;
+        self.session.check(scope::called(Operation::GatherWords))?;
         let fail = |error: &CommError| self.session.fail(Failure::Comm(error.clone()));
         let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.options.deadline);
         let all = all.inspect_err(fail)?;
@@ -428,7 +428,7 @@ impl DeviceCommunicator for NcclCommunicator {
                 self.rank(),
                 size_of_val(words)
             );
-            let operation = scope::operation().unwrap_or(Operation::GatherWords);
+            let operation = scope::called(Operation::GatherWords);
             let error = CommError::InvalidCall { operation, rank, reason };
             fail(&error);
             return Err(error.into());
@@ -454,7 +454,7 @@ impl DeviceCommunicator for NcclCommunicator {
 
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
-        self.session.check(operation)?;
+        self.session.check(scope::called(operation))?;
         self.session.announce(&[Call::without_data(operation)])
     }
 

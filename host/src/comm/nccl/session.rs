@@ -192,12 +192,12 @@ impl Session {
             let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
             let handle = self.handle.load(Ordering::Acquire);
             if handle.is_null() {
-                self.check(last.operation)?;
+                self.check(last.called())?;
             }
             // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
             // the caller's promise.
             let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
-            self.settle(issued, started).map_err(|refused| self.broken(refused, last.operation))?;
+            self.settle(issued, started).map_err(|refused| self.broken(refused, last.called()))?;
             Ok(if queue.is_capturing()? { Put::Recorded } else { Put::Work })
         })
     }
@@ -235,11 +235,11 @@ impl Session {
     /// then on.
     fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.check(last.operation)?;
+        self.check(last.called())?;
         if queue.ordinal() != self.device.ordinal() {
             let (memory, own) = (queue.ordinal(), self.device.ordinal());
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
-            return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
+            return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
         self.announce(calls)?;
         if self.neighbours.share_process {
@@ -259,8 +259,8 @@ impl Session {
         let put = put.inspect_err(|error| {
             // The other ranks have put their part into their queues, or are about to.
             if self.failure().is_none() {
-                self.report(last.operation, error.to_string());
-                let (operation, rank, reason) = (last.operation, self.member.rank(), error.to_string());
+                self.report(last.called(), error.to_string());
+                let (operation, rank, reason) = (last.called(), self.member.rank(), error.to_string());
                 self.fail(Failure::Comm(CommError::Transport { operation, rank, reason }));
             }
         });
