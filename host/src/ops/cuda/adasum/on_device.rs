@@ -108,7 +108,8 @@ impl<'c> Adasum<'c> {
         same_plan(operation, comm, table, &[], options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let peers = if with_peers && world_size > 1 { Peers::connect(comm, buffer, (operation, options))? } else { None };
+        let peers =
+            if with_peers && world_size > 1 { Peers::connect(comm, buffer, (operation, options))? } else { None };
         let steps = match peers {
             Some(peers) => Steps::Peers(Box::new(peers)),
             None => all_prepared(operation, comm, Steps::without_peers(comm, buffer, options))?,
