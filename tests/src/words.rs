@@ -147,8 +147,11 @@ pub fn disagreements(comm: &dyn Communicator) {
     assert_eq!(summed(comm, plain(planned)).expect_err("another world").to_string(), expected, "on rank {rank}");
 }
 
+/// How many operations there are in these cases.
+pub const OPERATIONS: usize = 5;
+
 /// What callers know of their calls, with the operation that errors name.
-fn operations<C: Communicator + Split>() -> [(&'static str, fn(&C) -> Result<()>); 5] {
+fn operations<C: Communicator + Split>() -> [(&'static str, fn(&C) -> Result<()>); OPERATIONS] {
     [
         ("all_reduce(mean)", |comm| mean(comm)),
         ("adasum_all_reduce(Auto, per tensor)", |comm| adasum(comm)),

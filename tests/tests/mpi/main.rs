@@ -16,6 +16,7 @@ mod operations;
 mod point_to_point;
 #[cfg(target_os = "linux")]
 mod windows;
+mod words;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     exchange::run(&mut cases);
     mismatches::run(&mut cases);
     failures::run(&mut cases);
+    words::run(&mut cases);
     groups::run(&mut cases);
     member::run(&mut cases);
     adasum::run(&mut cases);

@@ -190,7 +190,7 @@ impl NcclCommunicator {
 
     /// The failure that has ended this communicator, if any. Does not wait.
     pub fn failure(&self) -> Option<Error> {
-        self.session.check(Operation::Exchange).err()
+        self.session.check_outstanding().err()
     }
 
     /// Ends the communicator at once, without waiting for its operations; the other ranks get an error that names this one.
