@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::BootstrapError;
-use crate::dtype::{DType, DataType};
+pub use crate::call::{Call, Factor, Operation, Pass};
+use crate::call::{scope, two_calls};
+use crate::dtype::DType;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -90,6 +92,9 @@ pub enum Error {
         /// The number found.
         world_size: usize,
     },
+    /// Ranks called an operation with something that must not differ between them, or two operations. The group goes on.
+    #[error(transparent)]
+    Disagreement(#[from] Box<Disagreement>),
     /// A collective or a transfer between ranks failed.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -110,126 +115,40 @@ pub enum Error {
     Nccl(#[from] crate::sys::nccl::NcclError),
 }
 
-/// What one rank asked of a communicator, as the other ranks' errors quote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The first thing in which the calls of two ranks differ; the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Call {
-    /// The operation with its reduction, e.g. `all_reduce(sum)`.
-    pub operation: Operation,
-    /// Elements of the operand that all ranks must agree on.
-    pub len: usize,
-    /// Element type, where the operation has data.
-    pub dtype: Option<DataType>,
+pub struct Disagreement {
+    /// What the left rank called, with the arguments that are part of that.
+    pub operation: String,
+    /// The lower of the two ranks.
+    pub left_rank: usize,
+    /// The higher of the two ranks.
+    pub right_rank: usize,
+    /// What differs: `operation`, or something like `dtype` or `tensor 3 "layer.weight"`.
+    pub label: String,
+    /// What the left rank has there.
+    pub left: String,
+    /// What the right rank has there.
+    pub right: String,
 }
 
-impl Call {
-    /// A call with data.
-    pub fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
-        Self { operation, len, dtype: Some(dtype.into()) }
-    }
-
-    /// A call without data, such as a barrier.
-    pub fn without_data(operation: Operation) -> Self {
-        Self { operation, len: 0, dtype: None }
-    }
+impl Disagreement {
+    /// The label where ranks called two operations, or one with other arguments.
+    pub(crate) const OPERATION: &str = "operation";
 }
 
-/// A factor as ranks compare it: by its bits.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Factor(u64);
-
-impl From<f64> for Factor {
-    fn from(value: f64) -> Self {
-        Factor(value.to_bits())
-    }
-}
-
-impl std::fmt::Debug for Factor {
+impl std::fmt::Display for Disagreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", f64::from_bits(self.0))
-    }
-}
-
-/// An operation of a communicator with the arguments that must agree between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-#[allow(missing_docs)] // the names are the communicator's methods
-pub enum Operation {
-    AllReduce(crate::comm::ReduceOp),
-    ScaledAllReduce {
-        op: crate::comm::ReduceOp,
-        before: Factor,
-        after: Factor,
-    },
-    ReduceScatter(crate::comm::ReduceOp),
-    AllGather,
-    AllToAll,
-    Broadcast {
-        root: usize,
-    },
-    Send {
-        peer: usize,
-    },
-    Recv {
-        peer: usize,
-    },
-    SendRecv {
-        to: usize,
-        from: usize,
-    },
-    Barrier,
-    /// Adasum by kernels that reach into the peers' memory.
-    Adasum,
-    /// A sum in rank order by such kernels.
-    OrderedAllReduce(crate::comm::ReduceOp),
-    /// Recorded work, with whatever collectives are in it.
-    Graph,
-    /// A call that all ranks have agreed on before, with its hash.
-    Agreed {
-        agreement: u64,
-    },
-    /// The making of a communicator.
-    SetUp,
-    /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
-    Exchange,
-    /// Memory of ranks in one address space, lent to each other.
-    LendWindows,
-}
-
-impl std::fmt::Display for Operation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Operation::AllReduce(op) => write!(f, "all_reduce({op})"),
-            Operation::ScaledAllReduce { op, before, after } => {
-                write!(f, "all_reduce({op}, scaled by {before:?} before and {after:?} after)")
-            }
-            Operation::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
-            Operation::AllGather => write!(f, "all_gather"),
-            Operation::AllToAll => write!(f, "all_to_all"),
-            Operation::Broadcast { root } => write!(f, "broadcast(root {root})"),
-            Operation::Send { peer } => write!(f, "send(to rank {peer})"),
-            Operation::Recv { peer } => write!(f, "recv(from rank {peer})"),
-            Operation::SendRecv { to, from } => write!(f, "send_recv(to rank {to}, from rank {from})"),
-            Operation::Barrier => write!(f, "barrier"),
-            Operation::Adasum => write!(f, "adasum"),
-            Operation::OrderedAllReduce(op) => write!(f, "ordered all_reduce({op})"),
-            Operation::Graph => write!(f, "graph"),
-            Operation::Agreed { agreement } => write!(f, "call agreed on before (hash {agreement:016x})"),
-            Operation::SetUp => write!(f, "set-up"),
-            Operation::Exchange => write!(f, "control exchange"),
-            Operation::LendWindows => write!(f, "lend_windows"),
+        let Disagreement { operation, left_rank, right_rank, label, left, right } = self;
+        if label == Self::OPERATION {
+            return write!(f, "ranks disagree: rank {left_rank} called {left}, rank {right_rank} called {right}");
         }
+        write!(f, "{operation}: ranks disagree on {label}: rank {left_rank} has {left}, rank {right_rank} has {right}")
     }
 }
 
-impl std::fmt::Display for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.dtype {
-            Some(dtype) => write!(f, "{} of {} × {dtype}", self.operation, self.len),
-            None => write!(f, "{}", self.operation),
-        }
-    }
-}
+impl std::error::Error for Disagreement {}
 
 /// How a rank came to be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,22 +174,22 @@ impl std::fmt::Display for Departure {
 /// Why ranks could not complete a call together.
 ///
 /// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
-/// asked for. Drop the communicator and make a new group to go on. A transfer's
+/// asked for, which is the operation that its caller called and not a step of it. Drop the communicator and make a new group to go on. A transfer's
 /// [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Two ranks made calls that do not belong together. Every rank gets the same pair.
-    #[error("ranks disagree: rank {left_rank} called {left}, rank {right_rank} called {right}")]
+    #[error("ranks disagree: {}", two_calls((*left_rank, left), (*right_rank, right)))]
     Mismatch {
         /// The lower of the two ranks.
         left_rank: usize,
         /// What it called.
-        left: Call,
+        left: Box<Call>,
         /// The higher of the two ranks.
         right_rank: usize,
         /// What it called.
-        right: Call,
+        right: Box<Call>,
     },
     /// A rank is gone, and the call cannot complete without it.
     #[error("{operation}: rank {rank} {departure}")]
@@ -327,8 +246,19 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// The same failure as a rank sees it that was doing `own`.
-    pub(crate) fn seen_in(mut self, own: Operation) -> Self {
+    /// The failure of two calls that do not belong together.
+    pub(crate) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Self {
+        let ((left_rank, left), (right_rank, right)) = if one.0 <= other.0 { (one, other) } else { (other, one) };
+        CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
+    }
+
+    /// The same failure as this thread's rank sees it, which is doing `own`, or the operation of which that is a step.
+    pub(crate) fn seen_in(self, own: Operation) -> Self {
+        self.of(scope::called(own))
+    }
+
+    /// The same failure as that of `own`, which this thread need not be doing.
+    pub(crate) fn of(mut self, own: Operation) -> Self {
         match &mut self {
             CommError::PeerGone { operation, .. }
             | CommError::Timeout { operation, .. }

@@ -24,8 +24,10 @@
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
+mod agreement;
 pub mod bootstrap;
 pub mod buffer;
+mod call;
 pub mod comm;
 pub mod docs;
 pub mod dtype;

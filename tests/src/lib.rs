@@ -8,7 +8,8 @@
 //! - [`collectives`]: what every transport's collectives are tested with;
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
 //! - [`programs`]: libraries made for a test, and processes of its own;
-//! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog.
+//! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog;
+//! - [`words`]: what the errors of every host transport say.
 //!
 //! Never published, and never a dependency of anything but tests.
 
@@ -21,3 +22,4 @@ pub mod programs;
 pub mod ranks;
 pub mod tolerance;
 pub mod transfers;
+pub mod words;

@@ -79,8 +79,10 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
 impl Drop for RendezvousFile {
     fn drop(&mut self) {
         // A rank 0 of a later group may have put its own in place.
-        let is_ours = bytes(&self.path).is_ok_and(|bytes| bytes == self.bytes);
-        if let (true, Err(error)) = (is_ours, remove(&self.path)) {
+        if !bytes(&self.path).is_ok_and(|bytes| bytes == self.bytes) {
+            return;
+        }
+        if let Err(error) = remove(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "the rendezvous file stays behind");
         }
     }

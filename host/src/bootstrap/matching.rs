@@ -21,7 +21,7 @@ type Unmet = BTreeMap<usize, VecDeque<Call>>;
 /// What a rank waits in.
 #[derive(Debug)]
 struct Post {
-    /// What errors call it: its first call's operation.
+    /// What errors call it: what its first call is, or is a step of.
     operation: Operation,
     /// Its collectives, in order; none are left once every rank's post has the same.
     collectives: Vec<Call>,
@@ -31,7 +31,7 @@ struct Post {
 
 impl Post {
     fn new(calls: &[Call]) -> Self {
-        let operation = calls.first().map_or(Operation::Exchange, |call| call.operation);
+        let operation = calls.first().map_or(Operation::Exchange, Call::called);
         let mut post = Post { operation, collectives: Vec::new(), sends: Unmet::new(), receives: Unmet::new() };
         for &call in calls {
             let (to, from) = peers(call.operation);
@@ -115,7 +115,7 @@ impl Matching {
             self.posts[rank] = None;
         }
         match self.cycle(rank) {
-            Some((one, other)) => Err(mismatch(one, other)),
+            Some((one, other)) => Err(CommError::mismatch(one, other)),
             None => Ok(released),
         }
     }
@@ -176,8 +176,12 @@ impl Matching {
         let longest = theirs.len().max(post.collectives.len());
         // Where one list ends early, the call before its end is named for it.
         let at = |calls: &[Call], index: usize| calls.get(index).or(calls.last()).copied().unwrap_or(last);
-        match (0..longest).find(|&index| post.collectives.get(index) != theirs.get(index)) {
-            Some(index) => Err(mismatch((rank, at(&post.collectives, index)), (peer, at(theirs, index)))),
+        let fits = |index: usize| match (post.collectives.get(index), theirs.get(index)) {
+            (Some(own), Some(other)) => own.fits(other),
+            _ => false,
+        };
+        match (0..longest).find(|&index| !fits(index)) {
+            Some(index) => Err(CommError::mismatch((rank, at(&post.collectives, index)), (peer, at(theirs, index)))),
             None => Ok(()),
         }
     }
@@ -222,7 +226,7 @@ fn meet((sender, sends): (usize, &mut Unmet), (receiver, receives): (usize, &mut
     let (Some(outgoing), Some(incoming)) = (sends.get_mut(&receiver), receives.get_mut(&sender)) else { return Ok(()) };
     while let (Some(send), Some(receive)) = (outgoing.front(), incoming.front()) {
         if (send.len, send.dtype) != (receive.len, receive.dtype) {
-            return Err(mismatch((sender, *send), (receiver, *receive)));
+            return Err(CommError::mismatch((sender, *send), (receiver, *receive)));
         }
         outgoing.pop_front();
         incoming.pop_front();
@@ -230,9 +234,4 @@ fn meet((sender, sends): (usize, &mut Unmet), (receiver, receives): (usize, &mut
     sends.retain(|_, calls| !calls.is_empty());
     receives.retain(|_, calls| !calls.is_empty());
     Ok(())
-}
-
-fn mismatch(one: (usize, Call), other: (usize, Call)) -> CommError {
-    let ((left_rank, left), (right_rank, right)) = if one.0 <= other.0 { (one, other) } else { (other, one) };
-    CommError::Mismatch { left_rank, left, right_rank, right }
 }

@@ -109,17 +109,16 @@ impl Member {
 
     /// As [`all_gather`](Self::all_gather); exchanges of different kinds do not fit together.
     pub(super) fn gather(&self, kind: usize, bytes: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>, CommError> {
-        let mut call = Call::without_data(Operation::Exchange);
         // Nobody asks how many elements an exchange has, so the length can tell kinds apart.
-        call.len = kind;
+        let call = Call::of(Operation::Exchange, kind, None);
         if bytes.len() > CONTRIBUTION_LIMIT {
             let reason = format!("{} bytes for an exchange of at most {CONTRIBUTION_LIMIT}", bytes.len());
-            return Err(self.refuse(call.operation, reason));
+            return Err(self.refuse(call.called(), reason));
         }
         let all = self.exchange(vec![call], Some(bytes.to_vec()), deadline)?;
         if all.len() != self.world_size() {
             let reason = format!("the exchange gave {} contributions", all.len());
-            return Err(self.refuse(call.operation, reason));
+            return Err(self.refuse(call.called(), reason));
         }
         Ok(all)
     }
@@ -232,7 +231,7 @@ impl Member {
             self.seat.wait_failure(HUB_TIME - PROBE_TIME)
         });
         let failure = answer.unwrap_or_else(|| self.give_up_on_hub(operation, deadline));
-        failure.seen_in(operation)
+        failure.of(operation)
     }
 
     /// Makes a failure that of the whole group, unless it has failed already. It is [`failure`](Self::failure)'s when
@@ -288,7 +287,7 @@ impl Member {
         contribution: Option<Vec<u8>>,
         deadline: Duration,
     ) -> Result<Vec<Vec<u8>>, CommError> {
-        let operation = calls.first().map_or(Operation::Exchange, |call| call.operation);
+        let operation = calls.first().map_or(Operation::Exchange, Call::called);
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let end = Instant::now().checked_add(deadline);
         self.seat.begin(operation)?;
@@ -334,9 +333,9 @@ impl Member {
         check(calls, self.rank(), self.world_size())?;
         if calls.len() > CALLS_LIMIT {
             let reason = format!("{} calls in a group of at most {CALLS_LIMIT}", calls.len());
-            return Err(self.refuse(first.operation, reason));
+            return Err(self.refuse(first.called(), reason));
         }
-        Ok(Some(first.operation))
+        Ok(Some(first.called()))
     }
 
     /// The hub does not answer: rank 0 is what is missing. It hears of this when it comes back.

@@ -248,7 +248,7 @@ impl State {
     fn failure(&self) -> Option<CommError> {
         let failure = self.failure.clone()?;
         Some(match &self.waiting {
-            Some(waiting) => failure.seen_in(waiting.operation),
+            Some(waiting) => failure.of(waiting.operation),
             None => failure,
         })
     }

@@ -17,6 +17,7 @@ use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::secret::random;
 use super::server;
+use crate::call::scope;
 use crate::error::{CommError, Operation, Result};
 
 /// The kinds of exchange that a split consists of.
@@ -40,6 +41,7 @@ impl Member {
     /// As [`agree`](Self::agree), and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not
     /// come together within `deadline`.
     pub fn split(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Option<Member>> {
+        let _scope = scope::within(Operation::Split);
         let end = Instant::now().checked_add(deadline);
         let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
         // Held until the end: the exchanges of two splits must not mix.
@@ -134,5 +136,5 @@ impl Member {
 
 fn malformed(rank: usize) -> CommError {
     let reason = "what it told the others in a split does not parse".into();
-    CommError::InvalidCall { operation: Operation::Exchange, rank, reason }
+    CommError::InvalidCall { operation: Operation::Split, rank, reason }
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
+use crate::agreement::{Value, Visit};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::layout::Layout;
@@ -51,9 +52,11 @@ impl TensorTable {
             shapes.push(shape);
         }
         let layout = Layout::new(dtype, world_size, &lens)?;
+        let mut table = Self { dtype, world_size, layout, names, shapes, index, fingerprint: 0 };
         let mut hasher = DefaultHasher::new();
-        (dtype, world_size, &names, &shapes).hash(&mut hasher);
-        Ok(Self { dtype, world_size, layout, names, shapes, index, fingerprint: hasher.finish() })
+        table.visit(&mut |_, value| value.hash(&mut hasher));
+        table.fingerprint = hasher.finish();
+        Ok(table)
     }
 
     /// The dtype of every tensor.
@@ -111,7 +114,18 @@ impl TensorTable {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// A hash of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
+    /// What ranks must have in common, line by line.
+    pub(crate) fn visit(&self, line: &mut Visit<'_>) {
+        line(format_args!("dtype"), Value::DType(self.dtype));
+        line(format_args!("number of ranks that the buffer is for"), Value::Number(self.world_size));
+        for (index, (name, shape)) in self.names.iter().zip(&self.shapes).enumerate() {
+            line(format_args!("tensor {index}"), Value::Name(name));
+            line(format_args!("tensor {index} {name:?}"), Value::Shape(shape));
+        }
+        line(format_args!("tensor {}", self.tensor_count()), Value::Words("none"));
+    }
+
+    /// A hash of these lines, that is of dtype, world size, names and shapes: equal where two ranks' buffers hold the same tensors in the same places.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

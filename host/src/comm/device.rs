@@ -27,7 +27,7 @@ impl Scaling {
     pub const NONE: Self = Self { before: 1.0, after: 1.0 };
 
     /// What ranks call an all-reduce with these factors.
-    pub(in crate::comm) fn operation(self, op: ReduceOp) -> Operation {
+    pub(crate) fn operation(self, op: ReduceOp) -> Operation {
         match self {
             Self::NONE => Operation::AllReduce(op),
             Self { before, after } => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
@@ -173,7 +173,9 @@ pub trait DeviceCommunicator {
     fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
         let all = self.gather_words(&[value])?;
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+        let (left, right) = (all[0], all[rank]);
+        let reason = format!("rank 0 and rank {rank} differ in {what}: rank 0 has {left}, rank {rank} has {right}");
+        Err(Error::InvalidArgument { operation, reason })
     }
 
     /// Where operations that are repeated at every step note what the ranks have agreed on, so that the host waits for that once. `None`,

@@ -34,7 +34,9 @@
 use std::cell::OnceCell;
 
 use super::{Communicator, Split, gather_words};
-use crate::error::{Error, Result};
+use crate::agreement::{Plan, Value, agree_by};
+use crate::call::scope;
+use crate::error::{Error, Operation, Result};
 use crate::plan::groups::{GroupKind, Sizes, Topology};
 
 const OPERATION: &str = "groups";
@@ -45,12 +47,11 @@ pub trait World: Split {
     /// The number of this rank, and how many there are.
     fn place(&self) -> (usize, usize);
 
-    /// Fails on every rank, and names two of them, unless all ranks call it with the same value. `operation` and `what`
-    /// say what is compared.
+    /// Every rank's words, in rank order; all ranks bring equally many.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for values that differ, and those of a collective.
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()>;
+    /// Those of a collective.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
 }
 
 impl<C: Communicator + Split> World for C {
@@ -58,11 +59,18 @@ impl<C: Communicator + Split> World for C {
         (self.rank(), self.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        let all = gather_words(self, &[value])?;
-        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-        Err(Error::InvalidArgument { operation, reason: format!("rank 0 and rank {rank} differ in {what}") })
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        gather_words(self, words)
     }
+}
+
+/// Fails on every rank unless all have the same plan.
+fn agree(world: &impl World, plan: &Plan<'_>) -> Result<()> {
+    let gather = |words: &[u64]| {
+        let _comparing = scope::comparing();
+        world.gather_words(words)
+    };
+    agree_by(&gather, plan, Ok(()))
 }
 
 /// A rank's communicators of every kind of parallel group, split off at their first use and kept.
@@ -81,16 +89,20 @@ impl<C: World> Groups<C> {
     /// Divides all ranks, those of `world`. All of them have to call it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on every rank, naming two ranks whose sizes differ, or as [`Topology::new`], or for a
-    /// size of the world that is not the communicator's; and those of a collective.
+    /// [`Error::Disagreement`] on every rank, naming two ranks whose sizes differ; [`Error::InvalidArgument`] as
+    /// [`Topology::new`], or for a size of the world that is not the communicator's; and those of a collective.
     pub fn new(world: C, sizes: Sizes) -> Result<Self> {
         let Sizes { world: ranks, local, data, horizontal, pipeline } = sizes;
+        let _scope = scope::within(Operation::Groups);
+        let lines = [
+            ("world size", Value::Number(ranks)),
+            ("local size", Value::Number(local)),
+            ("data size", Value::Number(data)),
+            ("horizontal size", Value::Number(horizontal)),
+            ("pipeline size", Value::Number(pipeline)),
+        ];
         // Before anything that a rank might refuse alone.
-        let named =
-            [("world", ranks), ("local", local), ("data", data), ("horizontal", horizontal), ("pipeline", pipeline)];
-        for (name, size) in named {
-            world.agree_on(OPERATION, &format!("the {name} size, which is {size} here"), size as u64)?;
-        }
+        agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) })?;
         let (rank, world_size) = world.place();
         if ranks != world_size {
             let reason = format!("the world size is {ranks}, and the communicator has {world_size} ranks");
@@ -111,8 +123,8 @@ impl<C: World> Groups<C> {
     /// calls. Later ones only look it up.
     ///
     /// # Errors
-    /// As [`Topology::group`], on every rank and before any communication; [`Error::InvalidArgument`] on every rank if
-    /// two ranks, which it names, ask for other kinds; and those of [`Split::split`].
+    /// As [`Topology::group`], on every rank and before any communication; [`Error::Disagreement`] on every rank if two
+    /// ranks, which it names, ask for other kinds; and those of [`Split::split`].
     pub fn get(&self, kind: GroupKind) -> Result<&C> {
         let group = self.topology.group(kind)?;
         let kind = self.first_like(kind);
@@ -123,7 +135,9 @@ impl<C: World> Groups<C> {
         if let Some(comm) = slot.get() {
             return Ok(comm);
         }
-        self.world.agree_on(OPERATION, &format!("the kind of group, which is {kind} here"), kind as u64)?;
+        let operation = Operation::Group(kind);
+        let _scope = scope::within(operation);
+        agree(&self.world, &Plan::of(operation))?;
         // There are fewer ranks than `plan::groups::MOST_RANKS`: both fit.
         let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
             let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());

@@ -36,7 +36,7 @@ pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, Shared
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::error::Result;
-pub use crate::error::{Call, CommError, Departure, Factor, Operation};
+pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::slice::{Slice, SliceMut};
 
 /// How a reduction joins the ranks' values of one element.

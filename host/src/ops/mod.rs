@@ -3,7 +3,6 @@
 //! An operation checks its operands, then runs kernels and collectives; no operation uses another.
 
 mod adasum;
-pub(crate) mod agreement;
 mod all_reduce;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -28,7 +28,7 @@ pub const MOST_RANKS: usize = i32::MAX as usize;
 /// The kinds of group.
 ///
 /// The groups of one kind divide the world: each rank is in exactly one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum GroupKind {
     /// All ranks.
     World,

@@ -8,12 +8,13 @@
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
+use crate::agreement::{Plan, Value, agree, all_prepared};
 use crate::buffer::GradientBuffer;
+use crate::call::scope;
 use crate::comm::{Communicator, ReduceOp, gather_words};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::kernels::cpu;
-use crate::ops::agreement::{agree, all_prepared, hash_of};
 use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_nodes, in_place_accumulate};
 
 const OPERATION: &str = "training step";
@@ -160,8 +161,8 @@ impl<'c> Stepper<'c> {
     ///
     /// # Errors
     /// All on every rank, and before anything happens:
-    /// * [`Error::InvalidArgument`] if ranks have other tensors, dtypes or options (naming two that differ), for 0
-    ///   accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or weights differ
+    /// * [`Error::Disagreement`] if ranks have other tensors, dtypes or options;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or weights differ
     ///   (naming all ranks that do);
     /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights hold
     ///   other tensors, and [`Error::OutOfMemory`], on a rank where it is so; on the others [`Error::InvalidArgument`]
@@ -178,6 +179,7 @@ impl<'c> Stepper<'c> {
         weights: &mut GradientBuffer,
         optimizer: &mut dyn DeltaOptimizer,
     ) -> Result<StepReport> {
+        let _scope = scope::within(Operation::TrainingStep);
         let mut copy = self.begin(gradients, weights)?;
         let _span =
             tracing::debug_span!(OPERATION, rank = self.all.rank(), options = ?self.options, len = weights.len())
@@ -196,7 +198,7 @@ impl<'c> Stepper<'c> {
         }
 
         let deltas = self.deltas(copy.as_ref().unwrap_or(gradients), weights, optimizer);
-        let mut deltas = all_prepared(OPERATION, self.all, deltas)?;
+        let mut deltas = all_prepared(Operation::TrainingStep, self.all, deltas)?;
         let adasum = match self.options.reduction {
             Reduction::Adasum(options) => Some(adasum_all_reduce(self.across(), &mut deltas, options)?),
             Reduction::Mean | Reduction::Sum => None,
@@ -219,15 +221,23 @@ impl<'c> Stepper<'c> {
     fn begin(&mut self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<Option<GradientBuffer>> {
         let (options, is_first) = (self.options, self.is_first);
         let node_size = self.nodes.map(|nodes| nodes.node.world_size());
-        let tables = [gradients.table().fingerprint(), weights.table().fingerprint()];
-        let quote = || {
-            let of = |buffer: &GradientBuffer| format!("{} tensors of {}", buffer.tensor_count(), buffer.dtype());
-            let node = node_size.map_or_else(|| "no nodes".into(), |size| format!("{size} ranks on its node"));
-            let step = if is_first { "the first step" } else { "a later step" };
-            format!("gradients in {}, weights in {}, {node}, {options:?}, {step}", of(gradients), of(weights))
+        let reduction = match options.reduction {
+            Reduction::Mean => Operation::AllReduce(ReduceOp::Mean),
+            Reduction::Sum => Operation::AllReduce(ReduceOp::Sum),
+            Reduction::Adasum(options) => Operation::AdasumAllReduce(options),
         };
+        let lines = [
+            ("reduction", Value::Operation(reduction)),
+            ("accumulation_steps", Value::Number(options.accumulation_steps)),
+            ("delta_dtype", options.delta_dtype.map_or(Value::Words("that of the weights"), Value::DType)),
+            ("compare_weights", Value::Words(if options.compare_weights { "true" } else { "false" })),
+            ("ranks per node", node_size.map_or(Value::Words("no nodes"), Value::Number)),
+            ("steps made before", Value::Words(if is_first { "none" } else { "some" })),
+        ];
+        let tables = [("gradients", gradients.table()), ("weights", weights.table())];
+        let plan = Plan { lines: &lines, tables: &tables, ..Plan::of(Operation::TrainingStep) };
         let prepared = self.check(gradients, weights).and_then(|()| self.divided(gradients));
-        let copy = agree(OPERATION, self.all, hash_of((tables, options, node_size, is_first)), &quote, prepared)?;
+        let copy = agree(self.all, &plan, prepared)?;
         if is_first {
             if let Some(nodes) = self.nodes {
                 check_nodes(OPERATION, nodes)?;
@@ -285,7 +295,11 @@ impl<'c> Stepper<'c> {
     ) -> Result<GradientBuffer> {
         let dtype = self.options.delta_dtype.unwrap_or(weights.dtype());
         let mut deltas = zeros_like(weights.table(), dtype, self.across().world_size())?;
-        optimizer.deltas(gradients, weights, &mut deltas)?;
+        {
+            // The optimizer is the caller's, and may call communicators of its own.
+            let _outside = scope::outside();
+            optimizer.deltas(gradients, weights, &mut deltas)?;
+        }
         // An optimizer can put another buffer in the place of the one that it was given.
         same_tensors(OPERATION, ("weights", weights.table()), ("deltas", deltas.table()))?;
         Ok(deltas)

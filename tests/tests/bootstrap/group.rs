@@ -122,5 +122,5 @@ pub(crate) fn sync() -> Call {
 }
 
 pub(crate) fn mismatch(left_rank: usize, left: Call, right_rank: usize, right: Call) -> CommError {
-    CommError::Mismatch { left_rank, left, right_rank, right }
+    CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
 }

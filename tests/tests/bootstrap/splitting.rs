@@ -97,6 +97,16 @@ fn a_rank_that_does_not_split_is_named() {
                     matches!(&error, gradsync::Error::Comm(CommError::Timeout { missing, .. }) if missing == &[1]),
                     "{way:?}: {error:?}"
                 );
+                let text = error.to_string();
+                assert!(text.starts_with("split: ranks [1] did not arrive within"), "{way:?}: {text}");
+            });
+            on_members(way, 2, |member| {
+                let text = match member.rank() {
+                    0 => member.split(None, 0, PLENTY).unwrap_err().to_string(),
+                    _ => member.agree(&[reduce(7)], PLENTY).unwrap_err().to_string(),
+                };
+                let expected = format!("ranks disagree: rank 0 called split, rank 1 called {}", reduce(7));
+                assert_eq!(text, expected, "{way:?}");
             });
             on_members(way, 2, |member| {
                 if member.rank() == 1 {
@@ -110,6 +120,7 @@ fn a_rank_that_does_not_split_is_named() {
                     ),
                     "{way:?}: {error:?}"
                 );
+                assert_eq!(error.to_string(), "split: rank 1 left", "{way:?}");
                 member.agree(&[sync()], PLENTY).unwrap_err();
             });
         }

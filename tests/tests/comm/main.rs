@@ -13,6 +13,7 @@ mod splits;
 mod stress;
 mod transfer_graphs;
 mod windows;
+mod words;
 
 use gradsync::comm::Communicator;
 

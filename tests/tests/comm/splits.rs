@@ -113,7 +113,7 @@ fn a_rank_that_does_not_split_is_an_error_on_the_others() {
         for error in mismatched {
             let text = error.to_string();
             assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{error:?}");
-            assert!(text.contains("set-up") && text.contains("rank 1 called barrier"), "\"{text}\"");
+            assert!(text.contains("called split") && text.contains("rank 1 called barrier"), "\"{text}\"");
         }
         let gone = |errors: Vec<Error>, how| {
             assert_eq!(errors.len(), 2);

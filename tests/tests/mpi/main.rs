@@ -20,6 +20,7 @@ mod point_to_point;
 mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
+mod words;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     exchange::run(&mut cases);
     mismatches::run(&mut cases);
     failures::run(&mut cases);
+    words::run(&mut cases);
     groups::run(&mut cases);
     member::run(&mut cases);
     adasum::run(&mut cases);

@@ -178,27 +178,36 @@ fn ranks_that_disagree() {
     guarded(60, || {
         let ones = |format, shape: &[usize]| tensor(format, &vec![1.0; shape.iter().product()], shape);
         for pass in [SUMS, GATHERS, SCATTERS].concat() {
-            refused_everywhere(3, &["rank 0", "[6, 2]", "rank 2", "[12]"], |comm| {
+            refused_everywhere(3, &["shape: rank 0 has shape [6, 2], rank 2 has shape [12]"], |comm| {
                 let shape: &[usize] = if comm.rank() == 2 { &[12] } else { &[6, 2] };
                 pass(ones(Format::F32, shape), comm)
             });
-            refused_everywhere(4, &["rank 0", "f16 [8]", "rank 1", "f64 [8]"], |comm| {
+            refused_everywhere(4, &["dtype: rank 0 has f16, rank 1 has f64"], |comm| {
                 pass(ones(if comm.rank() == 1 { Format::F64 } else { Format::F16 }, &[8]), comm)
             });
             // Only one of them would have refused it alone.
-            refused_everywhere(2, &["rank 0", "[2]", "rank 1", "[]"], |comm| {
+            refused_everywhere(2, &["shape: rank 0 has shape [2], rank 1 has shape []"], |comm| {
                 pass(ones(Format::F32, if comm.rank() == 1 { &[] } else { &[2] }), comm)
             });
         }
-        refused_everywhere(3, &["AllReduce forward", "AllGather backward", "rank 1"], |comm| {
+        refused_everywhere(3, &["rank 0 called AllReduce forward, rank 1 called AllGather backward"], |comm| {
             let tensor = ones(Format::F32, &[3]);
             if comm.rank() == 1 { AllGather.backward(tensor, comm) } else { AllReduce.forward(tensor, comm) }
         });
-        refused_everywhere(2, &["AllReduce forward", "Pipeline forward", "[AllReduce, AllGather]"], |comm| {
+        refused_everywhere(2, &["rank 0 called AllReduce forward, rank 1 called Pipeline forward"], |comm| {
             let tensor = ones(Format::F32, &[3]);
             let mut pipeline = Pipeline::new().then(AllReduce).then(AllGather);
             if comm.rank() == 1 { pipeline.forward(tensor, comm) } else { AllReduce.forward(tensor, comm) }
         });
+        refused_everywhere(
+            2,
+            &["Pipeline forward: ranks disagree on layer 1: rank 0 has \"AllGather\", rank 1 has none"],
+            |comm| {
+                let pipeline = Pipeline::new().then(AllReduce);
+                let mut pipeline = if comm.rank() == 0 { pipeline.then(AllGather) } else { pipeline };
+                pipeline.forward(ones(Format::F32, &[3]), comm)
+            },
+        );
     });
 }
 
@@ -322,12 +331,16 @@ fn a_pipeline_goes_back_only_where_it_came_from() {
         let ones = |format, rows: usize| tensor(format, &vec![1.0; rows], &[rows]);
         let pipeline = || Pipeline::new().then(AllGather).then(AllReduce);
         refused_everywhere(2, &["no pass forward"], |comm| pipeline().backward(ones(Format::F32, 4), comm));
-        refused_everywhere(2, &["rank 0", "rank 1", "after no forward"], |comm| {
-            let mut pipeline = pipeline();
-            let output = pipeline.forward(ones(Format::F32, 2), comm)?;
-            let mut other = self::Pipeline::new().then(AllGather).then(AllReduce);
-            if comm.rank() == 1 { other.backward(output, comm) } else { pipeline.backward(output, comm) }
-        });
+        refused_everywhere(
+            2,
+            &["Pipeline backward: ranks disagree on pass forward: rank 0 has one, rank 1 has none"],
+            |comm| {
+                let mut pipeline = pipeline();
+                let output = pipeline.forward(ones(Format::F32, 2), comm)?;
+                let mut other = self::Pipeline::new().then(AllGather).then(AllReduce);
+                if comm.rank() == 1 { other.backward(output, comm) } else { pipeline.backward(output, comm) }
+            },
+        );
         refused_everywhere(2, &["no pass forward"], |comm| {
             let mut pipeline = pipeline();
             let output = pipeline.forward(ones(Format::F32, 2), comm).unwrap();

@@ -28,7 +28,7 @@ fn barrier() -> Call {
 }
 
 fn pair(left_rank: usize, left: Call, right_rank: usize, right: Call) -> CommError {
-    CommError::Mismatch { left_rank, left, right_rank, right }
+    CommError::mismatch((left_rank, left), (right_rank, right))
 }
 
 /// Makes posts in order; what the last one led to.

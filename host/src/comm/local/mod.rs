@@ -232,7 +232,7 @@ impl Communicator for LocalCommunicator {
     }
 
     fn barrier(&self) -> Result<()> {
-        let call = Call { operation: Operation::Barrier, len: 0, dtype: None };
+        let call = Call::without_data(Operation::Barrier);
         self.shared.meet(self.rank, Post { call, input: Memory::NONE, output: Memory::NONE }, |_| ())
     }
 

@@ -159,7 +159,7 @@ impl Posts {
         let exchange = self.exchange_mut(peer);
         let offered = exchange.outgoing[&rank][0];
         if (offered.call.len, offered.call.dtype) != (wanted.call.len, wanted.call.dtype) {
-            return Err(mismatch((peer, offered.call), (rank, wanted.call)));
+            return Err(CommError::mismatch((peer, offered.call), (rank, wanted.call)));
         }
         exchange.taken += 1;
         Ok((offered.memory, wanted.memory))
@@ -183,14 +183,14 @@ impl Posts {
     fn check(&self, rank: usize) -> Result<(), CommError> {
         if let Some(own) = self.collective_of(rank) {
             for peer in 0..self.0.len() {
-                if let Some(other) = self.collective_of(peer).filter(|other| other.call != own.call) {
-                    return Err(mismatch((rank, own.call), (peer, other.call)));
+                if let Some(other) = self.collective_of(peer).filter(|other| !other.call.fits(&own.call)) {
+                    return Err(CommError::mismatch((rank, own.call), (peer, other.call)));
                 }
             }
         }
         for (peer, call) in self.awaited(rank) {
             if let Some((_, back)) = self.waits(peer).into_iter().find(|(next, _)| *next == rank) {
-                return Err(mismatch((rank, call), (peer, back)));
+                return Err(CommError::mismatch((rank, call), (peer, back)));
             }
         }
         Ok(())
@@ -278,11 +278,6 @@ fn pop(queues: &mut Queues, peer: usize) {
     }
 }
 
-fn mismatch(one: (usize, Call), other: (usize, Call)) -> CommError {
-    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
-    CommError::Mismatch { left_rank, left, right_rank, right }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,7 +353,7 @@ mod tests {
         posts.exchange(2, [send(1)], []).unwrap();
         // Rank 0 waits for rank 1, which waits for it, and not only through rank 2.
         let error = posts.exchange(0, [send(2)], [recv(1)]).unwrap_err();
-        let expected = CommError::Mismatch { left_rank: 0, left: recv(1).call, right_rank: 1, right: recv(0).call };
+        let expected = CommError::mismatch((0, recv(1).call), (1, recv(0).call));
         assert_eq!(error, expected);
     }
 }

@@ -16,7 +16,7 @@ impl Split for LocalCommunicator {
         let own: Wish = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
         let mut all = vec![Wish::default(); self.world_size()];
         let (input, output) = (Memory::of_bytes(bytemuck::cast_slice(&own)), bytemuck::cast_slice_mut(&mut all));
-        let post = Post { call: Call::without_data(Operation::SetUp), input, output: Memory::of_bytes_mut(output) };
+        let post = Post { call: Call::without_data(Operation::Split), input, output: Memory::of_bytes_mut(output) };
         self.shared.meet(self.rank, post, |posts| transfer::all_gather(posts, self.rank))?;
 
         let Some(color) = color else { return Ok(None) };

@@ -413,7 +413,7 @@ mod tests {
     }
 
     fn call(len: usize) -> Record {
-        Record::Call { call: Call { operation: Operation::Barrier, len, dtype: None }, enclosed: Default::default() }
+        Record::Call { call: Call::of(Operation::Barrier, len, None), enclosed: Default::default() }
     }
 
     #[test]

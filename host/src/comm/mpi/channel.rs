@@ -407,8 +407,9 @@ mod tests {
 
     #[test]
     fn a_record_is_long_enough_for_what_a_call_encloses() {
-        let call =
-            Call { operation: Operation::AllReduce(ReduceOp::Mean), len: usize::MAX, dtype: Some(DataType::BF16) };
+        let factor = (-1.5f64).into();
+        let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
+        let call = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::BF16) };
         let record = Record::Call { call, enclosed: Enclosed(vec![255; LONGEST_ENCLOSED]) };
         let bytes = postcard::to_stdvec(&record).unwrap();
         assert!(bytes.len() + 100 < RECORD_BYTES, "{} bytes", bytes.len());

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use super::boards::{self, Boards};
 use super::channel::Record;
-use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, known, mismatch};
+use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
 use super::{MpiCommunicator, SetUp};
+use crate::call::scope;
 use crate::comm::{AddressSpace, Communicator, Work};
 use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::{self, Mapped, MemoryFile, Ticket};
@@ -54,6 +55,7 @@ impl AddressSpace for MpiCommunicator {
         self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
         let Some(boards) = self.meeting.boards().filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
         let Some(ticket) = Ticket::of(vector.as_slice().as_bytes()) else { return Ok(false) };
+        let scope = scope::within(operation);
         let tickets = self.tickets(Call::new(operation, len, dtype), ticket)?;
         // From here on another rank may use this one's memory, even if this one fails.
         let own = vector.as_bytes_mut();
@@ -73,6 +75,7 @@ impl AddressSpace for MpiCommunicator {
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
+        drop(scope);
         let outcome = work(windows).map_err(|error| match self.meeting.check(operation) {
             Ok(()) => self.meeting.refuse(operation, error),
             Err(_) => error,
@@ -182,7 +185,7 @@ impl<'a> Loan<'a> {
 
     fn give_up(&self, mut missing: Vec<usize>) {
         missing.sort_unstable();
-        let (operation, deadline) = (END_OF_LOAN.operation, self.meeting.deadline());
+        let (operation, deadline) = (Operation::LendWindows, self.meeting.deadline());
         let own = Failure { error: CommError::Timeout { operation, missing, deadline }, is_news: true };
         self.note(self.meeting.give_up(own, Boards::close_loans).map_or(Ok(()), Err));
     }
@@ -205,7 +208,7 @@ impl<'a> Loan<'a> {
             self.note(self.listen());
             if wait.is_over() {
                 let reason = "it says that it has failed, and not with what".into();
-                let error = CommError::Transport { operation: END_OF_LOAN.operation, rank: peer, reason };
+                let error = CommError::Transport { operation: Operation::LendWindows, rank: peer, reason };
                 self.note(Err(Failure { error, is_news: true }));
             }
             wait.pause();
@@ -216,7 +219,7 @@ impl<'a> Loan<'a> {
     fn listen(&self) -> Result<(), Failure> {
         let Self { meeting, boards, .. } = *self;
         let (channel, rank) = (meeting.channel(), meeting.channel().rank());
-        meeting.pump(END_OF_LOAN.operation)?;
+        meeting.pump(Operation::LendWindows)?;
         meeting.look_for_failure()?;
         if let Some(error) = boards.closed_loans() {
             return Err(known(&error));
@@ -229,7 +232,7 @@ impl<'a> Loan<'a> {
             let call = boards.call_ahead(peer).or(offered);
             // Read in this order: a rank ends its loan before it goes on.
             if let (Some(call), None) = (call, boards.has_ended(peer)) {
-                return Err(mismatch((rank, END_OF_LOAN), (peer, call)));
+                return Err(mismatch((rank, end_of_loan()), (peer, call)));
             }
         }
         Ok(())
@@ -239,7 +242,7 @@ impl<'a> Loan<'a> {
     fn note(&self, outcome: Result<(), Failure>) {
         if let Err(failure) = outcome {
             if !self.meeting.has_failed() {
-                self.meeting.fail(END_OF_LOAN.operation, failure);
+                self.meeting.fail(Operation::LendWindows, failure);
             }
         }
     }

@@ -25,8 +25,10 @@ const NAP: Duration = Duration::from_micros(100);
 /// Pauses after which a rank that looks at boards hears what the others have failed with.
 const LISTENS_AFTER: u32 = 16;
 
-/// What a rank calls that has ended its work on what it was lent, as the others' errors quote it.
-pub(super) const END_OF_LOAN: Call = Call { operation: Operation::LendWindows, len: 0, dtype: None };
+/// What a rank calls that has ended its work on what it was lent, as errors quote it. Ranks that lend are in the same operation.
+pub(super) fn end_of_loan() -> Call {
+    Call::without_data(Operation::LendWindows)
+}
 
 #[derive(Debug)]
 pub(super) struct Meeting {
@@ -292,7 +294,7 @@ impl Meeting {
             }
             if let (true, Record::Call { call, .. }) = (has_ended, own) {
                 // It believes that its work on what it was lent is over.
-                return Err(mismatch((rank, *call), (peer, END_OF_LOAN)));
+                return Err(mismatch((rank, *call), (peer, end_of_loan())));
             }
         }
         let by_records = self.boards.is_none();
@@ -431,7 +433,7 @@ impl Drop for Meeting {
 /// An error that names two calls that differ, if any do.
 fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
     let Some(&first) = calls.first() else { return Ok(()) };
-    let other = calls.iter().find(|(_, call)| *call != first.1);
+    let other = calls.iter().find(|(_, call)| !call.fits(&first.1));
     other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
 }
 
@@ -441,8 +443,7 @@ pub(super) fn known(error: &CommError) -> Failure {
 }
 
 pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
-    let ((left_rank, left), (right_rank, right)) = if one.0 < other.0 { (one, other) } else { (other, one) };
-    Failure { error: CommError::Mismatch { left_rank, left, right_rank, right }, is_news: true }
+    Failure { error: CommError::mismatch(one, other), is_news: true }
 }
 
 pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {

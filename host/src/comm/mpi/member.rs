@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{MpiCommunicator, SetUp};
 use crate::bootstrap::{self, BootstrapError, Host, Member, Rendezvous};
+use crate::call::scope;
 use crate::comm::Communicator;
 use crate::error::{CommError, Operation, Result};
 
@@ -17,6 +18,7 @@ impl MpiCommunicator {
     /// Those of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
     /// does not reach it within `deadline`.
     pub fn member(&self, deadline: Duration) -> Result<Member> {
+        let _scope = scope::within(Operation::Member);
         let (rank, world_size) = (self.rank(), self.world_size());
         let host = (rank == 0 && world_size > 1).then(Host::open).transpose();
         let told = host.as_ref().map(|host| host.as_ref().map(Host::invitation).unwrap_or_default());
@@ -29,7 +31,7 @@ impl MpiCommunicator {
         }
         let told: Result<Vec<u8>, BootstrapError> = postcard::from_bytes(&message).map_err(|error| {
             let reason = format!("its invitation does not parse, perhaps it is another version of this crate: {error}");
-            CommError::Transport { operation: Operation::SetUp, rank: 0, reason }
+            CommError::Transport { operation: Operation::Member, rank: 0, reason }
         })?;
         Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)
     }

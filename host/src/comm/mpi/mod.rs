@@ -83,6 +83,7 @@ use self::point_to_point::Half;
 use self::transfer::Transfer;
 use super::operands::{self, Operand};
 use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Split};
+use crate::call::scope;
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Operation, Result};
 use crate::slice::{Slice, SliceMut};
@@ -199,7 +200,7 @@ enum SetUp {
 
 impl SetUp {
     fn call(self) -> Call {
-        Call { operation: Operation::SetUp, len: self as usize, dtype: None }
+        Call::of(Operation::SetUp, self as usize, None)
     }
 }
 
@@ -220,6 +221,7 @@ unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
 impl Split for MpiCommunicator {
     /// Keep what it gives: making it takes several rounds.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let _scope = scope::within(Operation::Split);
         let (rank, world_size) = (self.rank(), self.world_size());
         let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
         let all = self.gather(SetUp::Split.call(), &own)?;

@@ -5,7 +5,7 @@
 //! ends on one side alone, whatever becomes of the others. Never involves a third rank, except to tell of failures.
 
 use super::channel::{Channel, Record};
-use super::meeting::{END_OF_LOAN, Failure, Meeting, Wait, known, mismatch};
+use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
 use super::stream::Stall;
 use crate::error::{Call, CommError, Operation, Result};
 
@@ -383,7 +383,7 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
 /// find the offer there.
 fn not_elsewhere(meeting: &Meeting, half: &Half<'_>) -> Result<(), Failure> {
     let Some(boards) = meeting.boards() else { return Ok(()) };
-    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then_some(END_OF_LOAN));
+    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then(end_of_loan));
     elsewhere.map_or(Ok(()), |call| Err(mismatch((meeting.channel().rank(), half.call), (half.peer, call))))
 }
 

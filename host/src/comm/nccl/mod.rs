@@ -99,6 +99,7 @@ use self::watch::End;
 use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
 use super::{ReduceOp, Split};
 use crate::bootstrap::Member;
+use crate::call::scope;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
@@ -137,6 +138,7 @@ impl NcclCommunicator {
 
     /// As [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
+        let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
         let (nccl, handle, neighbours) = setup::connect(&member, queue, options, parent)?;
         let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
@@ -169,7 +171,8 @@ impl NcclCommunicator {
         color: Option<u64>,
         key: i64,
     ) -> Result<Option<Self>> {
-        self.session.check(Operation::SetUp)?;
+        let _scope = scope::within(Operation::Split);
+        self.session.check(scope::called(Operation::Split))?;
         let member = self.session.member.split(color, key, options.deadline)?;
         member.map(|member| Self::part_of(self.session.neighbours.sharers, member, queue, options)).transpose()
     }
@@ -192,7 +195,7 @@ impl NcclCommunicator {
 
     /// The failure that has ended this communicator, if any. Does not wait.
     pub fn failure(&self) -> Option<Error> {
-        self.session.check(Operation::Exchange).err()
+        self.session.check_outstanding().err()
     }
 
     /// Ends the communicator at once, without waiting for its operations; the other ranks get an error that names this one.
@@ -403,8 +406,8 @@ impl super::groups::World for NcclCommunicator {
         (self.rank(), self.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        DeviceCommunicator::agree_on(self, operation, what, value)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        DeviceCommunicator::gather_words(self, words)
     }
 }
 
@@ -418,7 +421,8 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        self.session.check(Operation::Exchange)?;
+        let _scope = scope::within(Operation::GatherWords);
+        self.session.check(scope::called(Operation::GatherWords))?;
         let fail = |error: &CommError| self.session.fail(Failure::Comm(error.clone()));
         let all = self.session.member.all_gather(bytemuck::cast_slice(words), self.session.options.deadline);
         let all = all.inspect_err(fail)?;
@@ -429,7 +433,8 @@ impl DeviceCommunicator for NcclCommunicator {
                 self.rank(),
                 size_of_val(words)
             );
-            let error = CommError::InvalidCall { operation: Operation::Exchange, rank, reason };
+            let operation = scope::called(Operation::GatherWords);
+            let error = CommError::InvalidCall { operation, rank, reason };
             fail(&error);
             return Err(error.into());
         }
@@ -454,7 +459,7 @@ impl DeviceCommunicator for NcclCommunicator {
 
     fn recall(&self, agreement: u64) -> Result<()> {
         let operation = Operation::Agreed { agreement };
-        self.session.check(operation)?;
+        self.session.check(scope::called(operation))?;
         self.session.announce(&[Call::without_data(operation)])
     }
 
@@ -554,6 +559,7 @@ impl DeviceCommunicator for NcclCommunicator {
     }
 
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        let _scope = scope::within(Operation::Share);
         share::share(&self.session, data)
     }
 

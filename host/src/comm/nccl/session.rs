@@ -26,7 +26,7 @@ impl Failure {
     fn error(&self, own: Operation) -> Error {
         match self {
             Failure::Nccl(error) => error.clone().into(),
-            Failure::Comm(error) => error.clone().seen_in(own).into(),
+            Failure::Comm(error) => error.clone().of(own).into(),
         }
     }
 }
@@ -36,7 +36,8 @@ impl Failure {
 pub(super) struct Begun {
     /// The number of the last collective that had been started when this was.
     pub(super) sequence: u64,
-    pub(super) operation: Operation,
+    /// The last call.
+    pub(super) call: Call,
     pub(super) started: Instant,
 }
 
@@ -193,12 +194,12 @@ impl Session {
             let _in_call = self.in_call.lock().unwrap_or_else(PoisonError::into_inner);
             let handle = self.handle.load(Ordering::Acquire);
             if handle.is_null() {
-                self.check(last.operation)?;
+                self.check(last.called())?;
             }
             // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
             // the caller's promise.
             let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
-            self.settle(issued, started).map_err(|refused| self.broken(refused, last.operation))?;
+            self.settle(issued, started).map_err(|refused| self.broken(refused, last.called()))?;
             Ok(if queue.is_capturing()? { Put::Recorded } else { Put::Work })
         })
     }
@@ -236,11 +237,11 @@ impl Session {
     /// then on.
     fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.check(last.operation)?;
+        self.check(last.called())?;
         if queue.ordinal() != self.device.ordinal() {
             let (memory, own) = (queue.ordinal(), self.device.ordinal());
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
-            return Err(self.refuse(last.operation, Error::InvalidArgument { operation: "nccl", reason }));
+            return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
         self.announce(calls)?;
         if self.neighbours.share_process {
@@ -249,7 +250,7 @@ impl Session {
         }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
         queue.make_current()?;
-        let begun = Begun { sequence, operation: last.operation, started: Instant::now() };
+        let begun = Begun { sequence, call: *last, started: Instant::now() };
         self.lock().in_call = Some(begun);
         let put = put();
         let spare = {
@@ -260,8 +261,8 @@ impl Session {
         let put = put.inspect_err(|error| {
             // The other ranks have put their part into their queues, or are about to.
             if self.failure().is_none() {
-                self.report(last.operation, error.to_string());
-                let (operation, rank, reason) = (last.operation, self.member.rank(), error.to_string());
+                self.report(last.called(), error.to_string());
+                let (operation, rank, reason) = (last.called(), self.member.rank(), error.to_string());
                 self.fail(Failure::Comm(CommError::Transport { operation, rank, reason }));
             }
         });
@@ -309,7 +310,8 @@ impl Session {
             return Ok(());
         }
         let state = self.lock();
-        let own = state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.operation);
+        let own =
+            state.looked_at.or(state.outstanding.front().map(|front| front.begun)).map(|begun| begun.call.called());
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         drop(state);
         Err(match (failure, own) {

@@ -168,14 +168,16 @@ fn check(hellos: &[Hello]) -> Result<()> {
             return refuse(format!("rank 0 has NCCL's version {first}, rank {rank} has {other}"));
         }
         if hello.has_checks != hellos[0].has_checks {
-            return refuse(format!("ranks 0 and {rank} differ in whether calls are checked"));
+            let (first, other) = (hellos[0].has_checks, hello.has_checks);
+            return refuse(format!("rank 0 has {first} as checks, rank {rank} has {other}"));
         }
         if hello.ctas != hellos[0].ctas {
             let [first, other] = [hellos[0].ctas, hello.ctas].map(|[min, max]| format!("({min:?}, {max:?})"));
             return refuse(format!("rank 0 has {first} as min_ctas and max_ctas, rank {rank} has {other}"));
         }
         if hello.shared_gpu[0] != hellos[0].shared_gpu[0] {
-            return refuse(format!("ranks 0 and {rank} differ in whether ranks may be on one GPU (shared_gpu)"));
+            let (first, other) = (hellos[0].shared_gpu[0], hello.shared_gpu[0]);
+            return refuse(format!("rank 0 has {first} as shared_gpu, rank {rank} has {other}"));
         }
     }
     // Behind what all ranks must have in common, so that every rank of a group gets the same error for the same mistake.
@@ -364,7 +366,7 @@ mod tests {
         let mut hellos = [1, 2, 3].map(|device| hello(device, "a", [false, true]));
         check(&hellos).unwrap();
         hellos[2].shared_gpu[0] = true;
-        assert_eq!(refusal(&hellos), "ranks 0 and 2 differ in whether ranks may be on one GPU (shared_gpu)");
+        assert_eq!(refusal(&hellos), "rank 0 has false as shared_gpu, rank 2 has true");
     }
 
     #[test]

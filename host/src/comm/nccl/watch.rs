@@ -46,7 +46,7 @@ pub(super) fn watch(session: &Arc<Session>) {
             let code = session.async_error();
             if code != ResultCode::SUCCESS && code != ResultCode::IN_PROGRESS {
                 let operation =
-                    session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.begun.operation);
+                    session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.begun.call.called());
                 session.broken(Refused { call: "ncclCommGetAsyncError", code }, operation);
                 break false;
             }
@@ -82,7 +82,7 @@ fn collect(session: &Session) {
         // The driver is asked without the lock: it may make us wait, and the rank's thread must not.
         let done = front.done.is_done();
         if let Err(error) = &done {
-            session.report(front.begun.operation, error.to_string());
+            session.report(front.begun.call.called(), error.to_string());
         }
         let mut state = session.lock();
         state.looked_at = None;
@@ -97,11 +97,12 @@ fn collect(session: &Session) {
 /// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left. A call that hangs inside NCCL,
 /// where two ranks connect, is work under way too.
 fn late(session: &Session) -> Option<CommError> {
-    let Begun { sequence, operation, started } = {
+    let Begun { sequence, call, started } = {
         let state = session.lock();
         state.outstanding.front().map(|front| front.begun).or(state.in_call)?
     };
-    if let Some((rank, departure)) = gone(session, sequence, operation) {
+    let operation = call.called();
+    if let Some((rank, departure)) = gone(session, sequence, call.operation) {
         let error = CommError::PeerGone { operation, rank, departure };
         session.member.fail(error.clone());
         return Some(error);

@@ -12,6 +12,7 @@ mod tree;
 use std::ops::Range;
 
 use gradsync_device::math::adasum::Criterion;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
@@ -22,18 +23,19 @@ pub(crate) use self::nodes::{Levels, agree};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
+use crate::agreement::{Value, same_plan};
 use crate::buffer::GradientBuffer;
+use crate::call::scope;
 use crate::comm::Communicator;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::ops::agreement::same_plan;
+use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 
 const OPERATION: &str = "adasum_all_reduce";
 
 /// How the ranks' vectors are combined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
@@ -48,7 +50,7 @@ pub enum Algorithm {
 }
 
 /// What shares one set of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
     /// Each tensor on its own ("per layer"), as upstream has it.
     #[default]
@@ -58,7 +60,7 @@ pub enum Granularity {
 }
 
 /// Choices of an Adasum all-reduce; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AdasumOptions {
     /// The algorithm.
     pub algorithm: Algorithm,
@@ -98,8 +100,8 @@ impl AdasumReport {
 /// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors, options or kinds
-/// of memory (on every rank, naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a
+/// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
+/// other tensors, options or kinds of memory; [`Error::UnsupportedWorldSize`] for `Tree` on a
 /// number of ranks that is no power of two, and those of the communicator. After a communicator's error the contents of the
 /// buffer are unspecified; the other errors leave it alone.
 pub fn adasum_all_reduce(
@@ -109,7 +111,9 @@ pub fn adasum_all_reduce(
 ) -> Result<AdasumReport> {
     let world_size = comm.world_size();
     let checked = options.algorithm.check_ranks(OPERATION, world_size);
-    same_plan(OPERATION, comm, buffer.table(), (options, memory_kind(buffer)), checked)?;
+    let operation = Operation::AdasumAllReduce(options);
+    let _scope = scope::within(operation);
+    same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(memory_kind(buffer)))], checked)?;
     let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
     let mut parts = buffer.parts_mut();
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();

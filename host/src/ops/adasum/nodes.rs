@@ -4,17 +4,17 @@
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
-use std::fmt::Debug;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
+use crate::agreement::{Ranks, Value, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::call::scope;
 use crate::comm::{Communicator, ReduceOp};
-use crate::error::{Error, Result};
-use crate::ops::agreement::{Ranks, same_plan};
+use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
@@ -46,7 +46,7 @@ impl<C: ?Sized> Clone for Nodes<'_, C> {
 impl<C: ?Sized> Copy for Nodes<'_, C> {}
 
 /// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum WithinNode {
     /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
     /// dtype.
@@ -193,8 +193,8 @@ impl Levels {
 /// or none for the tree, and counts the layers that were computed again across nodes, not inside them.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the buffer was
-/// made for another number of ranks than `all` has, or ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
+/// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the buffer
+/// was made for another number of ranks than `all` has; [`Error::Disagreement`] on every rank if ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
 /// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of
 /// those, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
@@ -204,7 +204,9 @@ pub fn hierarchical_adasum_all_reduce(
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
     let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
-    let places = agree(OPERATION, nodes, buffer.table(), within_node, (options, memory_kind(buffer)))?;
+    let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(within_node, options));
+    let memory = [("memory", Value::Words(memory_kind(buffer)))];
+    let places = agree(nodes, buffer.table(), (within_node, options), &memory)?;
     let bytes = buffer.as_slice().as_bytes().len();
     let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
     let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
@@ -273,17 +275,16 @@ pub fn hierarchical_adasum_all_reduce(
     Ok(report)
 }
 
-/// Compares groups, tensors and choices over all ranks, and returns every rank's place.
+/// Compares tensors, choices and groups over all ranks, and returns every rank's place.
 pub(crate) fn agree<C: Ranks + ?Sized>(
-    operation: &'static str,
     nodes: Nodes<'_, C>,
     table: &TensorTable,
-    within_node: WithinNode,
-    choices: impl Hash + Debug,
+    (within_node, options): (WithinNode, AdasumOptions),
+    lines: &[(&str, Value<'_>)],
 ) -> Result<Vec<Place>> {
-    let places = check_nodes(operation, nodes)?;
-    same_plan(operation, nodes.all, table, (within_node, choices), check_within(operation, within_node))?;
-    Ok(places)
+    let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
+    same_plan(operation, nodes.all, table, lines, check_within(OPERATION, within_node))?;
+    check_nodes(OPERATION, nodes)
 }
 
 /// Refuses groups that do not make a grid of nodes and places, or in which there are ranks that are not among all; returns every rank's

@@ -1,6 +1,7 @@
 //! All-reduce of a whole gradient buffer on the device: one collective, whatever the number of tensors.
 
 use crate::buffer::DeviceGradientBuffer;
+use crate::call::scope;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::error::Result;
 
@@ -18,6 +19,7 @@ pub fn all_reduce(
     op: ReduceOp,
     scaling: Scaling,
 ) -> Result<()> {
+    let _scope = scope::within(scaling.operation(op));
     buffer.table().check_world_size("all_reduce", comm.world_size())?;
     comm.all_reduce(buffer.as_mut_slice(), op, scaling)
 }

@@ -5,11 +5,12 @@
 //! the other, so that a rank whose tensors lie apart sends as many elements as one whose tensors do not. Who owns which
 //! tensor is [`plan::ownership`](crate::plan::ownership)'s business.
 
+use crate::call::scope;
 use crate::comm::nccl::NcclCommunicator;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{pack, unpack};
 use crate::kernels::same_len;
 use crate::plan::ownership::{Move, Ownership};
@@ -68,6 +69,7 @@ pub fn nccl_all_reduce(
     scaling: Scaling,
 ) -> Result<()> {
     const OPERATION: &str = "nccl_all_reduce";
+    let _scope = scope::within(Operation::NcclAllReduce(op));
     let views: Vec<DeviceSlice<'_>> = tensors.iter().map(DeviceSliceMut::as_slice).collect();
     let Some(dtype) = one_dtype(OPERATION, views.iter().copied())? else { return Ok(()) };
     let queue = views[0].queue();
@@ -95,6 +97,7 @@ pub fn nccl_all_reduce(
 /// [`Error::InvalidArgument`] naming a tensor that lies in two ranks' windows, and as [`nccl_all_reduce`].
 pub fn nccl_all_gather_owned(comm: &NcclCommunicator, tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
     const OPERATION: &str = "nccl_all_gather";
+    let _scope = scope::within(Operation::NcclAllGather);
     let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
     let moves = ownership.gather_moves(comm.rank());
     copy_in(&mut scratch, tensors, &moves.copy_in)?;
@@ -112,6 +115,7 @@ pub fn nccl_reduce_scatter_owned(
     op: ReduceOp,
 ) -> Result<()> {
     const OPERATION: &str = "nccl_reduce_scatter";
+    let _scope = scope::within(Operation::NcclReduceScatter(op));
     let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
     let moves = ownership.scatter_moves(comm.rank());
     copy_in(&mut scratch, tensors, &moves.copy_in)?;
@@ -164,6 +168,7 @@ pub fn nccl_all_gather(
     inputs: &[DeviceSlice<'_>],
     outputs: &mut [DeviceSliceMut<'_>],
 ) -> Result<()> {
+    let _scope = scope::within(Operation::NcclAllGather);
     same_len("nccl_all_gather", ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     let mut group = comm.group();
     for (input, output) in inputs.iter().zip(outputs) {
@@ -186,6 +191,7 @@ pub fn nccl_reduce_scatter(
     outputs: &mut [DeviceSliceMut<'_>],
 ) -> Result<()> {
     const OPERATION: &str = "nccl_reduce_scatter";
+    let _scope = scope::within(Operation::NcclReduceScatter(ReduceOp::Sum));
     same_len(OPERATION, ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     same_len(OPERATION, ("inputs", inputs.len()), ("shapes", shapes.len()))?;
     let world_size = comm.world_size();

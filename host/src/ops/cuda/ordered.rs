@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use super::in_place;
 use super::peers::Connection;
+use crate::agreement::{Plan, Value, agree, same_plan};
 use crate::buffer::DeviceGradientBuffer;
+use crate::call::scope;
 use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
@@ -17,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::{Layers, PeerKernel, cast};
 use crate::kernels::same_len;
-use crate::ops::agreement::{agree, hash_of, same_plan};
 
 const OPERATION: &str = "ordered all_reduce";
 
@@ -49,7 +50,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// same of each. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another reduction, and for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory
+    /// [`Error::InvalidArgument`] for another reduction; [`Error::Disagreement`] for ranks that differ in any of these; [`Error::Cuda`], code 2 when memory
     /// does not suffice for the other ranks' parts, almost as many bytes again as the data have on the wire, or twice as many where the
     /// wire is another dtype. Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the
     /// communicator.
@@ -61,9 +62,8 @@ impl<'c> OrderedAllReduce<'c> {
         op: ReduceOp,
     ) -> Result<Self> {
         let prepared = Self::prepare(comm, queue, (dtype, wire), len, op);
-        let plan = hash_of((dtype, wire, len, op));
-        let quote = || format!("the {op} of {len} elements of {dtype} sent as {wire}");
-        agree(OPERATION, comm, plan, &quote, prepared)
+        let lines = [("dtype", Value::DType(dtype)), ("wire", Value::DType(wire)), ("elements", Value::Number(len))];
+        agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::OrderedAllReduce(op)) }, prepared)
     }
 
     /// What this rank needs, without the others.
@@ -114,6 +114,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// # Errors
     /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; those of the communicator.
     pub fn run(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
+        let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         let view = data.as_slice();
         same_len(OPERATION, ("data", view.len()), ("what was prepared for", self.len))?;
         if view.dtype() != self.dtype {
@@ -179,10 +180,12 @@ impl<'c> PeerAllReduce<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on every rank for a reduction other than `Sum` and `Mean` or a buffer made for another world size,
-    /// whichever rank it is that has it, and for ranks with other tensors or reductions; [`Error::Cuda`]; those of the communicator.
+    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; those of the communicator.
     pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
-        same_plan(OPERATION, comm, buffer.table(), op, check_op(op))?;
-        let connected = Connection::new(OPERATION, comm, buffer, (PeerKernel::Reduce, 0), || Ok(()))?;
+        let operation = Operation::OrderedAllReduce(op);
+        let _scope = scope::within(operation);
+        same_plan(operation, comm, buffer.table(), &[], check_op(op))?;
+        let connected = Connection::new(operation, comm, buffer, (PeerKernel::Reduce, 0), || Ok(()))?;
         Ok(connected.map(|(connection, ())| Self { comm, connection, op }))
     }
 
@@ -191,6 +194,7 @@ impl<'c> PeerAllReduce<'c> {
     /// # Errors
     /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
     pub fn run(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+        let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         self.connection.check(OPERATION, buffer)?;
         self.connection.keep_for_recording(buffer.queue())?;
         let dtype = buffer.table().dtype();

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
+use crate::agreement::all_prepared;
 use crate::buffer::DeviceGradientBuffer;
 use crate::comm::DeviceCommunicator;
 use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
-use crate::ops::agreement::all_prepared;
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
@@ -44,7 +44,7 @@ impl Connection {
     /// reached. The kernels hand out sums of `layers` layers; they are loaded here. What `prepare` makes of this rank comes along; where it
     /// fails on one rank, all ranks get an error.
     pub(super) fn new<T>(
-        operation: &'static str,
+        operation: Operation,
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
         (kernel, layers): (PeerKernel, usize),

@@ -3,13 +3,14 @@
 //!
 //! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
 
+use crate::agreement::same_plan;
 use crate::buffer::DeviceGradientBuffer;
+use crate::call::scope;
 use crate::comm::{DeviceCommunicator, ReduceOp};
-use crate::error::{Error, Result};
-use crate::ops::agreement::same_plan;
+use crate::error::{Error, Operation, Result};
 use crate::plan::zero::{View, partition, views_of};
 
-const OPERATION: &str = "ZeRO partition";
+const OPERATION: Operation = Operation::ZeroPartition;
 
 /// Who updates which elements of buffers with certain tensors.
 ///
@@ -25,10 +26,11 @@ impl<'c> ZeroPartition<'c> {
     /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors; those of the communicator.
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
+    /// ranks have other tensors; those of the communicator.
     pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Self> {
         let table = buffer.table();
-        same_plan(OPERATION, comm, table, "no options", Ok(()))?;
+        same_plan(OPERATION, comm, table, &[], Ok(()))?;
         let views = partition(table.segments(), table.shard_len(), table.world_size())?;
         Ok(Self { comm, fingerprint: table.fingerprint(), views })
     }
@@ -48,6 +50,7 @@ impl<'c> ZeroPartition<'c> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::reduce_scatter_in_place`].
     pub fn reduce_scatter(&self, gradients: &mut DeviceGradientBuffer, op: ReduceOp) -> Result<()> {
+        let _scope = scope::within(OPERATION);
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
     }
@@ -57,6 +60,7 @@ impl<'c> ZeroPartition<'c> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::all_gather_in_place`].
     pub fn all_gather(&self, parameters: &mut DeviceGradientBuffer) -> Result<()> {
+        let _scope = scope::within(OPERATION);
         self.check(parameters)?;
         self.comm.all_gather_in_place(parameters.as_mut_slice())
     }
@@ -66,6 +70,6 @@ impl<'c> ZeroPartition<'c> {
             return Ok(());
         }
         let reason = "the buffer has other tensors than the one that this was made for".into();
-        Err(Error::InvalidArgument { operation: OPERATION, reason })
+        Err(Error::InvalidArgument { operation: OPERATION.name(), reason })
     }
 }

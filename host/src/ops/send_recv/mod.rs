@@ -30,6 +30,7 @@ use self::bundle::{Payload, Room};
 use self::negotiation::{
     HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, negotiate, withdrawal,
 };
+use crate::call::scope;
 use crate::comm::Communicator;
 use crate::error::{Operation, Result};
 use crate::nvtx::{Phase, range, ranges};
@@ -66,7 +67,9 @@ use crate::plan::bundle::{Limits, encode};
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the copy, before anything is sent: the receiver of what is described learns of it, and
 /// where shapes are known the call can be made again; and those of [`Communicator::exchange`].
 pub fn send(comm: &dyn Communicator, signal: bool, peer: usize, bundle: &Bundle<'_>) -> Result<bool> {
-    check_call("send", Operation::Send { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Send { peer };
+    let _scope = scope::within(operation);
+    check_call("send", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     transfer(comm, &[(peer, bundle)], Vec::new())?;
     Ok(true)
 }
@@ -77,7 +80,9 @@ pub fn send(comm: &dyn Communicator, signal: bool, peer: usize, bundle: &Bundle<
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, or for no tensors, and as [`send`]. The
 /// tensors are as before then, or, if there is only one, as the transport left it.
 pub fn recv(comm: &dyn Communicator, signal: bool, peer: usize, tensors: &mut [TensorBytesMut<'_>]) -> Result<bool> {
-    check_call("recv", Operation::Recv { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Recv { peer };
+    let _scope = scope::within(operation);
+    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     transfer(comm, &[], vec![(peer, Place::Given(tensors))])?;
     Ok(true)
 }
@@ -97,7 +102,9 @@ pub fn recv_described(
     tag: u64,
     limits: &Limits,
 ) -> Result<(bool, Received)> {
-    check_call("recv", Operation::Recv { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Recv { peer };
+    let _scope = scope::within(operation);
+    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     let expected = Expected::Described { tag, limits: *limits };
     let received = exchange(comm, &[], &[(peer, expected)])?.pop();
     Ok((true, received.expect("one for each that is expected")))
@@ -115,6 +122,7 @@ pub fn exchange(
     sends: &[(usize, Bundle<'_>)],
     receives: &[(usize, Expected)],
 ) -> Result<Vec<Received>> {
+    let _scope = scope::within(Operation::ExchangeBundles);
     let ranks = (comm.rank(), comm.world_size());
     for &(peer, _) in sends {
         check_call("exchange", Operation::Send { peer }, true, peer, ranks)?;

@@ -4,8 +4,9 @@
 
 use super::bundle::{Bundle, Expected, Received};
 use super::exchange;
+use crate::call::scope;
 use crate::comm::Communicator;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::plan::schedule::{Passed, RankSchedule, Slot, Stage, Step};
 
 /// A kind of memory that bundles lie in.
@@ -139,7 +140,7 @@ pub fn run_schedule<T, C: Carrier>(
     work: &mut impl Passing<T, C::Memory>,
 ) -> Result<()> {
     check(carrier, schedule)?;
-    schedule.slots().try_for_each(|(_, slot)| run_slot(carrier, slot, work))
+    schedule.slots().try_for_each(|(_, slot)| run_slot(Operation::RunSchedule, carrier, slot, work))
 }
 
 /// Runs one stage of a pipeline: its passes and transfers, in the order of the plan. The carrier's ranks are the stages.
@@ -157,7 +158,7 @@ pub fn run_stage<C: Carrier>(carrier: &C, stage: &Stage, work: &mut impl StageWo
                     let reason = format!("slot {number} is a step of stage {}, and has no transfers", carrier.rank());
                     return Err(Error::InvalidArgument { operation: OPERATION, reason });
                 };
-                run_slot(carrier, slot, work)?;
+                run_slot(Operation::RunStage, carrier, slot, work)?;
             }
         }
     }
@@ -177,12 +178,20 @@ fn check<T, C: Carrier>(carrier: &C, schedule: &RankSchedule<T>) -> Result<()> {
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 
-fn run_slot<T, C: Carrier>(carrier: &C, slot: &Slot<T>, work: &mut impl Passing<T, C::Memory>) -> Result<()> {
+/// Only the transfers are steps of the operation: the rest is the caller's own code.
+fn run_slot<T, C: Carrier>(
+    operation: Operation,
+    carrier: &C,
+    slot: &Slot<T>,
+    work: &mut impl Passing<T, C::Memory>,
+) -> Result<()> {
     let receives = slot.recvs.iter().map(|transfer| Ok((transfer.peer, work.expect(transfer.peer, &transfer.what)?)));
     let receives = receives.collect::<Result<Vec<_>>>()?;
     let received = {
         let sends = slot.sends.iter().map(|transfer| Ok((transfer.peer, work.give(transfer.peer, &transfer.what)?)));
-        carrier.exchange(&sends.collect::<Result<Vec<_>>>()?, &receives)?
+        let sends = sends.collect::<Result<Vec<_>>>()?;
+        let _scope = scope::within(operation);
+        carrier.exchange(&sends, &receives)?
     };
     for transfer in &slot.sends {
         work.given(transfer.peer, &transfer.what)?;

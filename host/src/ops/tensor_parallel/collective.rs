@@ -6,24 +6,28 @@
 
 use super::Tensor;
 use super::agreement::same_call;
-use crate::error::{Error, Result};
+use crate::agreement::{Plan, Value};
+use crate::call::scope;
+use crate::error::{Error, Operation, Pass, Result};
 
 /// The sum of the ranks' tensors, in the memory that was handed over.
-pub(super) fn sum<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+pub(super) fn sum<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
     if T::world_size(comm) == 1 {
         return Ok(tensor);
     }
-    agree(operation, &tensor, comm)?;
+    let _scope = scope::within(Operation::TensorParallel(pass));
+    agree(pass, &tensor, comm)?;
     tensor.sum(comm)
 }
 
 /// The ranks' tensors one after the other along dimension 0.
-pub(super) fn concatenate<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
     let world_size = T::world_size(comm);
     if world_size == 1 {
         return Ok(tensor);
     }
-    agree(operation, &tensor, comm)?;
+    let (operation, _scope) = (pass.name(), scope::within(Operation::TensorParallel(pass)));
+    agree(pass, &tensor, comm)?;
     let mut shape = tensor.shape().to_vec();
     let grown = shape.first().and_then(|first| first.checked_mul(world_size));
     let Some(grown) = grown else {
@@ -35,12 +39,13 @@ pub(super) fn concatenate<T: Tensor>(operation: &'static str, tensor: T, comm: T
 }
 
 /// This rank's part, along dimension 0, of the sum of the ranks' tensors.
-pub(super) fn sum_part<T: Tensor>(operation: &'static str, tensor: T, comm: T::Comm<'_>) -> Result<T> {
+pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
     let world_size = T::world_size(comm);
     if world_size == 1 {
         return Ok(tensor);
     }
-    agree(operation, &tensor, comm)?;
+    let (operation, _scope) = (pass.name(), scope::within(Operation::TensorParallel(pass)));
+    agree(pass, &tensor, comm)?;
     let mut shape = tensor.shape().to_vec();
     match shape.first_mut() {
         Some(first) if *first % world_size == 0 => *first /= world_size,
@@ -53,6 +58,7 @@ pub(super) fn sum_part<T: Tensor>(operation: &'static str, tensor: T, comm: T::C
     tensor.sum_part(operation, shape, comm)
 }
 
-fn agree<T: Tensor>(operation: &'static str, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
-    same_call::<T>(operation, &format!("{operation} of {} {:?}", tensor.dtype(), tensor.shape()), comm)
+fn agree<T: Tensor>(pass: Pass, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
+    let lines = [("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
+    same_call::<T>(&Plan { lines: &lines, ..Plan::of(Operation::TensorParallel(pass)) }, comm)
 }

@@ -29,7 +29,7 @@
 //! # Agreement
 //!
 //! Ranks compare what they call before any data move: another shape, dtype, operation or direction on one rank is an
-//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank that names two ranks and quotes what each
+//! [`Error::Disagreement`](crate::Error::Disagreement) on every rank that names two ranks and quotes what each
 //! called; the group stays usable. The identities ask nobody and accept everything.
 //!
 //! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
@@ -54,7 +54,7 @@ pub use host::HostTensor;
 pub use pipeline::Pipeline;
 pub use tensor::Tensor;
 
-use crate::error::Result;
+use crate::error::{Pass, Result};
 
 /// A step of a computation with its way back: a collective of this module, or a layer of the caller's.
 ///
@@ -132,7 +132,7 @@ impl<T: Tensor> TensorOp<T> for AllReduce {
     }
 
     fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::sum("AllReduce forward", input, comm)
+        collective::sum(Pass::AllReduceForward, input, comm)
     }
 
     fn backward(&mut self, gradient: T, _: T::Comm<'_>) -> Result<T> {
@@ -150,7 +150,7 @@ impl<T: Tensor> TensorOp<T> for AllReduceGradient {
     }
 
     fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::sum("AllReduceGradient backward", gradient, comm)
+        collective::sum(Pass::AllReduceGradientBackward, gradient, comm)
     }
 }
 
@@ -160,11 +160,11 @@ impl<T: Tensor> TensorOp<T> for AllGather {
     }
 
     fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::concatenate("AllGather forward", input, comm)
+        collective::concatenate(Pass::AllGatherForward, input, comm)
     }
 
     fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::sum_part("AllGather backward", gradient, comm)
+        collective::sum_part(Pass::AllGatherBackward, gradient, comm)
     }
 }
 
@@ -174,10 +174,10 @@ impl<T: Tensor> TensorOp<T> for ReduceScatter {
     }
 
     fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::sum_part("ReduceScatter forward", input, comm)
+        collective::sum_part(Pass::ReduceScatterForward, input, comm)
     }
 
     fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
-        collective::concatenate("ReduceScatter backward", gradient, comm)
+        collective::concatenate(Pass::ReduceScatterBackward, gradient, comm)
     }
 }

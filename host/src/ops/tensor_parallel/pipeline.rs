@@ -4,12 +4,14 @@
 
 use super::agreement::same_call;
 use super::{HostTensor, Tensor, TensorOp};
+use crate::agreement::{Plan, Value};
+use crate::call::{Pass, scope};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 
 /// What a way back has to fit.
 #[derive(Clone, Debug)]
-struct Pass {
+struct Forward {
     dtype: DType,
     shape: Vec<usize>,
     world_size: usize,
@@ -36,7 +38,7 @@ struct Pass {
 /// ```
 pub struct Pipeline<T: Tensor = HostTensor> {
     operations: Vec<Box<dyn TensorOp<T>>>,
-    last: Option<Pass>,
+    last: Option<Forward>,
 }
 
 impl<T: Tensor> Pipeline<T> {
@@ -58,21 +60,26 @@ impl<T: Tensor> Pipeline<T> {
         self.operations.iter().map(|operation| operation.name())
     }
 
-    fn agree(&self, direction: &'static str, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
+    fn agree(&self, operation: Operation, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
         let names: Vec<&str> = self.names().collect();
-        let state = match &self.last {
-            Some(last) => format!("an output of {} {:?} over {} ranks", last.dtype, last.shape, last.world_size),
-            None => "no forward".into(),
-        };
-        let of = format!("of {} {:?}", tensor.dtype(), tensor.shape());
+        let mut lines = vec![("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
         // What went before matters on the way back only.
-        let after = if direction == BACKWARD { format!(" after {state}") } else { String::new() };
-        same_call::<T>(direction, &format!("{direction} through [{}] {of}{after}", names.join(", ")), comm)
+        match &self.last {
+            _ if operation == FORWARD => {}
+            Some(last) => lines.extend([
+                ("pass forward", Value::Words("one")),
+                ("dtype of its output", Value::DType(last.dtype)),
+                ("shape of its output", Value::Shape(&last.shape)),
+                ("number of its ranks", Value::Number(last.world_size)),
+            ]),
+            None => lines.push(("pass forward", Value::Words("none"))),
+        }
+        same_call::<T>(&Plan { lines: &lines, names: ("layer", &names), ..Plan::of(operation) }, comm)
     }
 }
 
-const FORWARD: &str = "Pipeline forward";
-const BACKWARD: &str = "Pipeline backward";
+const FORWARD: Operation = Operation::TensorParallel(Pass::PipelineForward);
+const BACKWARD: Operation = Operation::TensorParallel(Pass::PipelineBackward);
 
 impl<T: Tensor> Default for Pipeline<T> {
     fn default() -> Self {
@@ -88,27 +95,30 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// Runs every operation forward, first to last.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
+    /// [`Error::Disagreement`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
     /// which there is no pass to go back from.
     fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
         self.last = None;
+        let _scope = scope::within(FORWARD);
         self.agree(FORWARD, &input, comm)?;
         let output = self.operations.iter_mut().try_fold(input, |tensor, operation| operation.forward(tensor, comm))?;
         let (dtype, shape) = (output.dtype(), output.shape().to_vec());
-        self.last = Some(Pass { dtype, shape, world_size: T::world_size(comm) });
+        self.last = Some(Forward { dtype, shape, world_size: T::world_size(comm) });
         Ok(output)
     }
 
     /// Runs every operation backward, last to first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without a pass forward since the last one backward, if that one was over another
-    /// number of ranks, or if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
+    /// [`Error::InvalidArgument`] without a pass forward since the last one backward, or if that one was over
+    /// another number of ranks; [`Error::Disagreement`] if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
     /// [`Error::DTypeMismatch`] for a gradient unlike the output of the pass forward, which stays good for another try;
     /// and the first error of an operation.
     fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+        let _scope = scope::within(BACKWARD);
         self.agree(BACKWARD, &gradient, comm)?;
-        let refused = |reason| Error::InvalidArgument { operation: BACKWARD, reason };
+        let operation = BACKWARD.name();
+        let refused = |reason| Error::InvalidArgument { operation, reason };
         let Some(last) = &self.last else {
             return Err(refused("there was no pass forward since the last one backward".into()));
         };
@@ -119,11 +129,11 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
         }
         if last.dtype != gradient.dtype() {
             let what = "the output and its gradient".into();
-            return Err(Error::DTypeMismatch { operation: BACKWARD, what, left: last.dtype, right: gradient.dtype() });
+            return Err(Error::DTypeMismatch { operation, what, left: last.dtype, right: gradient.dtype() });
         }
         if last.shape != gradient.shape() {
             let (left, right) = (last.shape.clone(), gradient.shape().to_vec());
-            return Err(Error::ShapeMismatch { operation: BACKWARD, left, right });
+            return Err(Error::ShapeMismatch { operation, left, right });
         }
         self.last = None;
         let mut operations = self.operations.iter_mut().rev();

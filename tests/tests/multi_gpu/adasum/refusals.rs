@@ -28,16 +28,20 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         assert!(is_odd(cases) || text.contains(&format!("rank {} refuses", world_size - 1)), "{text}");
     });
     report.case("other tensors", || {
-        let others: [Tensors; 5] = [
-            (DType::F32, &[("a", 60), ("b", 640)]),
-            (DType::F32, &[("a", 64), ("b", 60)]),
-            (DType::F32, &[("b", 60), ("a", 64)]),
-            (DType::F32, &[("a", 128)]),
-            (DType::F64, &[("a", 60), ("b", 64)]),
+        let others: [(Tensors, &str); 5] = [
+            (
+                (DType::F32, &[("a", 60), ("b", 640)]),
+                "tensor 1 \"b\": rank 0 has shape [64], rank LAST has shape [640]",
+            ),
+            ((DType::F32, &[("a", 64), ("b", 60)]), "tensor 0 \"a\": rank 0 has shape [60], rank LAST has shape [64]"),
+            ((DType::F32, &[("b", 60), ("a", 64)]), "tensor 0: rank 0 has \"a\", rank LAST has \"b\""),
+            ((DType::F32, &[("a", 128)]), "tensor 0 \"a\": rank 0 has shape [60], rank LAST has shape [128]"),
+            ((DType::F64, &[("a", 60), ("b", 64)]), "dtype: rank 0 has f32, rank LAST has f64"),
         ];
-        for tensors in others {
+        for (tensors, difference) in others {
             let own = if is_odd(cases) { tensors } else { COMMON };
-            assert_differs(cases, prepare(cases, own, world_size, AdasumOptions::default()));
+            let expected = format!("adasum_all_reduce(Auto, per tensor): ranks disagree on {difference}");
+            assert_differs(cases, prepare(cases, own, world_size, AdasumOptions::default()), &expected);
         }
     });
     report.case("other options", || {
@@ -45,9 +49,13 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         let whole = AdasumOptions { granularity: Granularity::Whole, ..common };
         let tree = AdasumOptions { algorithm: Algorithm::Tree, ..common };
         // Where the tree is none, the last rank refuses it, which is another case.
-        for options in if world_size.is_power_of_two() { vec![whole, tree] } else { vec![whole] } {
+        let (whole, tree) = ((whole, "Gram, all tensors as one"), (tree, "Tree, per tensor"));
+        for (options, called) in if world_size.is_power_of_two() { vec![whole, tree] } else { vec![whole] } {
             let own = if is_odd(cases) { options } else { common };
-            assert_differs(cases, prepare(cases, COMMON, world_size, own));
+            let expected = format!(
+                "ranks disagree: rank 0 called adasum_all_reduce(Gram, per tensor), rank LAST called adasum_all_reduce({called})"
+            );
+            assert_differs(cases, prepare(cases, COMMON, world_size, own), &expected);
         }
     });
     if !world_size.is_power_of_two() {
@@ -110,12 +118,13 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> String {
     }
 }
 
-/// An error that names rank 0 and the odd one, unless they are the same.
+/// The error with this text, where `LAST` stands for the odd rank, unless that is rank 0.
 #[track_caller]
-fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum<'_>>) {
+fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum<'_>>, expected: &str) {
     let last = cases.world_size() - 1;
     if last > 0 {
-        let (reason, named) = (reason(outcome), format!("rank 0 and rank {last} differ"));
-        assert!(reason.contains(&named), "\"{reason}\" does not say \"{named}\"");
+        let Err(Error::Disagreement(difference)) = &outcome else { panic!("in place of a disagreement: {outcome:?}") };
+        assert_eq!((difference.left_rank, difference.right_rank), (0, last), "{difference}");
+        assert_eq!(difference.to_string(), expected.replace("LAST", &last.to_string()));
     }
 }

@@ -51,7 +51,7 @@ impl<'c> Work<'c> {
     pub(super) fn operation(&self) -> Operation {
         match self.operands {
             Operands::AllReduce(_) => Operation::AllReduce(ReduceOp::Sum),
-            Operands::Adasum(..) => Operation::Adasum,
+            Operands::Adasum(..) => Operation::AdasumAllReduce(AdasumOptions::default()),
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
             std::thread::sleep(Duration::from_millis(200));
         } else {
             let (error, took) = refused(groups, member);
-            let left = CommError::PeerGone { operation: Operation::Exchange, rank: ABSENT, departure: Departure::Left };
+            let left = CommError::PeerGone { operation: Operation::SetUp, rank: ABSENT, departure: Departure::Left };
             assert_eq!(error, left);
             assert!(took < LIMIT, "{error}: only after {took:?}");
         }

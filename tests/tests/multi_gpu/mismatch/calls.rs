@@ -25,7 +25,7 @@ impl Disagreement {
     fn is_quoted_in(&self, error: &CommError, odd: usize) -> bool {
         match error {
             CommError::Mismatch { left_rank, left, right_rank, right } if left_rank < right_rank => {
-                let (left, right) = ((*left_rank, *left), (*right_rank, *right));
+                let (left, right) = ((*left_rank, **left), (*right_rank, **right));
                 let (own, other) = if left.0 == odd { (left, right) } else { (right, left) };
                 own == (odd, self.odd.1) && other.1 == self.common.1
             }

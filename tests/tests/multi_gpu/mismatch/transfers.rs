@@ -50,7 +50,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
 /// Ranks 0 and 1 make these calls, the others none.
 fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
     let (rank, queue) = (groups.rank(), groups.queue().clone());
-    let expected = CommError::Mismatch { left_rank: 0, left: calls[0], right_rank: 1, right: calls[1] };
+    let expected = CommError::Mismatch { left_rank: 0, left: calls[0].into(), right_rank: 1, right: calls[1].into() };
     let failure = groups.fail(|comm| {
         let Some(own) = calls.get(rank) else { return };
         let data = f32s(&queue, own.len);

@@ -72,7 +72,8 @@ fn agreement(cases: &Cases<'_>) {
     match (world_size, differs) {
         (1, Ok(())) => {}
         (_, Err(Error::InvalidArgument { operation: "a test", reason })) => {
-            let expected = format!("rank 0 and rank {} differ in a value", world_size - 1);
+            let last = world_size - 1;
+            let expected = format!("rank 0 and rank {last} differ in a value: rank 0 has 0, rank {last} has 1");
             assert_eq!(reason, expected);
         }
         (_, other) => panic!("{other:?}"),

@@ -56,6 +56,7 @@ use super::channel::{Incoming, Outgoing};
 use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
+use crate::call::scope;
 use crate::comm::device::check_into;
 use crate::comm::groups::World;
 use crate::comm::operands::Operand;
@@ -126,10 +127,15 @@ impl MpiDeviceCommunicator {
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
         let (down, pinned) = prepare().map_err(|error| comm.meeting.refuse(Operation::SetUp, error.into()))?;
         let all = comm.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
-        let (mut paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
+        let (paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
-        if let Some(rank) = paths.position(|path| *path != all[0]) {
-            return refuse(format!("ranks 0 and {rank} differ in the path"));
+        if let Some((rank, other)) = paths.enumerate().find(|(_, path)| **path != all[0]) {
+            let known = [MpiPath::Auto, MpiPath::Staged, MpiPath::Direct];
+            let [first, other] = [all[0], *other].map(|word| known.into_iter().find(|path| *path as u64 == word));
+            return refuse(match (first, other) {
+                (Some(first), Some(other)) => format!("rank 0 has the path {first:?}, rank {rank} has {other:?}"),
+                _ => format!("ranks 0 and {rank} have paths that this version does not know"),
+            });
         }
         let unaware = answers.enumerate().find(|(_, answer)| **answer != aware::Answer::Yes.word());
         if let (MpiPath::Direct, Some((rank, answer))) = (options.path, unaware) {
@@ -240,8 +246,8 @@ impl World for MpiDeviceCommunicator {
         (self.rank(), self.world_size())
     }
 
-    fn agree_on(&self, operation: &'static str, what: &str, value: u64) -> Result<()> {
-        DeviceCommunicator::agree_on(self, operation, what, value)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        DeviceCommunicator::gather_words(self, words)
     }
 }
 
@@ -256,7 +262,8 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        self.comm.gather(Call { operation: Operation::Exchange, len: words.len(), dtype: None }, words)
+        let _scope = scope::within(Operation::GatherWords);
+        self.comm.gather(Call::of(Operation::Exchange, words.len(), None), words)
     }
 
     fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {

@@ -3,12 +3,13 @@
 use super::gram::Gram;
 use super::layer_count;
 use super::tree::Tree;
+use crate::agreement::all_prepared;
 use crate::buffer::DeviceGradientBuffer;
+use crate::call::scope;
 use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::DeviceSliceMut;
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::ops::adasum::{Levels, agree};
-use crate::ops::agreement::all_prepared;
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
@@ -26,6 +27,8 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 #[derive(Debug)]
 pub struct HierarchicalAdasum<'c> {
     nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
+    /// With the choices that it was made with.
+    operation: Operation,
     fingerprint: u64,
     steps: Steps,
 }
@@ -126,8 +129,8 @@ impl<'c> HierarchicalAdasum<'c> {
     /// it. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, the
-    /// buffer was made for another number of ranks than there are in all, or ranks have other tensors or options;
+    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the
+    /// buffer was made for another number of ranks than there are in all; [`Error::Disagreement`] on every rank if ranks have other tensors or options;
     /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory
     /// does not suffice. Where that is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of
     /// the communicators.
@@ -138,12 +141,14 @@ impl<'c> HierarchicalAdasum<'c> {
         options: AdasumOptions,
     ) -> Result<Self> {
         let (within_node, table) = (within_node.into(), buffer.table());
-        let places = agree(OPERATION, nodes, table, within_node, options)?;
+        let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
+        let _scope = scope::within(operation);
+        let places = agree(nodes, table, (within_node, options), &[])?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
         let steps = Steps::prepare(nodes, buffer, within_node, levels, options.granularity);
-        let steps = all_prepared(OPERATION, nodes.all, steps)?;
-        Ok(Self { nodes, fingerprint: table.fingerprint(), steps })
+        let steps = all_prepared(operation, nodes.all, steps)?;
+        Ok(Self { nodes, operation, fingerprint: table.fingerprint(), steps })
     }
 
     /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
@@ -156,6 +161,7 @@ impl<'c> HierarchicalAdasum<'c> {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
+        let _scope = scope::within(self.operation);
         let nodes = self.nodes;
         let Nodes { all, node, .. } = nodes;
         let mut arena = buffer.as_mut_slice();

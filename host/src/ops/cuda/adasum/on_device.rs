@@ -7,10 +7,11 @@ use super::gram::Gram;
 use super::over_peers::Peers;
 use super::tree::Tree;
 use super::{OPERATION, layer_count};
+use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::DeviceGradientBuffer;
+use crate::call::scope;
 use crate::comm::DeviceCommunicator;
-use crate::error::{Error, Result};
-use crate::ops::agreement::{all_prepared, same_plan};
+use crate::error::{Error, Operation, Result};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
@@ -30,6 +31,8 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 #[derive(Debug)]
 pub struct Adasum<'c> {
     comm: &'c dyn DeviceCommunicator,
+    /// With the options that it was made with.
+    operation: Operation,
     fingerprint: u64,
     steps: Steps,
 }
@@ -69,8 +72,8 @@ impl<'c> Adasum<'c> {
     /// to a quarter of a second.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
-    /// naming two that differ); [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
+    /// other tensors or options; [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
     /// [`Error::InvalidArgument`] that names one. Those of the communicator.
     pub fn new(
@@ -100,15 +103,18 @@ impl<'c> Adasum<'c> {
         with_peers: bool,
     ) -> Result<Self> {
         let (world_size, table) = (comm.world_size(), buffer.table());
-        same_plan(OPERATION, comm, table, options, options.algorithm.check_ranks(OPERATION, world_size))?;
+        let operation = Operation::AdasumAllReduce(options);
+        let _scope = scope::within(operation);
+        same_plan(operation, comm, table, &[], options.algorithm.check_ranks(OPERATION, world_size))?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
         let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
-        let peers = if with_peers && world_size > 1 { Peers::connect(comm, buffer, options)? } else { None };
+        let peers =
+            if with_peers && world_size > 1 { Peers::connect(comm, buffer, (operation, options))? } else { None };
         let steps = match peers {
             Some(peers) => Steps::Peers(Box::new(peers)),
-            None => all_prepared(OPERATION, comm, Steps::without_peers(comm, buffer, options))?,
+            None => all_prepared(operation, comm, Steps::without_peers(comm, buffer, options))?,
         };
-        Ok(Self { comm, fingerprint: table.fingerprint(), steps })
+        Ok(Self { comm, operation, fingerprint: table.fingerprint(), steps })
     }
 
     /// Whether the ranks' kernels reach into each other's memory.
@@ -128,6 +134,7 @@ impl<'c> Adasum<'c> {
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         let comm = self.comm;
+        let _scope = scope::within(self.operation);
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
         match &mut self.steps {
             Steps::Alone(_) => Ok(()),

@@ -25,7 +25,7 @@ impl Peers {
     pub(super) fn connect(
         comm: &dyn DeviceCommunicator,
         buffer: &DeviceGradientBuffer,
-        options: AdasumOptions,
+        (operation, options): (Operation, AdasumOptions),
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
         if !Connection::is_possible(comm, buffer) {
@@ -44,7 +44,7 @@ impl Peers {
         };
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
         let count = layer_count(options.granularity, table.tensor_count());
-        let connected = Connection::new(OPERATION, comm, buffer, (kernel, count), layers)?;
+        let connected = Connection::new(operation, comm, buffer, (kernel, count), layers)?;
         Ok(connected.map(|(connection, layers)| Self { layers, is_whole: is_shared, connection }))
     }
 

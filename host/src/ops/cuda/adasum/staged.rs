@@ -7,12 +7,13 @@
 use std::ops::Range;
 
 use super::{OPERATION, clear_gaps, layer_count};
+use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{Arena, DeviceGradientBuffer, Scratch};
+use crate::call::scope;
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
 use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
-use crate::ops::agreement::{all_prepared, same_plan};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
@@ -28,7 +29,7 @@ const DEPTH: usize = 2;
 pub struct StagedAdasum<'c> {
     comm: &'c dyn Communicator,
     fingerprint: u64,
-    granularity: Granularity,
+    options: AdasumOptions,
     /// The queue that the copies are ordered on.
     queue: Queue,
     pinned: Pinned,
@@ -49,14 +50,16 @@ impl<'c> StagedAdasum<'c> {
     /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size, or ranks have other tensors or options (on every rank,
-    /// naming two that differ); [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
+    /// other tensors or options; [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host. Where that is so on some ranks
     /// only, the others fail with an [`Error::InvalidArgument`] that names one. Those of the communicator.
     pub fn new(comm: &'c dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
-        same_plan(OPERATION, comm, buffer.table(), options, checked)?;
-        all_prepared(OPERATION, comm, Self::prepare(comm, buffer, options))
+        let operation = Operation::AdasumAllReduce(options);
+        let _scope = scope::within(operation);
+        same_plan(operation, comm, buffer.table(), &[], checked)?;
+        all_prepared(operation, comm, Self::prepare(comm, buffer, options))
     }
 
     /// What this rank needs, without the others.
@@ -76,7 +79,7 @@ impl<'c> StagedAdasum<'c> {
             let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
         };
-        Ok(Self { comm, fingerprint: table.fingerprint(), granularity, queue: queue.clone(), pinned, steps, report })
+        Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
     }
 
     /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank. Ordered on the buffer's
@@ -92,14 +95,15 @@ impl<'c> StagedAdasum<'c> {
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
         }
         self.queue.check_same(OPERATION, buffer.queue())?;
+        let _scope = scope::within(Operation::AdasumAllReduce(self.options));
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
         let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
         let tensors = buffer.table().segments().to_vec();
-        let layers = self.granularity.layers(len, &tensors);
-        if self.granularity == Granularity::Whole {
+        let layers = self.options.granularity.layers(len, &tensors);
+        if self.options.granularity == Granularity::Whole {
             clear_gaps(buffer.as_mut_slice(), &tensors)?;
         }
-        let criteria = &self.granularity.criteria(buffer.table().dtype(), &tensors);
+        let criteria = &self.options.granularity.criteria(buffer.table().dtype(), &tensors);
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, workspace) = match steps {
             Steps::Tree(scratch) => {

@@ -19,6 +19,7 @@ pub use tensor::{DeviceTensorView, DeviceTensorViewMut};
 
 use std::cell::RefCell;
 
+use crate::call::scope;
 use crate::comm::{DeviceCommunicator, RawSlice};
 use crate::driver::{DeviceBuffer, Queue};
 use crate::dtype::DType;
@@ -46,7 +47,9 @@ pub fn send<'c>(
     peer: usize,
     bundle: &DeviceBundle<'_>,
 ) -> Result<Completion<'c>> {
-    check_call("send", Operation::Send { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Send { peer };
+    let _scope = scope::within(operation);
+    check_call("send", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     transfer(comm, bundle.queue(), &[(peer, bundle)], Vec::new())?;
     Completion::new(comm, bundle.queue())
 }
@@ -62,7 +65,9 @@ pub fn recv<'c>(
     peer: usize,
     tensors: &mut [DeviceTensorViewMut<'_>],
 ) -> Result<Completion<'c>> {
-    check_call("recv", Operation::Recv { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Recv { peer };
+    let _scope = scope::within(operation);
+    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     let Some(queue) = tensors.first().map(|tensor| tensor.as_tensor().queue().clone()) else {
         return Err(no_tensors("recv"));
     };
@@ -85,7 +90,9 @@ pub fn recv_described<'c>(
     tag: u64,
     limits: &Limits,
 ) -> Result<(Completion<'c>, DeviceReceived)> {
-    check_call("recv", Operation::Recv { peer }, signal, peer, (comm.rank(), comm.world_size()))?;
+    let operation = Operation::Recv { peer };
+    let _scope = scope::within(operation);
+    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
     let expected = Expected::Described { tag, limits: *limits };
     let received = transfer(comm, queue, &[], vec![(peer, Place::New(&expected))])?.pop();
     Ok((Completion::new(comm, queue)?, received.expect("one for each that is expected")))
@@ -151,6 +158,7 @@ impl Carrier for OnQueue<'_> {
         sends: &[(usize, DeviceBundle<'_>)],
         receives: &[(usize, Expected)],
     ) -> Result<Vec<DeviceReceived>> {
+        let _scope = scope::within(Operation::ExchangeBundles);
         let ranks = (self.comm.rank(), self.comm.world_size());
         for (peer, bundle) in sends {
             check_call("exchange", Operation::Send { peer: *peer }, true, *peer, ranks)?;

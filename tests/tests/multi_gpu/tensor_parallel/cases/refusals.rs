@@ -17,18 +17,26 @@ fn is_odd(ranks: &Ranks<'_>) -> bool {
     ranks.rank() == ranks.world_size() - 1
 }
 
-/// The words that name the two ranks.
-fn two_ranks(ranks: &Ranks<'_>) -> String {
-    format!("ranks disagree: rank 0 called /, rank {} called", ranks.world_size() - 1)
+/// What is said of the first difference between rank 0 and the odd one.
+fn on(ranks: &Ranks<'_>, label: &str, [left, right]: [&str; 2]) -> String {
+    format!("ranks disagree on {label}: rank 0 has {left}, rank {} has {right}", ranks.world_size() - 1)
+}
+
+/// What is said of two operations.
+fn called(ranks: &Ranks<'_>, [left, right]: [&str; 2]) -> String {
+    format!("ranks disagree: rank 0 called {left}, rank {} called {right}", ranks.world_size() - 1)
 }
 
 /// Every word of an error, which is the same on all ranks; afterwards the group goes on. `/` stands between words.
 #[track_caller]
 fn refused(ranks: &Ranks<'_>, outcome: Result<DeviceTensor>, words: &str) {
     let text = match outcome {
-        Err(error @ (Error::InvalidArgument { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })) => {
-            error.to_string()
-        }
+        Err(
+            error @ (Error::InvalidArgument { .. }
+            | Error::Disagreement(_)
+            | Error::ShapeMismatch { .. }
+            | Error::DTypeMismatch { .. }),
+        ) => error.to_string(),
         other => panic!("in place of a refusal: {other:?}"),
     };
     for word in words.split('/') {
@@ -65,12 +73,12 @@ pub(super) fn shape(ranks: &Ranks<'_>) {
         let (common, odd) = ([rows, 101], [rows * 101]);
         let shape: &[usize] = if is_odd(ranks) { &odd } else { &common };
         let outcome = pass(ones(ranks, Format::F32, shape), ranks.comm);
-        refused(ranks, outcome, &format!("{}/f32 {common:?}/f32 {odd:?}", two_ranks(ranks)));
+        refused(ranks, outcome, &on(ranks, "shape", [&format!("shape {common:?}"), &format!("shape {odd:?}")]));
         // Only one of them would have been refused alone.
         let (common, odd) = ([rows, 103], [rows + 1, 103]);
         let shape = if is_odd(ranks) { odd } else { common };
         let outcome = pass(ones(ranks, Format::F32, &shape), ranks.comm);
-        refused(ranks, outcome, &format!("{}/f32 {common:?}/f32 {odd:?}", two_ranks(ranks)));
+        refused(ranks, outcome, &on(ranks, "shape", [&format!("shape {common:?}"), &format!("shape {odd:?}")]));
     }
 }
 
@@ -79,7 +87,7 @@ pub(super) fn dtype(ranks: &Ranks<'_>) {
     for pass in [SUMS, GATHERS, SCATTERS].concat() {
         let format = if is_odd(ranks) { Format::BF16 } else { Format::F16 };
         let outcome = pass(ones(ranks, format, &shape), ranks.comm);
-        refused(ranks, outcome, &format!("{}/ f16 {shape:?}/bf16 {shape:?}", two_ranks(ranks)));
+        refused(ranks, outcome, &on(ranks, "dtype", ["f16", "bf16"]));
     }
 }
 
@@ -87,14 +95,13 @@ pub(super) fn operation(ranks: &Ranks<'_>) {
     let tensor = || ones(ranks, Format::F32, &[ranks.world_size(), 109]);
     let outcome =
         if is_odd(ranks) { AllGather.backward(tensor(), ranks.comm) } else { AllReduce.forward(tensor(), ranks.comm) };
-    refused(ranks, outcome, &format!("{}/AllReduce forward of/AllGather backward of", two_ranks(ranks)));
+    refused(ranks, outcome, &called(ranks, ["AllReduce forward", "AllGather backward"]));
     let outcome = if is_odd(ranks) {
         Pipeline::new().then(AllReduce).then(AllGather).forward(tensor(), ranks.comm)
     } else {
         AllReduce.forward(tensor(), ranks.comm)
     };
-    let called = "AllReduce forward of/Pipeline forward through [AllReduce, AllGather]";
-    refused(ranks, outcome, &format!("{}/{called}", two_ranks(ranks)));
+    refused(ranks, outcome, &called(ranks, ["AllReduce forward", "Pipeline forward"]));
 }
 
 pub(super) fn pipeline(ranks: &Ranks<'_>) {
@@ -108,7 +115,7 @@ pub(super) fn pipeline(ranks: &Ranks<'_>) {
     let (mut went, mut other) = (new(), new());
     let output = went.forward(of(1, 127), comm).unwrap();
     let outcome = if is_odd(ranks) { other.backward(output, comm) } else { went.backward(output, comm) };
-    refused(ranks, outcome, &format!("{}/after an output of/after no forward", two_ranks(ranks)));
+    refused(ranks, outcome, &on(ranks, "pass forward", ["one", "none"]));
 
     // Twice.
     let output = went.forward(of(1, 131), comm).unwrap();

@@ -1,0 +1,289 @@
+//! What ranks tell each other before any of them begins: what each is about to do, or why it cannot.
+//!
+//! Whatever is wrong with one rank's call becomes an error on every rank, so that nobody waits for a rank that has refused. For that,
+//! nothing that may fail on one rank alone stands between the beginning of a call and its agreement: its outcome is brought along.
+//!
+//! What is compared is a [`Plan`], a list of lines. Its hash and the texts of an error are made of the same lines, so that whatever ranks
+//! differ in can be said. Ranks exchange hashes alone as long as these are equal; where they are not, they look for the first line that
+//! differs, by halves, and show each other nothing but that.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::buffer::TensorTable;
+use crate::call::scope;
+use crate::comm::Communicator;
+#[cfg(feature = "cuda")]
+use crate::comm::DeviceCommunicator;
+use crate::dtype::DType;
+use crate::error::{Disagreement, Error, Operation, Result};
+
+/// Bytes in one number that a communicator carries.
+const WORD: usize = size_of::<u64>();
+/// The longest text that ranks show each other.
+const LONGEST_TEXT: usize = 2048;
+
+/// A group of ranks that show each other numbers: a communicator for either kind of memory.
+pub(crate) trait Ranks {
+    /// The number of this rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn world_size(&self) -> usize;
+
+    /// Every rank's words, in rank order; all ranks bring equally many.
+    fn gather(&self, words: &[u64]) -> Result<Vec<u64>>;
+}
+
+impl Ranks for dyn Communicator + '_ {
+    fn rank(&self) -> usize {
+        Communicator::rank(self)
+    }
+
+    fn world_size(&self) -> usize {
+        Communicator::world_size(self)
+    }
+
+    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let _comparing = scope::comparing();
+        crate::comm::gather_words(self, words)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Ranks for dyn DeviceCommunicator + '_ {
+    fn rank(&self) -> usize {
+        DeviceCommunicator::rank(self)
+    }
+
+    fn world_size(&self) -> usize {
+        DeviceCommunicator::world_size(self)
+    }
+
+    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let _comparing = scope::comparing();
+        self.gather_words(words)
+    }
+}
+
+/// What a rank has in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Value<'a> {
+    Operation(Operation),
+    DType(DType),
+    Number(usize),
+    Shape(&'a [usize]),
+    /// Somebody's choice.
+    Name(&'a str),
+    /// This crate's own words.
+    Words(&'static str),
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Operation(operation) => write!(f, "{operation}"),
+            Value::DType(dtype) => write!(f, "{dtype}"),
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Shape(shape) => write!(f, "shape {shape:?}"),
+            Value::Name(name) => write!(f, "{name:?}"),
+            Value::Words(words) => f.write_str(words),
+        }
+    }
+}
+
+/// What is done with a line, given its label and what this rank has there. A label says nothing that the lines before do not: it is the same
+/// on two ranks whose lines are the same up to there.
+pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;
+
+/// What a rank is about to do, as far as all ranks must do the same.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan<'a> {
+    /// What is called.
+    pub(crate) operation: Operation,
+    /// What it is called with, by label, beside the arguments that are part of the operation.
+    pub(crate) lines: &'a [(&'a str, Value<'a>)],
+    /// Names of some kind, in order, by what each is called.
+    pub(crate) names: (&'a str, &'a [&'a str]),
+    /// What tensors there are, by what errors call them if there are several tables.
+    pub(crate) tables: &'a [(&'static str, &'a TensorTable)],
+}
+
+impl<'a> Plan<'a> {
+    /// Nothing but the operation with its arguments.
+    pub(crate) fn of(operation: Operation) -> Self {
+        Self { operation, lines: &[], names: ("", &[]), tables: &[] }
+    }
+
+    /// A hash of all lines, without a look at those of tables, which know theirs.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.visit_head(&mut |_, value| value.hash(&mut hasher));
+        self.tables.iter().for_each(|(_, table)| table.fingerprint().hash(&mut hasher));
+        hasher.finish()
+    }
+
+    fn visit(&self, line: &mut Visit<'_>) {
+        self.visit_head(line);
+        for (name, table) in self.tables {
+            table.visit(&mut |label, value| match name.is_empty() {
+                true => line(label, value),
+                false => line(format_args!("{label} of the {name}"), value),
+            });
+        }
+    }
+
+    fn visit_head(&self, line: &mut Visit<'_>) {
+        let called = scope::called(self.operation);
+        line(format_args!("{}", Disagreement::OPERATION), Value::Operation(called));
+        line(format_args!("step"), Value::Operation(self.operation));
+        self.lines.iter().for_each(|(label, value)| line(format_args!("{label}"), *value));
+        let (label, names) = self.names;
+        if !label.is_empty() {
+            names.iter().enumerate().for_each(|(index, name)| line(format_args!("{label} {index}"), Value::Name(name)));
+            line(format_args!("{label} {}", names.len()), Value::Words("none"));
+        }
+    }
+
+    /// Hashes of the beginnings of the list, each of one line more.
+    fn beginnings(&self) -> Vec<u64> {
+        let (mut hasher, mut beginnings) = (DefaultHasher::new(), Vec::new());
+        self.visit(&mut |_, value| {
+            value.hash(&mut hasher);
+            beginnings.push(hasher.finish());
+        });
+        beginnings
+    }
+
+    /// The label and the value of a line; empty past the last.
+    fn line(&self, wanted: usize) -> [String; 2] {
+        let (mut index, mut found) = (0, [String::new(), String::new()]);
+        self.visit(&mut |label, value| {
+            if index == wanted {
+                found = [label.to_string(), value.to_string()];
+            }
+            index += 1;
+        });
+        found
+    }
+}
+
+/// Hands back what this rank has `prepared`, if every rank could prepare its own and all of them have the same plan. One exchange of two
+/// words where all is well; texts travel only where it is not.
+///
+/// # Errors
+/// On a rank that could not prepare, what it failed with, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
+/// plans differ, the same [`Error::Disagreement`] on every rank. Those of the ranks' communicator.
+pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
+    let _scope = scope::within(plan.operation);
+    agree_by(&|words| ranks.gather(words), plan, prepared)
+}
+
+/// As [`agree`], of ranks that show each other numbers by `gather`.
+pub(crate) fn agree_by<T>(
+    gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
+    plan: &Plan<'_>,
+    prepared: Result<T>,
+) -> Result<T> {
+    let refusal = prepared.as_ref().err().map(ToString::to_string);
+    let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
+        Ok(all) => all,
+        // What this rank could not do is nearer to the cause than what came of it.
+        Err(error) => return prepared.and(Err(error)),
+    };
+    let of_ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
+    // Every rank sees the same numbers, so that every rank takes the same way from here on.
+    if let Some(refusing) = of_ranks.iter().position(|words| words[1] != 0) {
+        let refusals = gather_texts(gather, &refusal.unwrap_or_default());
+        prepared?;
+        let operation = scope::called(plan.operation).name();
+        let reason = format!("rank {refusing} refuses: {}", refusals?[refusing]);
+        return Err(Error::InvalidArgument { operation, reason });
+    }
+    let Some(odd) = of_ranks.iter().position(|words| words[0] != of_ranks[0][0]) else { return prepared };
+    Err(Box::new(first_difference(gather, plan, (0, odd))?).into())
+}
+
+/// The first line in which the plans of two ranks differ, which they do. All ranks have to call it.
+fn first_difference(
+    gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
+    plan: &Plan<'_>,
+    (left_rank, right_rank): (usize, usize),
+) -> Result<Disagreement> {
+    let own = plan.beginnings();
+    let lens = gather(&[own.len() as u64])?;
+    let (mut from, mut to) = (0, (lens[left_rank].max(lens[right_rank]) as usize).saturating_sub(1));
+    // They differ in a line from `from` to `to`.
+    while from < to {
+        let middle = from + (to - from) / 2;
+        let beginnings = gather(&[own.get(middle).copied().unwrap_or_default()])?;
+        if beginnings[left_rank] == beginnings[right_rank] {
+            from = middle + 1;
+        } else {
+            to = middle;
+        }
+    }
+    let [label, value] = plan.line(from);
+    let called = scope::called(plan.operation).to_string();
+    let of = |rank: usize, text: &str| Ok::<_, Error>(gather_texts(gather, text)?.swap_remove(rank));
+    let values = gather_texts(gather, &value)?;
+    Ok(Disagreement {
+        operation: of(left_rank, &called)?,
+        left_rank,
+        right_rank,
+        label: of(left_rank, &label)?,
+        left: values[left_rank].clone(),
+        right: values[right_rank].clone(),
+    })
+}
+
+/// Refuses ranks whose buffers hold other tensors, or that made other choices, a buffer shared out over another number of ranks than
+/// there are, and what this rank has `checked` and found wrong, on every rank. The host waits for the other ranks.
+///
+/// Counts alone do not tell: tensors of two ranks may lie in another order in arenas of one length.
+pub(crate) fn same_plan<R: Ranks + ?Sized>(
+    operation: Operation,
+    ranks: &R,
+    table: &TensorTable,
+    lines: &[(&str, Value<'_>)],
+    checked: Result<()>,
+) -> Result<()> {
+    let checked = checked.and_then(|()| table.check_world_size(operation.name(), ranks.world_size()));
+    agree(ranks, &Plan { lines, tables: &[("", table)], ..Plan::of(operation) }, checked)
+}
+
+/// What this rank has prepared after the ranks' plans were compared, if every rank could prepare its own; an error on every rank if one, say,
+/// lacks memory. The host waits for the other ranks.
+pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
+    agree(ranks, &Plan::of(operation), prepared)
+}
+
+/// Every rank's text, in rank order; long ones are cut.
+fn gather_texts(gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>, text: &str) -> Result<Vec<String>> {
+    let text = shortened(text);
+    let lens = gather(&[text.len() as u64])?;
+    let lens: Vec<usize> = lens.iter().map(|&len| (len as usize).min(2 * LONGEST_TEXT)).collect();
+    let longest = lens.iter().max().map_or(0, |len| len.div_ceil(WORD));
+    let mut words = vec![0; longest];
+    for (word, bytes) in words.iter_mut().zip(text.as_bytes().chunks(WORD)) {
+        let mut padded = [0; WORD];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(padded);
+    }
+    let all = gather(&words)?;
+    let text_of = |(rank, len): (usize, &usize)| {
+        let words = &all[rank * longest..(rank + 1) * longest];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take(*len).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Ok(lens.iter().enumerate().map(text_of).collect())
+}
+
+/// The beginning of a text that is longer than ranks show each other.
+fn shortened(text: &str) -> String {
+    if text.len() <= LONGEST_TEXT {
+        return text.to_owned();
+    }
+    let end = (0..=LONGEST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}

@@ -1,0 +1,286 @@
+//! What one rank asks of the others: [`Call`], as the ranks compare it and as their errors quote it.
+
+pub(crate) mod scope;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::comm::ReduceOp;
+use crate::dtype::DataType;
+use crate::ops::{AdasumOptions, Granularity, WithinNode};
+use crate::plan::groups::GroupKind;
+
+/// What one rank asked of a communicator, as the other ranks' errors quote it.
+///
+/// Made inside an operation of this crate, it is a step of that operation, and errors name the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Call {
+    /// What the rank's caller called, where this call is a step of it.
+    pub within: Option<Operation>,
+    /// The operation with its reduction, e.g. `all_reduce(sum)`.
+    pub operation: Operation,
+    /// Elements of the operand that all ranks must agree on.
+    pub len: usize,
+    /// Element type, where the operation has data.
+    pub dtype: Option<DataType>,
+}
+
+impl Call {
+    /// A call with data.
+    pub fn new(operation: Operation, len: usize, dtype: impl Into<DataType>) -> Self {
+        Self::of(operation, len, Some(dtype.into()))
+    }
+
+    /// A call without data, such as a barrier.
+    pub fn without_data(operation: Operation) -> Self {
+        Self::of(operation, 0, None)
+    }
+
+    /// A call in which `len` tells calls apart whose data are not the caller's.
+    pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DataType>) -> Self {
+        Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
+    }
+
+    /// What the rank's caller called.
+    pub fn called(&self) -> Operation {
+        self.within.unwrap_or(self.operation)
+    }
+
+    /// Whether two ranks can make these calls of a collective together. What they are steps of is compared by the operations, which can go
+    /// on after that.
+    pub(crate) fn fits(&self, other: &Self) -> bool {
+        (self.operation, self.len, self.dtype) == (other.operation, other.len, other.dtype)
+    }
+
+    fn is_step(&self) -> bool {
+        self.within.is_some_and(|operation| operation != self.operation)
+    }
+
+    fn is_transfer(&self) -> bool {
+        matches!(self.operation, Operation::Send { .. } | Operation::Recv { .. } | Operation::SendRecv { .. })
+    }
+}
+
+/// Two calls that do not belong together, by what the ranks' callers called; by the steps of that where it is the same, or where two
+/// transfers do not fit.
+pub(crate) fn two_calls((left_rank, left): (usize, &Call), (right_rank, right): (usize, &Call)) -> String {
+    let are_steps = left.called() == right.called() || (left.is_transfer() && right.is_transfer());
+    let quoted = |call: &Call| if call.is_step() && !are_steps { call.called().to_string() } else { call.to_string() };
+    format!("rank {left_rank} called {}, rank {right_rank} called {}", quoted(left), quoted(right))
+}
+
+/// A factor as ranks compare it: by its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Factor(u64);
+
+impl From<f64> for Factor {
+    fn from(value: f64) -> Self {
+        Factor(value.to_bits())
+    }
+}
+
+impl fmt::Debug for Factor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", f64::from_bits(self.0))
+    }
+}
+
+/// An operation, of a communicator or of this crate, with the arguments that must agree between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the names are those of methods and functions
+pub enum Operation {
+    AllReduce(ReduceOp),
+    ScaledAllReduce {
+        op: ReduceOp,
+        before: Factor,
+        after: Factor,
+    },
+    ReduceScatter(ReduceOp),
+    AllGather,
+    AllToAll,
+    Broadcast {
+        root: usize,
+    },
+    Send {
+        peer: usize,
+    },
+    Recv {
+        peer: usize,
+    },
+    SendRecv {
+        to: usize,
+        from: usize,
+    },
+    Barrier,
+    /// Adasum by kernels that reach into the peers' memory.
+    Adasum,
+    /// A sum in rank order by such kernels.
+    OrderedAllReduce(ReduceOp),
+    /// Recorded work, with whatever collectives are in it.
+    Graph,
+    /// A call that all ranks have agreed on before, with its hash.
+    Agreed {
+        agreement: u64,
+    },
+    /// The making of a communicator.
+    SetUp,
+    /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
+    Exchange,
+    /// Memory of ranks in one address space, lent to each other.
+    LendWindows,
+    /// What ranks tell each other before an operation of several steps: what each is about to do.
+    Comparison,
+    AdasumAllReduce(AdasumOptions),
+    HierarchicalAdasumAllReduce(WithinNode, AdasumOptions),
+    /// [`Stepper::step`](crate::train::Stepper::step).
+    TrainingStep,
+    /// The making of a [`ZeroPartition`](crate::plan::zero).
+    ZeroPartition,
+    NcclAllReduce(ReduceOp),
+    NcclAllGather,
+    NcclReduceScatter(ReduceOp),
+    /// Bundles of tensors to and from any number of peers.
+    ExchangeBundles,
+    RunSchedule,
+    RunStage,
+    TensorParallel(Pass),
+    Split,
+    /// [`Groups::new`](crate::comm::groups::Groups::new).
+    Groups,
+    /// [`Groups::get`](crate::comm::groups::Groups::get).
+    Group(GroupKind),
+    GatherWords,
+    Share,
+    /// The control channel of an MPI job.
+    Member,
+}
+
+/// A pass of a [tensor-parallel](crate::ops::tensor_parallel) operation that communicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs)] // an operation and a direction
+pub enum Pass {
+    AllReduceForward,
+    AllReduceGradientBackward,
+    AllGatherForward,
+    AllGatherBackward,
+    ReduceScatterForward,
+    ReduceScatterBackward,
+    PipelineForward,
+    PipelineBackward,
+}
+
+impl Pass {
+    /// The operation and the direction, such as `AllGather backward`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::AllReduceForward => "AllReduce forward",
+            Pass::AllReduceGradientBackward => "AllReduceGradient backward",
+            Pass::AllGatherForward => "AllGather forward",
+            Pass::AllGatherBackward => "AllGather backward",
+            Pass::ReduceScatterForward => "ReduceScatter forward",
+            Pass::ReduceScatterBackward => "ReduceScatter backward",
+            Pass::PipelineForward => "Pipeline forward",
+            Pass::PipelineBackward => "Pipeline backward",
+        }
+    }
+}
+
+impl Operation {
+    /// Its name without arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::AllReduce(_) | Operation::ScaledAllReduce { .. } => "all_reduce",
+            Operation::ReduceScatter(_) => "reduce_scatter",
+            Operation::AllGather => "all_gather",
+            Operation::AllToAll => "all_to_all",
+            Operation::Broadcast { .. } => "broadcast",
+            Operation::Send { .. } => "send",
+            Operation::Recv { .. } => "recv",
+            Operation::SendRecv { .. } => "send_recv",
+            Operation::Barrier => "barrier",
+            Operation::Adasum => "adasum",
+            Operation::OrderedAllReduce(_) => "ordered all_reduce",
+            Operation::Graph => "graph",
+            Operation::Agreed { .. } => "call agreed on before",
+            Operation::SetUp => "set-up of a communicator",
+            Operation::Exchange => "control exchange",
+            Operation::LendWindows => "lend_windows",
+            Operation::Comparison => "comparison of calls",
+            Operation::AdasumAllReduce(_) => "adasum_all_reduce",
+            Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
+            Operation::TrainingStep => "training step",
+            Operation::ZeroPartition => "ZeRO partition",
+            Operation::NcclAllReduce(_) => "nccl_all_reduce",
+            Operation::NcclAllGather => "nccl_all_gather",
+            Operation::NcclReduceScatter(_) => "nccl_reduce_scatter",
+            Operation::ExchangeBundles => "exchange",
+            Operation::RunSchedule => "run_schedule",
+            Operation::RunStage => "run_stage",
+            Operation::TensorParallel(pass) => pass.name(),
+            Operation::Split => "split",
+            Operation::Groups | Operation::Group(_) => "groups",
+            Operation::GatherWords => "gather_words",
+            Operation::Share => "share",
+            Operation::Member => "member",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Operation::AllReduce(op)
+            | Operation::ReduceScatter(op)
+            | Operation::OrderedAllReduce(op)
+            | Operation::NcclAllReduce(op)
+            | Operation::NcclReduceScatter(op) => write!(f, "({op})"),
+            Operation::ScaledAllReduce { op, before, after } => {
+                write!(f, "({op}, scaled by {before:?} before and {after:?} after)")
+            }
+            Operation::Broadcast { root } => write!(f, "(root {root})"),
+            Operation::Send { peer } => write!(f, "(to rank {peer})"),
+            Operation::Recv { peer } => write!(f, "(from rank {peer})"),
+            Operation::SendRecv { to, from } => write!(f, "(to rank {to}, from rank {from})"),
+            Operation::Agreed { agreement } => write!(f, " (hash {agreement:016x})"),
+            Operation::AdasumAllReduce(options) => write!(f, "({})", Options(*options)),
+            Operation::HierarchicalAdasumAllReduce(within_node, options) => match within_node {
+                WithinNode::Reduce(op) => write!(f, "({op} within nodes, {})", Options(*options)),
+                WithinNode::Adasum => write!(f, "(Adasum within nodes, {})", Options(*options)),
+            },
+            Operation::Group(kind) => write!(f, "({kind})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Options of an Adasum in words.
+struct Options(AdasumOptions);
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AdasumOptions { algorithm, granularity } = self.0;
+        let layers = match granularity {
+            Granularity::Tensor => "per tensor",
+            Granularity::Whole => "all tensors as one",
+        };
+        write!(f, "{algorithm:?}, {layers}")
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_step() {
+            write!(f, "{} (its step ", self.called())?;
+        }
+        match self.dtype {
+            Some(dtype) => write!(f, "{} of {} × {dtype}", self.operation, self.len)?,
+            None => write!(f, "{}", self.operation)?,
+        }
+        if self.is_step() { f.write_str(")") } else { Ok(()) }
+    }
+}
