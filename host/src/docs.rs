@@ -5,6 +5,11 @@
 #[doc = include_str!("../docs/deployment.md")]
 pub mod deployment {}
 
+/// Whether a learning rate that was tuned for one rank keeps working as ranks are added: sum, mean and Adasum.
+///
+#[doc = include_str!("../docs/convergence.md")]
+pub mod convergence {}
+
 /// How the kernels get from Rust to PTX, how they are loaded, and how the checked-in files are kept fresh.
 ///
 #[doc = include_str!("../docs/device_code.md")]

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -17,14 +18,13 @@ pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// A page, which leaves the bytes behind it aligned for everything.
 const HEADER_BYTES: usize = 4096;
 
-/// Zeros in a file without a name, which nobody can resize. Its memory is the system's again when this is dropped, even where others still
-/// have it mapped; they find nothing but zeros then, the number of the ticket included.
+/// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
+/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the ticket included.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     map: MmapRaw,
-    ticket: Ticket,
-    /// What the ticket's descriptor stands for.
-    file: File,
+    /// Who made it: a child of `fork` has it too.
+    process: u32,
 }
 
 /// Where other processes of this machine find a file: which process has it, as what.
@@ -35,8 +35,18 @@ pub(crate) struct Ticket {
     number: u64,
 }
 
-/// The tickets of the files that this process has, and their bytes, by the address of the first.
-type Files = BTreeMap<usize, (Ticket, usize)>;
+/// A file of this process that others can find.
+#[derive(Debug)]
+struct Open {
+    ticket: Ticket,
+    /// Behind the header.
+    bytes: usize,
+    /// What the ticket's descriptor stands for.
+    file: File,
+}
+
+/// The files of this process, by the address of their bytes.
+type Files = BTreeMap<usize, Open>;
 
 fn files() -> MutexGuard<'static, Files> {
     static FILES: Mutex<Files> = Mutex::new(Files::new());
@@ -51,27 +61,22 @@ pub(crate) struct Mapped {
 }
 
 impl MemoryFile {
-    /// So many zeros.
+    /// So many zeros, for which there is memory: a page that the system cannot give later on would end whoever touches it by a signal.
     ///
     /// # Errors
-    /// What the system says: too many open files, no address space left, or that it knows no such files.
+    /// What the system says: too many open files, no memory or address space left, a limit on the length of files, or that it knows no such
+    /// files.
     pub(crate) fn zeroed(bytes: usize) -> io::Result<Self> {
-        let mut number = [0; 8];
-        getrandom::fill(&mut number).map_err(|error| io::Error::other(error.to_string()))?;
-        let file_bytes = bytes.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
-        let (file, descriptor) = system::create(file_bytes as u64)?;
-        let map = map(&file, file_bytes)?;
-        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
-        let file = Self { map, ticket, file };
-        file.set_number(ticket.number);
-        files().insert(file.bytes().as_ptr().addr(), (ticket, bytes));
+        let (map, open) = Open::create(bytes)?;
+        let file = Self { map, process: std::process::id() };
+        files().insert(file.bytes().as_ptr().addr(), open);
         Ok(file)
     }
 
-    /// Writes what others look for in front.
-    fn set_number(&self, number: u64) {
-        // SAFETY: within the header, aligned; others only read it.
-        unsafe { self.map.as_mut_ptr().cast::<u64>().write_volatile(number) };
+    /// Leaves the memory to those who have it mapped, until the last of them has not; nobody finds it any more.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+    pub(crate) fn leave(self) {
+        files().remove(&self.bytes().as_ptr().addr());
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -93,16 +98,74 @@ impl MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        files().remove(&self.bytes().as_ptr().addr());
+        let open = files().remove(&self.bytes().as_ptr().addr());
         // A child of `fork` has the file in common with its parent, who goes on.
-        if self.ticket.process != std::process::id() {
-            return;
+        if let Some(open) = open.filter(|_| self.process == std::process::id()) {
+            open.clear();
         }
-        self.set_number(0);
-        if let Err(error) = system::clear(&self.file, self.map.len() as u64) {
+    }
+}
+
+impl Open {
+    fn create(bytes: usize) -> io::Result<(MmapRaw, Self)> {
+        let mut number = [0; 8];
+        getrandom::fill(&mut number).map_err(|error| io::Error::other(error.to_string()))?;
+        let file_bytes = bytes.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let (file, descriptor) = system::create(file_bytes as u64)?;
+        let map = map(&file, file_bytes)?;
+        system::reserve(&file, &map)?;
+        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        // SAFETY: within the header, aligned; nobody else has it.
+        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(ticket.number) };
+        Ok((map, Self { ticket, bytes, file }))
+    }
+
+    /// Gives the memory back, and tells those who have it mapped.
+    fn clear(&self) {
+        if let Err(error) = system::clear(&self.file, (self.bytes + HEADER_BYTES) as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
         }
     }
+}
+
+/// Moves the bytes of a whole file to another one, at the same address: processes that have the old one mapped keep that, and reach this memory
+/// no more. What they write meanwhile is there in part.
+///
+/// # Errors
+/// What the system says, and that these are not all bytes of a file; then nothing has changed.
+///
+/// # Safety
+/// Nobody in this process uses the bytes meanwhile.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
+    let mut files = files();
+    let address = bytes.cast::<u8>().addr();
+    let is_whole = files.get(&address).is_some_and(|open| open.bytes == bytes.len());
+    if !is_whole {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "only a part of a buffer"));
+    }
+    // A process that has no descriptor left gets memory that nobody can map.
+    let (map, open) = match Open::create(bytes.len()) {
+        Ok((map, open)) => (map, Some(open)),
+        Err(error) => {
+            tracing::info!(%error, "a buffer is shared no more");
+            (MmapOptions::new().len(bytes.len() + HEADER_BYTES).map_anon()?.into(), None)
+        }
+    };
+    // SAFETY: as long as the other one, which is mapped, and does not overlap it.
+    unsafe {
+        let to = map.as_mut_ptr().add(HEADER_BYTES);
+        std::ptr::copy_nonoverlapping(bytes.cast::<u8>().cast_const(), to, bytes.len());
+        system::replace(&map, bytes.cast::<u8>().sub(HEADER_BYTES))?;
+    }
+    // It is where the other one was, which is unmapped by whoever has mapped that.
+    let _ = ManuallyDrop::new(map);
+    let old = match open {
+        Some(open) => files.insert(address, open),
+        None => files.remove(&address),
+    };
+    old.iter().for_each(Open::clear);
+    Ok(())
 }
 
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
@@ -115,12 +178,12 @@ impl Ticket {
     /// That of the file of this process which begins with these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         let files = files();
-        files.get(&bytes.as_ptr().addr()).filter(|&&(_, len)| bytes.len() <= len).map(|&(ticket, _)| ticket)
+        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.ticket)
     }
 
     /// Whether this process has its file.
     pub(crate) fn is_own(self) -> bool {
-        files().values().any(|&(ticket, _)| ticket == self)
+        files().values().any(|open| open.ticket == self)
     }
 
     /// As it travels.
@@ -179,17 +242,31 @@ fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use std::fs::{File, OpenOptions};
+    use std::fs::File;
     use std::io;
     use std::os::fd::AsRawFd;
 
-    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+    use memmap2::MmapRaw;
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals, fcntl_get_seals,
+        fstat, memfd_create,
+    };
+    use rustix::mm::{MremapFlags, mremap_fixed};
+    use rustix::process::{Resource, geteuid, getrlimit};
 
     const NAME: &str = "gradsync";
 
     /// A file of so many zeros, and its number in this process.
     pub(super) fn create(bytes: u64) -> io::Result<(File, u32)> {
-        let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        // A file that is longer than this ends the process by a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+            return Err(rustix::io::Errno::FBIG.into());
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Some systems want files that cannot be run, and old ones do not know them.
+        let made = memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
+        let file = File::from(made);
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         file.set_len(bytes)?;
         // Who maps a file that somebody cuts off dies by a signal.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -197,19 +274,61 @@ mod system {
         Ok((file, descriptor))
     }
 
-    /// Gives the memory of a file's first bytes back.
+    /// Has the system give all memory of a file now, or refuse it.
+    pub(super) fn reserve(file: &File, map: &MmapRaw) -> io::Result<()> {
+        let bytes = map.len() as u64;
+        if available().is_some_and(|available| available < bytes) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        // By the mapping, which may be in large pages; old systems know only the other way.
+        match map.advise(memmap2::Advice::PopulateWrite) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                Ok(fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes)?)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// What the system could give without ending processes, as far as it says: to ask for more has it end some.
+    fn available() -> Option<u64> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let kib = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        };
+        Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
+    }
+
+    /// Gives the memory of a file's first bytes back, which are zeros then. To write zeros would end a process that has since been limited to
+    /// shorter files.
     pub(super) fn clear(file: &File, bytes: u64) -> io::Result<()> {
         Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)?)
     }
 
-    /// A file of another process, if it is of this kind: to open anything else could have effects of its own.
+    /// Moves a mapping to where another one of the same length is, which is no more.
+    ///
+    /// # Safety
+    /// Nobody uses either.
+    pub(super) unsafe fn replace(map: &MmapRaw, at: *mut u8) -> io::Result<()> {
+        let (from, bytes) = (map.as_mut_ptr().cast(), map.len());
+        // SAFETY: by this function's contract.
+        unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, at.cast()) }?;
+        Ok(())
+    }
+
+    /// A file of another process, if it is of this kind, which this user has made: to open anything else could have effects of its own, and
+    /// the number of the process may be that of a stranger's, on another machine.
     pub(super) fn open(process: u32, descriptor: u32) -> io::Result<Option<File>> {
         let path = format!("/proc/{process}/fd/{descriptor}");
         let target = std::fs::read_link(&path)?;
         if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
             return Ok(None);
         }
-        OpenOptions::new().read(true).write(true).open(path).map(Some)
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let is_own = fstat(&file)?.st_uid == geteuid().as_raw();
+        let is_sealed = || fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        Ok((is_own && is_sealed()).then_some(file))
     }
 }
 
@@ -218,11 +337,21 @@ mod system {
     use std::fs::File;
     use std::io;
 
+    use memmap2::MmapRaw;
+
     pub(super) fn create(_: u64) -> io::Result<(File, u32)> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     pub(super) fn clear(_: &File, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn reserve(_: &File, _: &MmapRaw) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) unsafe fn replace(_: &MmapRaw, _: *mut u8) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -293,5 +422,60 @@ mod tests {
     fn more_than_there_is_room_for_is_refused() {
         assert!(MemoryFile::zeroed(usize::MAX).is_err());
         assert!(MemoryFile::zeroed(1 << 62).is_err());
+        // Address space there is, but no memory: to touch it would have the system end processes.
+        assert!(MemoryFile::zeroed(1 << 45).is_err());
+    }
+
+    /// The pages of a mapping that are in memory, in KiB.
+    fn resident_kib(start: *const u8) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
+        let line = lines.find_map(|line| line.strip_prefix("Rss:")).expect("a mapping");
+        line.trim().trim_end_matches("kB").trim().parse().unwrap()
+    }
+
+    #[test]
+    fn all_memory_is_there_from_the_beginning() {
+        let file = MemoryFile::zeroed(1 << 20).unwrap();
+        assert!(resident_kib(file.bytes().as_ptr().wrapping_sub(HEADER_BYTES)) >= 1 << 10);
+    }
+
+    #[test]
+    fn memory_that_is_taken_back_is_out_of_reach_and_the_old_one_stays_with_the_others() {
+        let mut file = MemoryFile::zeroed(3 << 20).unwrap();
+        file.bytes_mut().fill(7);
+        let ticket = Ticket::of(file.bytes()).expect("a file");
+        let other = ticket.map(3 << 20).unwrap();
+        // SAFETY: nobody uses them.
+        unsafe { take_back(file.bytes_mut()) }.unwrap();
+        assert!(file.bytes().iter().all(|&byte| byte == 7));
+        assert!(!other.has_owner() && !ticket.is_own() && ticket.map(3 << 20).is_err());
+        // SAFETY: mapped still, and nobody else's.
+        unsafe { other.start().write_bytes(9, 3 << 20) };
+        assert!(file.bytes().iter().all(|&byte| byte == 7));
+        let next = Ticket::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
+        file.bytes_mut()[5] = 8;
+        // SAFETY: nobody writes now.
+        assert_eq!(unsafe { next.start().add(5).read() }, 8);
+        assert!(unsafe { take_back(&raw mut file.bytes_mut()[1..]) }.is_err());
+        drop(file);
+        assert!(!next.has_owner());
+    }
+
+    #[test]
+    fn what_a_stranger_could_change_under_us_is_not_mapped() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::{FileExt, PermissionsExt};
+        let file = MemoryFile::zeroed(100).unwrap();
+        let ticket = Ticket::of(file.bytes()).expect("a file");
+        let mode = system::open(ticket.process, ticket.descriptor).unwrap().unwrap().metadata().unwrap();
+        assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
+        // The same but for the seals.
+        let stranger = rustix::fs::memfd_create("gradsync", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let stranger = std::fs::File::from(stranger);
+        stranger.set_len(100 + HEADER_BYTES as u64).unwrap();
+        stranger.write_all_at(&ticket.number.to_ne_bytes(), 0).unwrap();
+        let error = Ticket { descriptor: stranger.as_raw_fd() as u32, ..ticket }.map(100).unwrap_err();
+        assert!(error.to_string().contains("not the kind"), "{error}");
     }
 }

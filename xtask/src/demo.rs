@@ -1,33 +1,22 @@
-//! `cargo xtask demo`: fetches the digits, and runs the example that trains on them.
+//! `cargo xtask demo`: fetches images, and runs the example that trains on them.
 //!
-//! The training, its table and its report are `tests/examples/digits`; nothing here looks at the numbers.
+//! The training, its table and its report are `tests/examples/convergence`; nothing here looks at the numbers.
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     flags,
     process::{Cmd, target},
-    toolchain::{Need, Toolchain, python},
+    toolchain::{Need, Toolchain, images::Images},
 };
 
 impl flags::Demo {
     pub(crate) fn run(self) -> Result<()> {
-        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Digits])?;
-        let output = target("demo");
-        println!(
-            "data: {} (UCI Optical Recognition of Handwritten Digits, CC BY 4.0, as shipped in scikit-learn's wheel)",
-            python::digits().display()
-        );
+        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images])?;
         println!("compiling candle takes about three minutes the first time");
-        example("run", &["--release"])
-            .args(["--", "--data"])
-            .arg(python::digits())
-            .arg("--output")
-            .arg(&output)
-            .run()?;
-        report(&output)
+        train("demo", &["--release"], &[])
     }
 }
 
@@ -36,13 +25,20 @@ pub(crate) fn check() -> Result<()> {
     example("test", &[]).run()?;
     let layers = ["--package", "gradsync-tests", "--features", "demo", "--test", "linear_layers"];
     Cmd::cargo("test").args(layers).run()?;
-    let output = target("demo-quick");
-    example("run", &[]).args(["--", "--quick", "--data"]).arg(python::digits()).arg("--output").arg(&output).run()?;
+    train("demo-quick", &[], &["--quick"])
+}
+
+fn train(folder: &str, profile: &[&str], flags: &[&str]) -> Result<()> {
+    let images = Images::find().context("there are no images to train on")?;
+    let output = target(folder);
+    let run = example("run", profile).args(["--", "demo"]).args(flags).args(images.arguments());
+    run.arg("--output").arg(&output).run()?;
     report(&output)
 }
 
-fn example(command: &str, profile: &[&str]) -> Cmd {
-    let package = ["--package", "gradsync-tests", "--features", "demo", "--example", "digits"];
+/// The example under a subcommand of cargo.
+pub(crate) fn example(command: &str, profile: &[&str]) -> Cmd {
+    let package = ["--package", "gradsync-tests", "--features", "demo", "--example", "convergence"];
     Cmd::cargo(command).args(profile).args(package)
 }
 

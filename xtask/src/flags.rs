@@ -17,8 +17,10 @@ pub(crate) struct Xtask {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train on handwritten digits with 8 ranks, three times, and write target/demo/report.html
+    /// Train with sum, mean and Adasum on 1 to 64 ranks, some five minutes, and write target/demo/report.html
     Demo(Demo),
+    /// Make the study behind the demo: which way of reducing trains at which learning rate, on how many ranks; hours of processor time
+    Study(Study),
     /// Run every test that this machine can run; what CI runs
     Test(Test),
     /// Run the tests with one rank per GPU, with every number of ranks that the GPUs here allow
@@ -47,6 +49,36 @@ pub(crate) struct Setup {
 pub(crate) struct Demo {
     #[command(flatten)]
     pub(crate) setup: Setup,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Study {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+    /// A few short runs, too short to show anything: whether everything works
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only this task: images or text
+    #[arg(long, value_name = "TASK")]
+    pub(crate) only: Option<String>,
+    /// Other numbers of ranks than the study's, separated by commas; 1 is always there
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) ranks: Vec<usize>,
+    /// Other seeds for the figures than the study's, separated by commas, at least 3
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) seeds: Vec<u64>,
+    /// Runs at a time: the processor's threads if left out
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Start no run when this much time has passed; the next time it goes on
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) within: Option<u64>,
+    /// Check the runs in: copy them to tests/measured/convergence, and write their tables and charts into the documentation
+    #[arg(long, conflicts_with_all = ["quick", "ranks", "seeds"])]
+    pub(crate) publish: bool,
+    /// Build what another machine needs into this folder, and run nothing: the program, the data, and `./run`, which takes these flags
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["quick", "only", "ranks", "seeds", "threads", "within", "publish"])]
+    pub(crate) bundle: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

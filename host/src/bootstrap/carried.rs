@@ -10,6 +10,7 @@ use super::client;
 use super::error::BootstrapError;
 use super::file;
 use super::gathering::Applicant;
+use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
 use super::server;
@@ -31,7 +32,7 @@ impl Host {
 
     /// What the other ranks need for [`accept`].
     pub(crate) fn invitation(&self) -> Vec<u8> {
-        file::describe(self.port, &self.secret)
+        file::describe(self.port, &self.secret, OWN_NAME_TIME)
     }
 
     /// Waits until all have joined.

@@ -2,7 +2,7 @@
 //! wait for the others, and keep the connection.
 
 use std::io::{self, BufReader, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::error::BootstrapError;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
 use super::handshake::{self, Identity};
-use super::hosts;
+use super::hosts::{self, Names};
 use super::member::Member;
 use super::message::{Event, Network, Request};
 use super::seal::{Seal, Session};
@@ -41,8 +41,9 @@ pub(super) fn join(
 ) -> Result<Member, BootstrapError> {
     let mut pause = PAUSES.0;
     let mut refusal = None;
+    let mut names = Names::default();
     loop {
-        let error = match invite().and_then(|invitation| attempt(applicant, &invitation)) {
+        let error = match invite().and_then(|invitation| attempt(applicant, &invitation, &mut names)) {
             Ok(member) => return Ok(member),
             Err(error) if is_final(&error) => return Err(error),
             Err(error) => error,
@@ -51,6 +52,9 @@ pub(super) fn join(
         thread::sleep(applicant.at_most(pause));
         pause = (pause * 2).min(PAUSES.1);
         if !matches!(error, BootstrapError::Unreachable { .. }) {
+            if refusal.as_ref() != Some(&error) {
+                tracing::warn!(%error, rank = applicant.rank, "refused; still looking for rank 0");
+            }
             refusal = Some(error.clone());
         }
         if applicant.left() == Some(Duration::ZERO) {
@@ -62,17 +66,14 @@ pub(super) fn join(
 
 /// Tries every address once. Where several answer wrongly, the first that is known to be wrong is reported; where none answers, why each
 /// does not.
-fn attempt(applicant: &Applicant, invitation: &Invitation) -> Result<Member, BootstrapError> {
+fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) -> Result<Member, BootstrapError> {
     let (mut wrong, mut silent) = (None, Vec::new());
     for host in hosts::nearest_first(&invitation.hosts) {
         let name = format!("{host}:{}", invitation.port);
-        let addresses = match (host, invitation.port).to_socket_addrs() {
-            Ok(addresses) => addresses.collect(),
-            Err(error) => {
-                silent.push((name.clone(), error.to_string()));
-                Vec::new()
-            }
-        };
+        let addresses = names.resolve(host, invitation.port, applicant.at_most(ATTEMPT_TIME)).unwrap_or_else(|error| {
+            silent.push((name.clone(), error.to_string()));
+            Vec::new()
+        });
         for address in addresses {
             // Which of the addresses of a name.
             let name =
@@ -235,5 +236,28 @@ impl Link {
         if !self.threads.wait(LINGER) {
             tracing::warn!("a thread of the control channel did not end");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_name_server_does_not_hold_up_a_rank_beyond_its_deadline() {
+        const SILENCE: Duration = Duration::from_secs(20);
+        let mut names = Names::with(|_, _| {
+            thread::sleep(SILENCE);
+            Ok(Vec::new())
+        });
+        let start = Instant::now();
+        let deadline = Duration::from_millis(200);
+        let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end: start.checked_add(deadline) };
+        let invitation = Invitation { hosts: vec!["rank-0".into()], port: 7, secret: Secret::from_bytes([1; 32]) };
+        let error = attempt(&applicant, &invitation, &mut names).unwrap_err();
+        assert!(start.elapsed() < SILENCE / 2, "{:?}", start.elapsed());
+        let BootstrapError::Unreachable { address, reason, .. } = error else { panic!("{error:?}") };
+        assert_eq!(address, "rank-0:7");
+        assert!(reason.contains("no answer to the look-up of the name"), "{reason}");
     }
 }

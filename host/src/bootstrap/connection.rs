@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::frame::{FRAME_LIMIT, encode};
+use super::frame::{FRAME_LIMIT, Timed, encode};
 use super::seal::Seal;
 
 /// How long the end of a connection waits for the other side to read the last words.
@@ -130,14 +130,45 @@ fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: 
 
 /// Reads until the other side has closed, for a moment: a socket that is dropped with bytes unread resets its
 /// connection, and the other side may lose the last words.
-pub(super) fn drain(mut socket: &TcpStream) {
+pub(super) fn drain(socket: &TcpStream) {
     let end = Instant::now() + LINGER;
     let mut rest = [0; 4096];
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let is_open = !left.is_zero() && socket.set_read_timeout(Some(left)).is_ok();
-        if !is_open || !matches!(socket.read(&mut rest), Ok(1..)) {
-            return;
-        }
+    let mut timed = Timed { socket, end: Some(end) };
+    while Instant::now() < end && matches!(timed.read(&mut rest), Ok(1..)) {}
+}
+
+/// Whether the other side of a connection that does not block has closed it, with nothing left to read, or it is broken.
+pub(super) fn is_closed(socket: &TcpStream) -> bool {
+    match socket.peek(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_closed_once_everything_is_read() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = listener.accept().unwrap().0;
+        let is_closed = || {
+            socket.set_nonblocking(true).unwrap();
+            let outcome = is_closed(&socket);
+            socket.set_nonblocking(false).unwrap();
+            outcome
+        };
+        assert!(!is_closed());
+        other.write_all(b"word").unwrap();
+        drop(other);
+        let mut word = [0; 4];
+        (&socket).read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"word", "nothing is taken");
+        Timed { socket: &socket, end: None }.wait().unwrap();
+        assert!(is_closed());
     }
 }

@@ -160,6 +160,40 @@ pub enum BootstrapError {
         /// The system's reason.
         reason: String,
     },
+    /// What lies in the place of the rendezvous file is none, and rank 0 does not replace it.
+    #[error("{path} cannot be a rendezvous file: it is {kind}, not a regular file")]
+    NotAFile {
+        /// Where the file should be.
+        path: String,
+        /// What lies there: a FIFO, a device, a folder, a socket or a symbolic link.
+        kind: String,
+    },
+    /// What lies in the place of the rendezvous file may be somebody else's, or known to others.
+    #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
+    UntrustedFile {
+        /// The rendezvous file.
+        path: String,
+        /// The number of the user who owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Somebody else may put a file of their own in the place of the rendezvous file.
+    #[error(
+        "{path}, a folder on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
+    )]
+    UntrustedFolder {
+        /// The folder.
+        path: String,
+        /// The number of the user who owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// Connections to rank 0 that proved no secret while ranks joined, and were closed: scanners of ports, attackers, and also

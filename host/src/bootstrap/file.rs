@@ -1,11 +1,12 @@
 //! The rendezvous file: where rank 0 listens and the secret of this one group, for ranks that share a file system.
 //!
-//! Readable by its owner only, and there only while ranks join. Never trusted: whoever reads it still proves the secret
-//! to whoever answers, so that a file of a former group leads nowhere.
+//! Readable by its owner only, and there only while ranks join. A file that others may have put there is not read; and
+//! whoever reads one still proves the secret to whoever answers, so that a file of a former group leads nowhere.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,7 @@ use super::error::BootstrapError;
 use super::frame::decode;
 use super::hosts;
 use super::secret::Secret;
+use super::trust::{self, Refusal};
 
 /// What the file begins with; another version's is as good as none.
 const MAGIC: &[u8] = b"gradsync rendezvous 2\n";
@@ -35,50 +37,69 @@ pub(super) struct RendezvousFile {
 }
 
 impl RendezvousFile {
-    /// Writes the file in one step: who reads it finds all of it or nothing.
-    pub(super) fn publish(path: &Path, port: u16, secret: &Secret) -> Result<Self, BootstrapError> {
-        let bytes = describe(port, secret);
+    /// Writes the file in the place that [`prepare`] has made, and in one step: who reads it finds all of it or nothing.
+    pub(super) fn publish(path: PathBuf, bytes: Vec<u8>) -> Result<Self, BootstrapError> {
         // Beside the file, as only a rename within a file system is one step; under a name that no other process takes.
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
         let temporary = path.with_file_name(name);
-        let written = remove(&temporary)
-            .and_then(|()| create_private(&temporary)?.write_all(&bytes))
-            .and_then(|()| fs::rename(&temporary, path));
-        if let Err(error) = written {
+        let write = || -> Result<(), Refusal> {
+            remove(&temporary)?;
+            let mut file = create_private(&temporary)?;
+            // Some file systems give files other permissions, or another owner, than they were asked for.
+            trust::check_file(&path, &file.metadata()?)?;
+            file.write_all(&bytes)?;
+            drop(file);
+            Ok(uninterrupted(|| fs::rename(&temporary, &path))?)
+        };
+        if let Err(refusal) = write() {
             // Best effort: the error that led here is the one to report.
             let _ = remove(&temporary);
-            return Err(failure(path, &error));
+            return Err(refusal.or(|error| failure(&path, &error)));
         }
-        Ok(RendezvousFile { path: path.to_owned(), bytes })
+        Ok(RendezvousFile { path, bytes })
     }
+}
 
-    /// Removes what a former group may have left.
-    pub(super) fn clear(path: &Path) -> Result<(), BootstrapError> {
-        remove(path).map_err(|error| failure(path, &error))
-    }
+/// The place of the file, without what a former group may have left there.
+pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
+    let clear = || -> Result<PathBuf, Refusal> {
+        let place = trust::resolve(path)?;
+        match place.symlink_metadata() {
+            Ok(metadata) => trust::check_kind(&place, &metadata)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(place),
+            Err(error) => return Err(error.into()),
+        }
+        remove(&place)?;
+        Ok(place)
+    };
+    clear().map_err(|refusal| refusal.or(|error| failure(path, &error)))
 }
 
 impl Drop for RendezvousFile {
     fn drop(&mut self) {
         // A rank 0 of a later group may have put its own in place.
-        let is_ours = fs::read(&self.path).is_ok_and(|bytes| bytes == self.bytes);
+        let is_ours = bytes(&self.path).is_ok_and(|bytes| bytes == self.bytes);
         if let (true, Err(error)) = (is_ours, remove(&self.path)) {
             tracing::warn!(%error, path = %self.path.display(), "the rendezvous file stays behind");
         }
     }
 }
 
-/// What the file says, if it is there and of this version.
-pub(super) fn read(path: &Path) -> io::Result<Invitation> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(LONGEST).read_to_end(&mut bytes)?;
-    understand(&bytes)
+/// What the file says, if it is there, to be trusted, and of this version.
+pub(super) fn read(path: &Path) -> Result<Invitation, Refusal> {
+    Ok(understand(&bytes(path)?)?)
 }
 
-/// What says where this process listens.
-pub(super) fn describe(port: u16, secret: &Secret) -> Vec<u8> {
-    let content = Content { hosts: hosts::own(port), port, secret: *secret.bytes() };
+fn bytes(path: &Path) -> Result<Vec<u8>, Refusal> {
+    let mut bytes = Vec::new();
+    trust::open(path)?.take(LONGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What says where this process listens. May ask the name server for at most `time`.
+pub(super) fn describe(port: u16, secret: &Secret, time: Duration) -> Vec<u8> {
+    let content = Content { hosts: hosts::own(port, time), port, secret: *secret.bytes() };
     let body = postcard::to_stdvec(&content).expect("plain data");
     [MAGIC, &body].concat()
 }
@@ -100,9 +121,19 @@ fn create_private(path: &Path) -> io::Result<fs::File> {
 
 /// Removes a file if it is there.
 fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
+    match uninterrupted(|| fs::remove_file(path)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Makes a call until no signal interrupts it, as those of file systems over a network may be.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
     }
 }
 

@@ -60,8 +60,12 @@ fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::E
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
+/// How long a call waits at least: less is no timeout, or none that every system knows.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
+
 /// A connection with an end: reading and writing fail with [`io::ErrorKind::TimedOut`] after it, however slowly bytes
-/// drip in.
+/// drip in. Signals end no call early. Bytes that lie there already can be read after the end too, as this process may
+/// have been stopped while they came.
 pub(super) struct Timed<'a> {
     pub(super) socket: &'a TcpStream,
     /// `None` if the clock does not reach that far.
@@ -69,44 +73,74 @@ pub(super) struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-    }
-
     /// Waits until there is something to read, the end of the connection included, and takes nothing of it.
     pub(super) fn wait(&self) -> io::Result<()> {
-        self.socket.set_read_timeout(self.left()?)?;
-        self.socket.peek(&mut [0]).map(|_| ()).map_err(timed_out)
+        self.until_end(TcpStream::set_read_timeout, |socket| socket.peek(&mut [0])).map(|_| ())
+    }
+
+    /// Makes a call of the socket, whose timeout `limit` sets, until one is not interrupted.
+    fn until_end(
+        &self,
+        limit: impl Fn(&TcpStream, Option<Duration>) -> io::Result<()>,
+        mut call: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+            limit(self.socket, left.map(|left| left.max(LEAST_WAIT)))?;
+            let outcome = call(self.socket);
+            let Err(error) = &outcome else { return outcome };
+            match error.kind() {
+                io::ErrorKind::Interrupted if left != Some(Duration::ZERO) => {}
+                // Systems disagree on the name of a timeout. A call that is interrupted has found nothing either.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Err(io::ErrorKind::TimedOut.into()),
+                _ => return outcome,
+            }
+        }
     }
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
-        self.socket.read(bytes).map_err(timed_out)
+        self.until_end(TcpStream::set_read_timeout, |mut socket| socket.read(bytes))
     }
 }
 
 impl Write for Timed<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
-        self.socket.write(bytes).map_err(timed_out)
+        self.until_end(TcpStream::set_write_timeout, |mut socket| socket.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.socket.flush()
+        let mut socket = self.socket;
+        socket.flush()
     }
-}
-
-/// Systems disagree on what a timeout is called.
-fn timed_out(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    /// A process that is stopped goes on after the end of what it waits for, with the answer there.
+    #[test]
+    fn bytes_that_have_come_by_the_end_are_read_after_it() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = listener.accept().unwrap().0;
+        let mut late = Timed { socket: &socket, end: Some(Instant::now()) };
+        assert_eq!(late.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        sender.write_all(b"seven").unwrap();
+        Timed { socket: &socket, end: None }.wait().unwrap();
+        late.wait().unwrap();
+        let mut word = [0; 5];
+        late.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"seven");
+        assert_eq!(late.read(&mut word).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        late.write_all(b"eight").unwrap();
+        sender.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"eight");
+    }
 
     #[test]
     fn frames_come_back_as_they_went() {

@@ -1,20 +1,29 @@
-//! Where ranks of other machines may find this one, and in which order to try what another says of itself.
+//! Where ranks of other machines may find this one, in which order to try what another says of itself, and the addresses
+//! of names.
 //!
-//! Never connects to anything, and takes no address for granted: whoever answers there has to prove that it is meant.
+//! Never connects to a rank, and takes no address for granted: whoever answers there has to prove that it is meant.
 
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use if_addrs::{IfAddr, IfOperStatus, Interface};
 
 /// Addresses of interfaces, at most: machines that run many containers have hundreds.
 const MOST_ADDRESSES: usize = 32;
 
+/// How long rank 0 waits for the addresses of its own name. The others can ask for them too, and its interfaces are known without.
+pub(super) const OWN_NAME_TIME: Duration = Duration::from_millis(500);
+
 /// All that may lead to this machine: loopback for ranks on it, which answers at once, what its name stands for, the addresses of its
-/// interfaces, and its name if that stands for nothing here that others could use.
-pub(super) fn own(port: u16) -> Vec<String> {
+/// interfaces, and its name if that stands for nothing here that others could use, or for nothing within `time`.
+pub(super) fn own(port: u16, time: Duration) -> Vec<String> {
     let name = gethostname::gethostname().to_string_lossy().into_owned();
-    let of_name: Vec<IpAddr> = match (name.as_str(), port).to_socket_addrs() {
-        Ok(addresses) => addresses.map(|address| address.ip()).filter(|ip| !ip.is_loopback()).collect(),
+    let of_name: Vec<IpAddr> = match Names::default().resolve(&name, port, time) {
+        Ok(addresses) => addresses.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback()).collect(),
         Err(error) => {
             tracing::debug!(%error, name, "the own host name has no address");
             Vec::new()
@@ -29,6 +38,61 @@ pub(super) fn own(port: u16) -> Vec<String> {
         }
     }
     hosts
+}
+
+/// The addresses of names, with a deadline that the system's own look-up does not have: a name server that is silent may
+/// take minutes.
+///
+/// Each look-up has a thread. One that is not over in time is left behind, to end when the system gives up; who asks for
+/// the same name again waits for the same look-up.
+#[derive(Debug)]
+pub(super) struct Names {
+    look_up: fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
+    unanswered: HashMap<(String, u16), Receiver<io::Result<Vec<SocketAddr>>>>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        let look_up = |host: &str, port| (host, port).to_socket_addrs().map(Iterator::collect);
+        Names { look_up, unanswered: HashMap::new() }
+    }
+}
+
+impl Names {
+    /// The addresses of a host, within `time`. One that is an address itself is not looked up.
+    pub(super) fn resolve(&mut self, host: &str, port: u16, time: Duration) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(ip) = host.parse() {
+            return Ok(vec![SocketAddr::new(ip, port)]);
+        }
+        let question = (host.to_owned(), port);
+        let answer = match self.unanswered.remove(&question) {
+            Some(answer) => answer,
+            None => self.ask(question.clone())?,
+        };
+        answer.recv_timeout(time).unwrap_or_else(|error| {
+            if error == RecvTimeoutError::Timeout {
+                self.unanswered.insert(question, answer);
+            }
+            Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer to the look-up of the name within {time:?}"),
+            ))
+        })
+    }
+
+    fn ask(&self, (host, port): (String, u16)) -> io::Result<Receiver<io::Result<Vec<SocketAddr>>>> {
+        let ((sender, answer), look_up) = (channel(), self.look_up);
+        // Nobody may be left to hear the answer.
+        let body = move || _ = sender.send(look_up(&host, port));
+        thread::Builder::new().name("gradsync-resolve".into()).spawn(body)?;
+        Ok(answer)
+    }
+
+    /// Names for a test, where `look_up` finds their addresses.
+    #[cfg(test)]
+    pub(super) fn with(look_up: fn(&str, u16) -> io::Result<Vec<SocketAddr>>) -> Self {
+        Names { look_up, ..Names::default() }
+    }
 }
 
 /// The same hosts, those first that answer at once or are in a network of this machine: an address that nothing leads to takes its time.
@@ -74,6 +138,8 @@ fn is_in(network: &IfAddr, ip: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
 
     use super::*;
 
@@ -81,7 +147,7 @@ mod tests {
     fn every_address_leads_here_and_loopback_comes_first() {
         let listener = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let hosts = own(port);
+        let hosts = own(port, Duration::from_secs(60));
         assert_eq!(hosts[0], "127.0.0.1");
         let of_interfaces: Vec<IpAddr> = interfaces().iter().map(Interface::ip).collect();
         for ip in of_interfaces.iter().take(MOST_ADDRESSES) {
@@ -90,6 +156,29 @@ mod tests {
                 std::net::TcpStream::connect((*ip, port)).unwrap_or_else(|error| panic!("{ip}: {error}"));
             }
         }
+    }
+
+    #[test]
+    fn a_name_that_nobody_answers_for_takes_its_time_and_no_more() {
+        static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
+        let mut names = Names::with(|host, port| {
+            LOOKED_UP.fetch_add(1, Ordering::Relaxed);
+            if host == "slow" {
+                thread::sleep(Duration::from_millis(600));
+            }
+            Ok(vec![(Ipv4Addr::LOCALHOST, port).into()])
+        });
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        let start = Instant::now();
+        for _ in 0..2 {
+            let error = names.resolve("slow", 7, Duration::from_millis(50)).unwrap_err();
+            assert!(error.to_string().contains("within 50ms"), "{error}");
+        }
+        assert_eq!(names.resolve("quick", 7, Duration::from_secs(60)).unwrap(), [address]);
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert_eq!(names.resolve("slow", 7, Duration::from_secs(60)).unwrap(), [address]);
+        assert_eq!(names.resolve("127.0.0.1", 7, Duration::ZERO).unwrap(), [address]);
+        assert_eq!(LOOKED_UP.load(Ordering::Relaxed), 2, "once for each name");
     }
 
     #[test]

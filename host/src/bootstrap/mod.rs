@@ -73,6 +73,7 @@ mod seat;
 mod secret;
 mod server;
 mod split;
+mod trust;
 mod unproven;
 
 #[cfg(feature = "mpi")]

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::matching::Matching;
 use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT};
@@ -36,9 +36,11 @@ struct Line {
     calls: usize,
     /// Announced calls that have been matched, from the beginning.
     matched: u64,
-    /// The number of them that the rank was told last, and the one that it wants to hear of.
+    /// The number of them that the rank was told last.
     told: u64,
-    asked: u64,
+    /// Those that it wants to hear of, each when it is reached: a rank that waits for one may have asked for a later one since. A member asks
+    /// for each number once, and for none that it has not announced.
+    asked: BTreeSet<u64>,
 }
 
 impl Line {
@@ -101,13 +103,17 @@ impl Pending {
 
     /// `rank` wants to hear when that many of its announced calls have been matched.
     pub(super) fn ask(&mut self, rank: usize, calls: u64) {
-        self.lines[rank].asked = calls;
+        self.lines[rank].asked.insert(calls);
     }
 
     /// How many announced calls of `rank` have been matched, if it is time that the rank hears of it.
     pub(super) fn news(&mut self, rank: usize) -> Option<u64> {
-        let line = &self.lines[rank];
-        let is_answer = line.told < line.asked && line.asked <= line.matched;
+        let line = &mut self.lines[rank];
+        let mut is_answer = false;
+        while line.asked.first().is_some_and(|&asked| asked <= line.matched) {
+            line.asked.pop_first();
+            is_answer = true;
+        }
         if is_answer || line.matched - line.told >= TELL_EVERY { self.last_news(rank) } else { None }
     }
 

@@ -12,6 +12,7 @@ use super::environment::Launch;
 use super::error::BootstrapError;
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, Gathering};
+use super::hosts::OWN_NAME_TIME;
 use super::hub::Place;
 use super::member::Member;
 use super::seat::Seat;
@@ -58,8 +59,12 @@ impl Rendezvous {
     }
 
     /// For ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes to this file
-    /// where, with a fresh secret; only its owner may read it. It is removed when all have joined. A file that was
-    /// there before is replaced, and a rank that reads an old one looks again.
+    /// where, with a fresh secret; only its owner may read it. It is removed when all have joined. A regular file that
+    /// was there before is replaced, and a rank that reads an old one looks again.
+    ///
+    /// On Unix, a file is read only if this user or root owns it and nobody else has access to it, as with mode 0600,
+    /// and if nobody else can put another in its place: this user or root owns all folders on the way to it, and others
+    /// may not write in them unless they have the sticky bit, as `/tmp` has. Rank 0 writes in no other folder.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Rendezvous::new(Way::File(path.into()))
     }
@@ -105,6 +110,9 @@ impl Rendezvous {
     ///   of a later generation goes on looking for its own group, and by way of a file every such rank does, for
     ///   another file;
     /// * [`BootstrapError::RankOutOfRange`];
+    /// * [`BootstrapError::NotAFile`] and [`BootstrapError::UntrustedFolder`] at once, on every rank, by way of a file;
+    ///   [`BootstrapError::UntrustedFile`] on other ranks than 0 when the deadline passes and rank 0 has not replaced the
+    ///   file, and on rank 0 where the file system does not let it make a private one;
     /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
         if rank >= world_size {
@@ -166,24 +174,29 @@ fn loopback(host: &str) -> Option<IpAddr> {
 
 fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member, BootstrapError> {
     if applicant.rank == 0 {
-        RendezvousFile::clear(path)?;
+        let place = file::prepare(path)?;
         let secret = Secret::random()?;
         let listener = server::listen(None, 0)?;
-        let _file = RendezvousFile::publish(path, server::port(&listener)?, &secret)?;
+        let invitation = file::describe(server::port(&listener)?, &secret, applicant.at_most(OWN_NAME_TIME));
+        let _file = RendezvousFile::publish(place, invitation)?;
         return server::join(listener, None, secret, applicant);
     }
     let invite = || {
-        file::read(path).map_err(|error| BootstrapError::Unreachable {
-            address: format!("the place that {} names", path.display()),
-            deadline: applicant.deadline,
-            reason: error.to_string(),
+        file::read(path).map_err(|refusal| {
+            refusal.or(|error| BootstrapError::Unreachable {
+                address: format!("the place that {} names", path.display()),
+                deadline: applicant.deadline,
+                reason: error.to_string(),
+            })
         })
     };
-    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file is still to come.
+    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file, which takes the place of any other, is still to
+    // come.
     let is_final = |error: &BootstrapError| {
         !matches!(
             error,
             BootstrapError::Unreachable { .. }
+                | BootstrapError::UntrustedFile { .. }
                 | BootstrapError::WrongSecret { .. }
                 | BootstrapError::VersionMismatch { .. }
                 | BootstrapError::GenerationMismatch { .. }

@@ -10,7 +10,7 @@ use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::connection::{LINGER, Outbox, Threads, drain};
+use super::connection::{LINGER, Outbox, Threads, drain, is_closed};
 use super::error::BootstrapError;
 use super::frame::FRAME_LIMIT;
 use super::gathering::{Applicant, Gathering};
@@ -149,6 +149,10 @@ impl Server {
         let (Ok(rank), Ok(world_size)) = (usize::try_from(identity.rank), usize::try_from(identity.world_size)) else {
             return tracing::warn!(?identity, ?address, "a rank was refused");
         };
+        // If this process was stopped meanwhile, the rank may have given up this connection, and come again by another.
+        if is_closed(socket) {
+            return tracing::warn!(?address, rank, "a rank has closed its connection before it was admitted");
+        }
         let Session { outgoing, incoming } = session;
         let started =
             socket.set_nonblocking(false).and_then(|()| Outbox::start(socket, outgoing, &self.connections.threads));

@@ -252,16 +252,22 @@ impl Queue {
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
-        exposure::settle(false);
+        self.settle_exposures(false)?;
         let class = pool::size_class(bytes);
         let kept = self.pool().take(class);
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
         // What this queue keeps, or the peers have let go of, may be what is missing.
-        exposure::settle(true);
+        self.settle_exposures(true)?;
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
+    }
+
+    /// As [`exposure::settle`], which makes contexts of other devices current.
+    fn settle_exposures(&self, now: bool) -> Result<(), CudaError> {
+        exposure::settle(now);
+        self.make_current()
     }
 
     /// Takes back what [`allocate`](Self::allocate) gave for that many bytes.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{CudaError, Device, DeviceAttribute, Queue};
 
-/// The ranks of a communicator on one GPU.
+/// The ranks of a communicator on one GPU, together with those of the communicators that it was split from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharers {
     /// How many ranks there are.
@@ -24,6 +24,12 @@ pub(crate) struct Sharers {
 impl Sharers {
     /// A rank with a GPU of its own.
     pub(crate) const ONE: Self = Self { ranks: 1, processes: 1 };
+
+    /// No fewer than those of a communicator that this one was split from: its ranks on the GPU have places there too, whichever of the parts
+    /// they are in.
+    pub(crate) fn and_of_parent(self, parent: Self) -> Self {
+        Self { ranks: self.ranks.max(parent.ranks), processes: self.processes.max(parent.processes) }
+    }
 }
 
 /// A communicator's part of the places on a GPU, for as long as this lives.
@@ -116,5 +122,15 @@ mod tests {
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
             }
         }
+    }
+
+    /// Two GPUs with two processes each, split into groups that have one rank on either GPU: no process knows of its neighbour's claim.
+    #[test]
+    fn parts_of_a_communicator_leave_places_to_each_other() {
+        let (world, part) = (Sharers { ranks: 2, processes: 2 }, Sharers::ONE);
+        let claim = |sharers| Entry { device: 0, owner: 1, sharers };
+        let of_both = 2 * places(132, 2, [claim(part.and_of_parent(world))].iter());
+        assert!(of_both <= 99, "{of_both} places for both");
+        assert_eq!(world.and_of_parent(part), world);
     }
 }

@@ -8,9 +8,13 @@ mod failures;
 mod gathering;
 mod group;
 mod joining;
+#[cfg(target_os = "linux")]
+mod planted_files;
 mod processes;
 mod refusals;
 mod rendezvous_file;
+#[cfg(target_os = "linux")]
+mod signals;
 mod splitting;
 mod strangers;
 

@@ -13,6 +13,8 @@ use gradsync_tests::ranks::guarded;
 
 use crate::PLENTY;
 use crate::group::{Meeting, Way, barrier, mismatch, on_ranks, reduce, refused, secret, sync};
+#[cfg(target_os = "linux")]
+use crate::signals::join_under_signals;
 
 /// What a child is to do; without it, [`child`] does nothing.
 const ROLE: &str = "GRADSYNC_TEST_ROLE";
@@ -23,11 +25,11 @@ const DEADLINE: Duration = Duration::from_secs(1);
 const FLOOD: usize = 100_000;
 
 /// A process that is killed when the test is over, whatever its outcome.
-struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     /// Starts a rank in this role. `port` is where the group meets.
-    fn start(role: &str, rank: usize, world_size: usize, port: u16) -> Self {
+    pub(crate) fn start(role: &str, rank: usize, world_size: usize, port: u16) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["processes::child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
         for (name, value) in [("RANK", rank), ("WORLD_SIZE", world_size), ("MASTER_PORT", usize::from(port))] {
@@ -45,18 +47,18 @@ impl Process {
     }
 
     /// Waits until it ends by itself; fails if it does so with an error.
-    fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         let status = self.0.wait().expect("a child process");
         assert!(status.success(), "a child ended with {status}");
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.0.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success(), "{kill}");
     }
 
     /// Stops it, and waits until all of its threads have.
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.0.id());
         let is_stopped = |task: std::fs::DirEntry| {
@@ -97,6 +99,10 @@ fn child() {
     if role == "lonely" {
         refused(join());
         return;
+    }
+    #[cfg(target_os = "linux")]
+    if role == "is interrupted" {
+        return join_under_signals(&launch, &rendezvous);
     }
     let member = join().unwrap();
     if role == "hears" {

@@ -12,7 +12,7 @@ use crate::PLENTY;
 use crate::group::{Way, barrier, on_ranks, refused};
 
 /// The content of the file, once it is there.
-fn wait_for(path: &Path) -> Vec<u8> {
+pub(crate) fn wait_for(path: &Path) -> Vec<u8> {
     let start = Instant::now();
     loop {
         match fs::read(path) {
@@ -21,6 +21,13 @@ fn wait_for(path: &Path) -> Vec<u8> {
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Writes a file as a rank 0 would, that only its owner may read.
+fn leave(path: &Path, content: &[u8]) {
+    fs::write(path, content).unwrap();
+    #[cfg(unix)]
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
 }
 
 fn entries(path: &Path) -> usize {
@@ -64,7 +71,7 @@ fn an_old_file_is_not_believed() {
         });
         for content in [left_behind, b"no rendezvous".to_vec(), Vec::new()] {
             let meeting = Way::File.meeting();
-            fs::write(&meeting.path, content).unwrap();
+            leave(&meeting.path, &content);
             on_ranks(0..3, |rank| {
                 if rank == 0 {
                     thread::sleep(Duration::from_millis(200));
@@ -85,7 +92,7 @@ fn a_file_that_leads_to_another_group_is_not_believed() {
             let mut bytes = wait_for(&other.path);
             // The secret is what the file ends with.
             *bytes.last_mut().unwrap() ^= 1;
-            fs::write(&meeting.path, &bytes).unwrap();
+            leave(&meeting.path, &bytes);
             let deaf = meeting.rendezvous.clone().with_deadline(Duration::from_millis(200));
             let error = refused(deaf.join(1, 2));
             assert!(matches!(error, BootstrapError::WrongSecret { .. }), "{error:?}");

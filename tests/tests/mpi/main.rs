@@ -10,10 +10,14 @@ mod exchange;
 mod failures;
 mod groups;
 mod large;
+#[cfg(target_os = "linux")]
+mod limits;
 mod member;
 mod mismatches;
 mod operations;
 mod point_to_point;
+#[cfg(target_os = "linux")]
+mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
 mod words;
@@ -30,6 +34,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("GRADSYNC_MPI_LIMITS_ONLY").is_some() {
+        limits::run(&mut cases);
+        return cases.finish();
+    }
     collectives::run(&mut cases);
     point_to_point::run(&mut cases);
     exchange::run(&mut cases);
@@ -41,6 +50,10 @@ fn main() -> ExitCode {
     adasum::run(&mut cases);
     #[cfg(target_os = "linux")]
     windows::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    limits::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    stopped::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
     cases.finish()

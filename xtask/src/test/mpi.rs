@@ -62,6 +62,11 @@ pub(super) fn run() -> Result<String> {
             failed.push(format!("with {ranks} ranks{how} it {end}"));
         }
     }
+    match in_tiny_shared_memory(&mpirun, &program)? {
+        None => println!("in a tiny /dev/shm: not run, no mounts can be made for a command"),
+        Some(End::Exited(0)) => println!("in a tiny /dev/shm: passed"),
+        Some(end) => failed.push(format!("in a tiny /dev/shm it {end}")),
+    }
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
@@ -79,6 +84,24 @@ fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&s
     let mut command = mpirun.command(ranks, DEADLINE);
     command.arg(program).envs(environment.iter().copied());
     watch(command, DEADLINE)
+}
+
+/// Has ranks run the cases of limits where shared memory that has a name is no more than 64 KiB, if the system allows that.
+fn in_tiny_shared_memory(mpirun: &Mpirun, program: &Path) -> Result<Option<End>> {
+    let mount = ["sh", "-c", "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"", "sh"];
+    let worlds: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
+    let enter = |world: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(world).args(mount);
+        command
+    };
+    let is_allowed = |world: &&&[&str]| enter(world).arg("true").output().is_ok_and(|output| output.status.success());
+    let Some(world) = worlds.iter().find(is_allowed) else { return Ok(None) };
+    let (launch, mut command) = (mpirun.command(2, DEADLINE), enter(world));
+    command.arg(launch.get_program()).args(launch.get_args()).arg(program);
+    command.envs(launch.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("GRADSYNC_MPI_LIMITS_ONLY", "1");
+    watch(command, DEADLINE).map(Some)
 }
 
 /// Runs a launcher, which ends its ranks at this deadline, and is ended if it does not.

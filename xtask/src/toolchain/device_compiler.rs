@@ -121,7 +121,7 @@ pub(super) fn apt_has_lists() -> bool {
 }
 
 /// The version of a package that apt would install.
-fn candidate_of(package: &str) -> Option<String> {
+pub(super) fn candidate_of(package: &str) -> Option<String> {
     let (works, text) = Cmd::new("apt-cache").args(["policy", package]).env("LC_ALL", "C").probe();
     let candidate = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:"))?.trim().to_owned();
     works.then_some(candidate)

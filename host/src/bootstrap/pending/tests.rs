@@ -45,6 +45,25 @@ fn a_rank_is_matched_as_far_as_the_slowest_has_come() {
 }
 
 #[test]
+fn a_rank_hears_of_each_number_that_it_has_asked_for() {
+    for asked in [[1, 3], [3, 1]] {
+        let mut pending = Pending::new(2);
+        for _ in 0..3 {
+            pending.post(0, announced(&[barrier()])).unwrap();
+        }
+        asked.into_iter().for_each(|calls| pending.ask(0, calls));
+        assert_eq!(pending.news(0), None);
+        let told = (0..3).map(|_| {
+            pending.post(1, announced(&[barrier()])).unwrap();
+            pending.news(0)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [Some(1), None, Some(3)], "asked for {asked:?}");
+        pending.ask(0, 2);
+        assert_eq!(pending.news(0), None, "known already");
+    }
+}
+
+#[test]
 fn progress_is_told_now_and_then_without_being_asked_for() {
     let mut pending = Pending::new(1);
     let told = (0..4 * TELL_EVERY).filter_map(|_| {

@@ -4,7 +4,11 @@
 //! number of the round; the others look until that is there. A rank comes to the next round once it has read everybody's word of this one,
 //! so nobody is more than one round ahead, and two places for words are enough; as many for data, used in turn by the rounds that bring some.
 //!
-//! Never waits, and never tells of failures: those travel as records, and a rank that has failed comes to no more rounds.
+//! Whoever waits in vain closes the round: it leaves its failure on its own board, and marks the [`Steps`] of the first rank that has not come,
+//! which can come no more. So a round has all ranks or it never will, each rank finds the same of it, and a process that was stopped learns
+//! what the others have decided when it goes on. The ends of loans are closed in the same way.
+//!
+//! Never waits. Other failures travel as records, and a rank that has failed comes to no more rounds.
 
 use std::cell::Cell;
 use std::io;
@@ -12,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::channel::Record;
-use crate::error::Call;
+use super::channel::{Record, shortened};
+use crate::error::{Call, CommError};
 use crate::memory::{Mapped, MemoryFile, Ticket};
 
 /// What all ranks together bring to a call, at most; each has room for as much. Half and twice that were slower.
@@ -27,6 +31,9 @@ const LOANS_AT: usize = 64;
 const FAILED_LOAN_AT: usize = 72;
 const WORDS_AT: usize = 128;
 const WORD_BYTES: usize = 256;
+/// What a rank has failed with that has closed a round, or a loan's end.
+const FAILURE_AT: usize = 1024;
+const FAILURE_BYTES: usize = 2048;
 const DATA_AT: usize = 4096;
 const BOARD_BYTES: usize = DATA_AT + 2 * TOGETHER_BYTES;
 /// Looks at a board before its reader does something else.
@@ -70,6 +77,48 @@ pub(super) struct Word {
     are_shards: bool,
 }
 
+/// A number on a rank's board that this rank raises, one by one, until another closes it. Both are one atomic operation on the same word,
+/// so that a step was made or never will be, and all ranks see the same.
+struct Steps<'a>(&'a AtomicU64);
+
+impl Steps<'_> {
+    /// In the bits above there is one more than the rank that has closed it, if one has.
+    const NUMBER_BITS: u32 = 48;
+
+    fn number(&self) -> u64 {
+        Self::number_of(self.0.load(Ordering::Acquire))
+    }
+
+    fn number_of(word: u64) -> u64 {
+        word & ((1 << Self::NUMBER_BITS) - 1)
+    }
+
+    fn closer_of(word: u64) -> Option<usize> {
+        (word >> Self::NUMBER_BITS).checked_sub(1).map(|rank| rank as usize)
+    }
+
+    fn closer(&self) -> Option<usize> {
+        Self::closer_of(self.0.load(Ordering::Acquire))
+    }
+
+    /// Makes the step to a number; what was written before is there for whoever sees it. Not if a rank has closed it, which is given back.
+    fn raise(&self, to: u64) -> Result<(), usize> {
+        let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
+        raised.map(drop).map_err(|word| Self::closer_of(word).expect("nobody else raises it"))
+    }
+
+    /// Closes it as this rank, unless the step to this number has been made. Gives back who has closed it.
+    fn close(&self, before: u64, rank: usize) -> Option<usize> {
+        let mark = (rank as u64 + 1) << Self::NUMBER_BITS;
+        let is_open = |word| (Self::number_of(word) < before && Self::closer_of(word).is_none()).then_some(word | mark);
+        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open) {
+            Ok(_) => Some(rank),
+            Err(word) if Self::number_of(word) < before => Self::closer_of(word),
+            Err(_) => None,
+        }
+    }
+}
+
 /// One rank's board, as this process has it mapped.
 #[derive(Debug)]
 struct Board(Mapped);
@@ -80,9 +129,23 @@ impl Board {
         unsafe { &*self.0.start().add(at).cast() }
     }
 
+    /// Rounds that its rank has come to.
+    fn rounds(&self) -> Steps<'_> {
+        Steps(self.number(ROUND_AT))
+    }
+
+    /// Loans that it has ended.
+    fn loans(&self) -> Steps<'_> {
+        Steps(self.number(LOANS_AT))
+    }
+
     /// Where the word of a round stands.
     fn word(&self, round: u64) -> *mut [u8; WORD_BYTES] {
         self.0.start().wrapping_add(WORDS_AT + (round % 2) as usize * WORD_BYTES).cast()
+    }
+
+    fn failure(&self) -> *mut [u8; FAILURE_BYTES] {
+        self.0.start().wrapping_add(FAILURE_AT).cast()
     }
 
     /// Where the data of a call lie.
@@ -93,7 +156,7 @@ impl Board {
     /// Whether it says that so many loans have ended, and if so, whether its rank had failed by the end of the last of these. It may have ended
     /// more since, and failed in those.
     fn has_ended(&self, loans: u64) -> Option<bool> {
-        if self.number(LOANS_AT).load(Ordering::Acquire) < loans {
+        if self.loans().number() < loans {
             return None;
         }
         let failed = self.number(FAILED_LOAN_AT).load(Ordering::Relaxed);
@@ -137,7 +200,10 @@ impl Boards {
     }
 
     /// Comes to the next round with this word, and, if it is a call, with what it brings to that.
-    pub(super) fn come(&self, record: &Record, brings: Brings<'_>) {
+    ///
+    /// # Errors
+    /// What the others have failed with that waited in vain, and have closed the round.
+    pub(super) fn come(&self, record: &Record, brings: Brings<'_>) -> Result<(), CommError> {
         let round = self.round.get() + 1;
         if let Record::Call { .. } = record {
             self.calls.set(self.calls.get() + 1);
@@ -154,8 +220,53 @@ impl Boards {
         // SAFETY: on this rank's board; nobody reads what stands there, of the round before the last.
         unsafe { self.own().word(round).write(room) };
         self.round.set(round);
-        // What was written is there for whoever sees this.
-        self.own().number(ROUND_AT).store(round, Ordering::Release);
+        self.own().rounds().raise(round).map_err(|closer| self.failure_of(closer))
+    }
+
+    /// Closes this rank's last round to those that have not come, with this failure. Gives back the one that it was closed with, and by whom: another
+    /// rank may have been faster. Nothing, if all have come after all.
+    pub(super) fn close_round(&self, failure: &CommError) -> Option<(usize, CommError)> {
+        self.close(failure, Board::rounds, self.round.get())
+    }
+
+    /// What this rank's last round was closed with, if it was; looks at those that have not come.
+    pub(super) fn closed_round(&self) -> Option<CommError> {
+        self.closed(Board::rounds, self.round.get())
+    }
+
+    /// Closes the end of the loans that this rank has ended, in the same way.
+    pub(super) fn close_loans(&self, failure: &CommError) -> Option<(usize, CommError)> {
+        self.close(failure, Board::loans, self.ended_loans.get())
+    }
+
+    pub(super) fn closed_loans(&self) -> Option<CommError> {
+        self.closed(Board::loans, self.ended_loans.get())
+    }
+
+    /// All ranks that close something try the same boards in the same order, and one of these is closed once, by one of them: they agree.
+    fn close(&self, failure: &CommError, of: fn(&Board) -> Steps<'_>, before: u64) -> Option<(usize, CommError)> {
+        let record = shortened(Record::Failed { completed: 0, error: failure.clone() });
+        let mut room = [0; FAILURE_BYTES];
+        postcard::to_slice(&record, &mut room).expect("a failure has room");
+        // SAFETY: on this rank's board; nobody reads it before this rank has closed something, which it does once.
+        unsafe { self.own().failure().write(room) };
+        let closer = self.boards.iter().find_map(|board| of(board).close(before, self.rank))?;
+        Some((closer, self.failure_of(closer)))
+    }
+
+    fn closed(&self, of: fn(&Board) -> Steps<'_>, before: u64) -> Option<CommError> {
+        let missing = self.others().map(of).filter(|steps| steps.number() < before);
+        missing.filter_map(|steps| steps.closer()).next().map(|closer| self.failure_of(closer))
+    }
+
+    /// What a rank has failed with that has closed something.
+    fn failure_of(&self, closer: usize) -> CommError {
+        // SAFETY: written before it closed anything, and never again.
+        let room = unsafe { self.boards[closer].failure().read() };
+        match postcard::from_bytes(&room).unwrap_or_else(|error| Record::unreadable(closer, &error)) {
+            Record::Failed { error, .. } => error,
+            record => unreachable!("{record:?}"),
+        }
     }
 
     /// Whether a rank has come to this rank's last round.
@@ -164,7 +275,7 @@ impl Boards {
     }
 
     fn has_come(&self, board: &Board, round: u64) -> bool {
-        board.number(ROUND_AT).load(Ordering::Acquire) >= round
+        board.rounds().number() >= round
     }
 
     /// Whether all others have; looks for a moment.
@@ -246,15 +357,28 @@ impl Boards {
     }
 
     /// Says that this rank uses nothing of the last loan any more, and whether it has failed.
-    pub(super) fn end_loan(&self, has_failed: bool) {
+    ///
+    /// # Errors
+    /// What the others have failed with that waited for this in vain.
+    pub(super) fn end_loan(&self, has_failed: bool) -> Result<(), CommError> {
         self.open_loans.set(self.open_loans.get() - 1);
         self.ended_loans.set(self.ended_loans.get() + 1);
         let (ended, failed) = (self.ended_loans.get(), self.own().number(FAILED_LOAN_AT));
-        if has_failed && failed.load(Ordering::Relaxed) == 0 {
-            failed.store(ended, Ordering::Relaxed);
+        let has_failed_in = || {
+            if failed.load(Ordering::Relaxed) == 0 {
+                failed.store(ended, Ordering::Relaxed);
+            }
+        };
+        if has_failed {
+            has_failed_in();
         }
         // What was written into the others' memory is there for whoever sees this.
-        self.own().number(LOANS_AT).store(ended, Ordering::Release);
+        self.own().loans().raise(ended).map_err(|closer| {
+            has_failed_in();
+            // Its mark stays: some may wait for this even so, and it is no success to any.
+            self.own().number(LOANS_AT).fetch_add(1, Ordering::Release);
+            self.failure_of(closer)
+        })
     }
 
     /// Whether all others have ended every loan that this rank has; looks for a moment.
@@ -296,7 +420,7 @@ mod tests {
     fn boards_outlive_their_makers_and_whoever_leaves_first() {
         let mut ranks = ranks();
         for boards in &ranks {
-            boards.come(&call(7), Brings::NOTHING);
+            boards.come(&call(7), Brings::NOTHING).unwrap();
         }
         let last = ranks.pop().unwrap();
         drop(ranks);
@@ -312,11 +436,11 @@ mod tests {
             // Rank 0 is a round ahead of the others, each time.
             for (boards, number) in ranks.iter().zip(&numbers) {
                 let are_shards = round % 2 == 1;
-                boards.come(&call(round.into()), Brings { bytes: number, are_shards });
+                boards.come(&call(round.into()), Brings { bytes: number, are_shards }).unwrap();
             }
             let words: Vec<Vec<Word>> =
                 ranks.iter().map(|boards| (0..RANKS).map(|peer| boards.word(peer)).collect()).collect();
-            ranks[0].come(&Record::Go, Brings::NOTHING);
+            ranks[0].come(&Record::Go, Brings::NOTHING).unwrap();
             assert!(ranks[1].is_here(0) && !ranks[0].is_here(1) && !ranks[0].are_all_here());
             for (rank, (boards, words)) in ranks.iter().zip(&words).enumerate() {
                 for (peer, word) in words.iter().enumerate() {
@@ -326,7 +450,7 @@ mod tests {
                     assert_eq!(boards.brought(peer, word), expected);
                 }
             }
-            ranks[1..].iter().for_each(|boards| boards.come(&Record::Go, Brings::NOTHING));
+            ranks[1..].iter().for_each(|boards| boards.come(&Record::Go, Brings::NOTHING).unwrap());
             assert!(ranks.iter().all(Boards::are_all_here));
         }
     }
@@ -336,7 +460,7 @@ mod tests {
         let ranks = ranks();
         let bytes: Vec<u8> = (0..TOGETHER_BYTES).map(|index| (index % 251) as u8).collect();
         for _ in 0..3 {
-            ranks.iter().for_each(|boards| boards.come(&call(1), Brings::for_all(&bytes)));
+            ranks.iter().for_each(|boards| boards.come(&call(1), Brings::for_all(&bytes)).unwrap());
             assert!(ranks[1].brought(2, &ranks[1].word(2)) == bytes);
         }
     }
@@ -345,12 +469,12 @@ mod tests {
     fn a_call_ahead_is_seen_and_a_word_that_is_none_is_not() {
         let ranks = ranks();
         assert_eq!(ranks[1].call_ahead(0), None);
-        ranks[0].come(&call(5), Brings::NOTHING);
+        ranks[0].come(&call(5), Brings::NOTHING).unwrap();
         let ahead = ranks[1].call_ahead(0).expect("rank 0 has come");
         assert_eq!(ahead.len, 5);
-        ranks[1..].iter().for_each(|boards| boards.come(&call(5), Brings::NOTHING));
+        ranks[1..].iter().for_each(|boards| boards.come(&call(5), Brings::NOTHING).unwrap());
         assert_eq!(ranks[1].call_ahead(0), None, "it is here");
-        ranks[0].come(&Record::Go, Brings::NOTHING);
+        ranks[0].come(&Record::Go, Brings::NOTHING).unwrap();
         assert_eq!(ranks[1].call_ahead(0), None, "of the same collective");
     }
 
@@ -359,15 +483,15 @@ mod tests {
         let ranks = ranks();
         ranks.iter().for_each(|boards| (0..2).for_each(|_| boards.begin_loan()));
         assert!(!ranks[0].has_ended_early(2));
-        ranks[2].end_loan(false);
+        ranks[2].end_loan(false).unwrap();
         assert!(ranks[0].has_ended_early(2) && !ranks[2].has_ended_early(0));
-        ranks[0].end_loan(true);
+        ranks[0].end_loan(true).unwrap();
         assert!(!ranks[1].has_ended_early(0), "it has failed, and says with what elsewhere");
         assert_eq!((ranks[0].has_ended(1), ranks[0].has_ended(2)), (None, Some(false)));
         assert!(!ranks[0].have_all_ended() && ranks[0].are_lent());
-        ranks[1].end_loan(false);
+        ranks[1].end_loan(false).unwrap();
         assert!(ranks.iter().all(|boards| boards.have_all_ended()) && ranks[2].has_ended(0) == Some(true));
-        ranks.iter().for_each(|boards| boards.end_loan(false));
+        ranks.iter().for_each(|boards| boards.end_loan(false).unwrap());
         assert!(ranks.iter().all(|boards| boards.have_all_ended() && !boards.are_lent()));
         assert_eq!(ranks[1].has_ended(0), Some(true), "it stays so");
     }
@@ -376,21 +500,75 @@ mod tests {
     fn who_fails_in_the_loan_around_has_ended_the_one_inside_well() {
         let ranks = ranks();
         ranks.iter().for_each(|boards| (0..2).for_each(|_| boards.begin_loan()));
-        ranks.iter().for_each(|boards| boards.end_loan(false));
-        ranks[0].end_loan(true);
+        ranks.iter().for_each(|boards| boards.end_loan(false).unwrap());
+        ranks[0].end_loan(true).unwrap();
         // The others look at the inner loan's end only now.
         assert_eq!((ranks[1].has_ended(0), ranks[1].has_ended_early(0)), (Some(false), false));
-        ranks[1].end_loan(false);
+        ranks[1].end_loan(false).unwrap();
         assert_eq!(ranks[1].has_ended(0), Some(true));
+    }
+
+    fn late(rank: usize) -> CommError {
+        let deadline = std::time::Duration::from_secs(1);
+        CommError::Timeout { operation: Operation::Barrier, missing: vec![rank], deadline }
+    }
+
+    #[test]
+    fn a_round_is_closed_once_and_by_one_rank() {
+        let ranks = ranks();
+        ranks.iter().for_each(|boards| boards.come(&call(5), Brings::NOTHING).unwrap());
+        assert_eq!(ranks[0].close_round(&late(1)), None, "all have come");
+        ranks[2].come(&Record::Go, Brings::NOTHING).unwrap();
+        assert_eq!(ranks[2].close_round(&late(0)), Some((2, late(0))));
+        assert!(ranks[0].are_all_here() && ranks[1].closed_round().is_none(), "the round before is what it was");
+        assert_eq!(ranks[0].come(&Record::Go, Brings::NOTHING), Err(late(0)));
+        ranks[1].come(&Record::Go, Brings::NOTHING).unwrap();
+        assert!(!ranks[1].are_all_here());
+        assert_eq!((ranks[1].closed_round(), ranks[1].close_round(&late(2))), (Some(late(0)), Some((2, late(0)))));
+    }
+
+    #[test]
+    fn ranks_that_give_up_and_one_that_comes_find_the_same() {
+        for _ in 0..200 {
+            let ranks = ranks();
+            let outcomes: Vec<_> = std::thread::scope(|scope| {
+                let all = ranks.into_iter().enumerate();
+                let threads: Vec<_> = all
+                    .map(|(rank, boards)| {
+                        scope.spawn(move || {
+                            let come = boards.come(&call(5), Brings::NOTHING).err();
+                            let given_up = || boards.close_round(&late(rank)).map(|(_, error)| error);
+                            (come.or_else(given_up), boards)
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let (outcomes, _boards): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+            assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
+        }
+    }
+
+    #[test]
+    fn a_loan_that_others_have_given_up_ends_as_a_failure() {
+        let ranks = ranks();
+        ranks.iter().for_each(|boards| (0..2).for_each(|_| boards.begin_loan()));
+        ranks.iter().for_each(|boards| boards.end_loan(false).unwrap());
+        ranks[0].end_loan(false).unwrap();
+        assert_eq!(ranks[0].close_loans(&late(1)), Some((0, late(1))));
+        assert_eq!(ranks[1].end_loan(false), Err(late(1)));
+        assert_eq!(ranks[2].has_ended(1), Some(false), "the one inside");
+        ranks[2].end_loan(false).unwrap();
+        assert_eq!(ranks[2].has_ended(1), Some(true));
     }
 
     #[test]
     fn what_another_version_writes_is_a_failure_of_its_rank() {
         let ranks = ranks();
-        ranks[0].come(&call(5), Brings::NOTHING);
+        ranks[0].come(&call(5), Brings::NOTHING).unwrap();
         // SAFETY: its own board, which nobody reads now.
         unsafe { ranks[0].own().word(1).write([255; WORD_BYTES]) };
-        ranks[1].come(&call(5), Brings::NOTHING);
+        ranks[1].come(&call(5), Brings::NOTHING).unwrap();
         let Record::Failed { error, .. } = ranks[1].word(0).record else { panic!("it was readable") };
         assert!(error.to_string().contains("rank 0 failed: it speaks another language"), "{error}");
         assert!(ranks[1].call_ahead(0).is_none());

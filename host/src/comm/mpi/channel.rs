@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fmt;
+#[cfg(feature = "cuda")]
 use std::time::{Duration, Instant};
 
 use mpi::ffi;
@@ -275,24 +276,6 @@ impl Channel {
         }
     }
 
-    /// Starts one piece of a broadcast; all ranks start the same ones in the same order.
-    ///
-    /// # Safety
-    /// As for [`start`](Self::start), and `bytes` is at most [`Self::LONGEST_BROADCAST`].
-    pub(super) unsafe fn start_broadcast(&self, start: *mut u8, bytes: usize, root: usize, requests: &mut Requests) {
-        // SAFETY: MPI's own constant.
-        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let started = self.library.call("MPI_Ibcast", || {
-            let (start, bytes, root) = (start.cast(), bytes as c_int, root as c_int);
-            // SAFETY: as the caller promises.
-            unsafe { ffi::MPI_Ibcast(start, bytes, ffi::RSMPI_UINT8_T, root, self.comm, &mut request) }
-        });
-        requests.add(started.map(|()| request));
-    }
-
-    /// The longest piece of a broadcast.
-    pub(super) const LONGEST_BROADCAST: usize = PIECE_BYTES;
-
     /// Whether all messages are out and in.
     pub(super) fn progress(&self, requests: &mut Requests) -> bool {
         requests.under_way.retain_mut(|request| match self.test(request) {
@@ -307,6 +290,7 @@ impl Channel {
 
     /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
     /// aborted: MPI would go on to use memory that is no longer lent to it.
+    #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, mut requests: Requests, deadline: Duration) -> Result<(), MpiError> {
         let mut failed: Option<Instant> = None;
         while !self.progress(&mut requests) {
@@ -399,7 +383,8 @@ impl Requests {
     }
 }
 
-fn shortened(mut record: Record) -> Record {
+/// The same with lists and texts that are short enough.
+pub(super) fn shortened(mut record: Record) -> Record {
     if let Record::Failed { error, .. } = &mut record {
         match error {
             CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } => {

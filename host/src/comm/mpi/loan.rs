@@ -1,9 +1,10 @@
 //! Windows of vectors that ranks lend each other, where all are processes of one machine and each can map the files that the others' vectors
 //! lie in.
 //!
-//! A loan begins with a collective and ends once every rank has said that its work is over, however that went: that last wait knows no
-//! deadline while nothing has failed, and ends because failures end the collectives that the others' work may be waiting in. After a failure
-//! the others get the deadline to end; if they do not, the job is aborted, since they would go on to use memory that is no longer lent to them.
+//! A loan begins with a collective and ends once every rank has said that its work is over, however that went. A rank that does not say so
+//! within the deadline, as one that is stopped, is a failure. After a failure the others get the deadline to end, unless they are the ones that
+//! were waited for. Memory that a rank still has then is [taken back](memory::take_back): what this process has at that address is a copy, and
+//! the rank goes on with the old file, where nobody looks.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -11,12 +12,12 @@ use std::sync::Arc;
 
 use super::boards::{self, Boards};
 use super::channel::Record;
-use super::meeting::{Failure, Meeting, Wait, end_of_loan, mismatch};
+use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
 use super::{MpiCommunicator, SetUp};
 use crate::call::scope;
 use crate::comm::{AddressSpace, Communicator, Work};
 use crate::error::{Call, CommError, Departure, Operation, Result};
-use crate::memory::{Mapped, Ticket};
+use crate::memory::{self, Mapped, MemoryFile, Ticket};
 use crate::slice::SliceMut;
 
 /// Says, with any value but `0`, that ranks send each other messages even if they could reach each other's memory.
@@ -57,18 +58,20 @@ impl AddressSpace for MpiCommunicator {
         let scope = scope::within(operation);
         let tickets = self.tickets(Call::new(operation, len, dtype), ticket)?;
         // From here on another rank may use this one's memory, even if this one fails.
-        let loan = Loan::begin(&self.meeting, boards);
+        let own = vector.as_bytes_mut();
+        let loan = Loan::begin(&self.meeting, boards, own);
+        let own = own.as_mut_ptr();
         let Some(set) = self.map(&tickets, len * dtype.size_bytes())? else {
             drop(loan);
             return self.meeting.check(operation).map(|()| false);
         };
 
-        let (own, bytes) = (vector.as_bytes_mut().as_mut_ptr(), window * dtype.size_bytes());
+        let bytes = window * dtype.size_bytes();
         let window = |file: &Option<Mapped>| {
             let start = file.as_ref().map_or(own, Mapped::start).wrapping_add(rank * bytes);
             // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, or it would have no ticket;
-            // their owners stay in this call, which has borrowed them, until no rank works any more; no other rank has the window of this
-            // one's number.
+            // their owners stay in this call, which has borrowed them, until no rank works any more, or have taken back what they use from then on;
+            // no other rank has the window of this one's number.
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
@@ -97,8 +100,7 @@ impl MpiCommunicator {
         let found =
             if tickets.contains(&Ticket::NONE) { None } else { self.or_log(Boards::find(&tickets, self.rank())) };
         if let Some(boards) = self.if_all_have(found)? {
-            // Nobody else has anything on it yet, and this rank neither.
-            drop(board);
+            board.into_iter().for_each(MemoryFile::leave);
             self.meeting.set_boards(boards);
         }
         Ok(())
@@ -146,35 +148,60 @@ impl MpiCommunicator {
 struct Loan<'a> {
     meeting: &'a Meeting,
     boards: &'a Boards,
+    /// What this rank lends the others.
+    own: *mut [u8],
 }
 
 impl<'a> Loan<'a> {
-    fn begin(meeting: &'a Meeting, boards: &'a Boards) -> Self {
+    fn begin(meeting: &'a Meeting, boards: &'a Boards, own: &mut [u8]) -> Self {
         boards.begin_loan();
-        Self { meeting, boards }
+        Self { meeting, boards, own }
     }
 
-    /// Waits until all ranks have said that they use nothing of this one's any more, even those that have failed. Whoever still does after a
-    /// failure and the deadline ends the job.
+    /// Waits until all ranks have said that they use nothing of this one's any more, even those that have failed, or takes it from them.
     fn wait_for_all(&self) {
-        let Self { meeting, boards } = *self;
-        let (mut wait, mut grace) = (Wait::new(None), None);
+        let Self { meeting, boards, .. } = *self;
+        let (mut wait, mut grace) = (Wait::new(Some(meeting.deadline())), None);
         while !boards.have_all_ended() {
             if wait.is_time_to_listen() {
                 self.note(self.listen());
-                if meeting.has_failed() && grace.get_or_insert_with(|| Wait::new(Some(meeting.deadline()))).is_over() {
-                    let rank = meeting.channel().rank();
-                    tracing::error!(rank, "a rank keeps what it was lent after a failure: aborting the MPI job");
-                    meeting.channel().abort(1);
+                let missing: Vec<usize> =
+                    meeting.channel().others().filter(|&peer| boards.has_ended(peer).is_none()).collect();
+                if missing.is_empty() {
+                    continue;
+                }
+                if !meeting.has_failed() && wait.is_over() {
+                    self.give_up(missing);
+                } else if meeting.has_failed() {
+                    let grace = grace.get_or_insert_with(|| Wait::new(Some(meeting.deadline())));
+                    if grace.is_over() || missing.iter().all(|&peer| meeting.was_late(peer)) {
+                        return self.take_back();
+                    }
                 }
             }
             wait.pause();
         }
     }
 
+    fn give_up(&self, mut missing: Vec<usize>) {
+        missing.sort_unstable();
+        let (operation, deadline) = (Operation::LendWindows, self.meeting.deadline());
+        let own = Failure { error: CommError::Timeout { operation, missing, deadline }, is_news: true };
+        self.note(self.meeting.give_up(own, Boards::close_loans).map_or(Ok(()), Err));
+    }
+
+    fn take_back(&self) {
+        // SAFETY: borrowed by the call that this loan is part of, where nothing uses it now.
+        if let Err(error) = unsafe { memory::take_back(self.own) } {
+            let rank = self.meeting.channel().rank();
+            tracing::error!(rank, %error, "a rank keeps what it was lent after a failure: aborting the MPI job");
+            self.meeting.channel().abort(1);
+        }
+    }
+
     /// Hears why a rank has failed that says on its board that it has.
     fn hear_failure(&self) {
-        let Self { meeting, boards } = *self;
+        let Self { meeting, boards, .. } = *self;
         let Some(peer) = meeting.channel().others().find(|&peer| boards.has_ended(peer) == Some(true)) else { return };
         let mut wait = Wait::new(Some(meeting.deadline()));
         while !meeting.has_failed() {
@@ -190,10 +217,13 @@ impl<'a> Loan<'a> {
 
     /// What goes against this rank's having ended its work.
     fn listen(&self) -> Result<(), Failure> {
-        let Self { meeting, boards } = *self;
+        let Self { meeting, boards, .. } = *self;
         let (channel, rank) = (meeting.channel(), meeting.channel().rank());
         meeting.pump(Operation::LendWindows)?;
         meeting.look_for_failure()?;
+        if let Some(error) = boards.closed_loans() {
+            return Err(known(&error));
+        }
         for peer in channel.others() {
             let offered = channel.inbox()[peer].iter().find_map(|record| match record {
                 Record::Offer { call, .. } => Some(*call),
@@ -225,7 +255,8 @@ impl Drop for Loan<'_> {
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
             self.note(Err(Failure { error, is_news: true }));
         }
-        self.boards.end_loan(self.meeting.has_failed());
+        let ended = self.boards.end_loan(self.meeting.has_failed());
+        self.note(ended.map_err(|error| known(&error)));
         self.wait_for_all();
         self.hear_failure();
         if !self.meeting.has_failed() {

@@ -2,17 +2,21 @@
 //!
 //! A collective has two rounds. In the first every rank tells all others its call, with what it brings for each of them, and waits for theirs
 //! until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none
-//! does, and the second round needs no deadline; where memory is lent, the loan's end can stand for it. Ranks that have `boards` say it there,
-//! others by records; failures are always records.
+//! does; where memory is lent, the loan's end can stand for it. Ranks that have `boards` say it there, others by records; failures are always
+//! records. The second round has a deadline too, which passes if a rank is stopped between the two. Boards keep all ranks of one mind then;
+//! by records some may go on, and hear of the failure while their data move, or in their next call.
 //! Those of one rank come in order, so one out of place is a mismatch. Never knows what is brought, nor where it goes.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::boards::{Boards, Brings};
-use super::channel::{Channel, Enclosed, Record, Requests};
+#[cfg(feature = "cuda")]
+use super::channel::Requests;
+use super::channel::{Channel, Enclosed, Record};
 use super::library::MpiError;
+use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
 /// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
@@ -75,6 +79,11 @@ impl Meeting {
     /// The failure of this communicator, if any, as the error of `operation`.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         self.failure.borrow().clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
+    }
+
+    /// Whether this communicator has failed because it waited for a rank.
+    pub(super) fn was_late(&self, peer: usize) -> bool {
+        matches!(&*self.failure.borrow(), Some(CommError::Timeout { missing, .. }) if missing.contains(&peer))
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -162,7 +171,7 @@ impl Meeting {
         let (rank, world_size) = (self.channel.rank(), self.channel.world_size());
         let own = Record::Call { call, enclosed: Enclosed::default() };
         self.come(call.operation, &own, brings)?;
-        self.wait_for_all(call.operation, &own, Some(self.deadline))?;
+        self.wait_for_all(call.operation, &own)?;
         let mut brought = Vec::with_capacity(world_size);
         let mut calls = Vec::with_capacity(world_size);
         for peer in 0..world_size {
@@ -191,11 +200,10 @@ impl Meeting {
         self.agree_on(call.operation, &Record::Go)
     }
 
-    /// Says this to every other rank, and waits until all have said the same. They do for certain unless a rank has failed, so that there is
-    /// no deadline.
+    /// Says this to every other rank, and waits until all have said the same, which they do unless a rank has failed or is stopped.
     fn agree_on(&self, operation: Operation, word: &Record) -> Result<(), Failure> {
         self.come(operation, word, Brings::NOTHING)?;
-        self.wait_for_all(operation, word, None)?;
+        self.wait_for_all(operation, word)?;
         for peer in self.channel.others() {
             let (record, _) = self.take(peer);
             if record != *word {
@@ -208,8 +216,7 @@ impl Meeting {
     /// Tells every other rank this rank's word, with what it brings.
     fn come(&self, operation: Operation, word: &Record, brings: Brings<'_>) -> Result<(), Failure> {
         if let Some(boards) = &self.boards {
-            boards.come(word, brings);
-            return Ok(());
+            return boards.come(word, brings).map_err(|error| known(&error));
         }
         let record = |peer| match word {
             Record::Call { call, .. } => {
@@ -224,8 +231,8 @@ impl Meeting {
     }
 
     /// Waits until every other rank has said a word like this rank's own.
-    fn wait_for_all(&self, operation: Operation, own: &Record, deadline: Option<Duration>) -> Result<(), Failure> {
-        let mut wait = Wait::new(deadline);
+    fn wait_for_all(&self, operation: Operation, own: &Record) -> Result<(), Failure> {
+        let mut wait = Wait::new(Some(self.deadline));
         loop {
             if let Some(boards) = &self.boards {
                 if boards.are_all_here() {
@@ -248,16 +255,32 @@ impl Meeting {
                 return Ok(());
             }
             self.look_for_failure()?;
+            if let Some(error) = self.boards.as_ref().and_then(Boards::closed_round) {
+                return Err(known(&error));
+            }
             if wait.is_over() {
                 // Those who are here may differ already, which says more.
-                self.compare_without(&missing, own)?;
-                return Err(Failure {
-                    error: CommError::Timeout { operation, missing, deadline: self.deadline },
-                    is_news: true,
-                });
+                let timeout = CommError::Timeout { operation, missing: missing.clone(), deadline: self.deadline };
+                let late = Failure { error: timeout, is_news: true };
+                let failure = self.compare_without(&missing, own).err().unwrap_or(late);
+                if let Some(failure) = self.give_up(failure, Boards::close_round) {
+                    return Err(failure);
+                }
             }
             wait.pause();
         }
+    }
+
+    /// The failure that a wait ends with which this one has made hopeless: where ranks have boards, that of the first to close what they wait for.
+    /// Nothing, if all have come at the last moment.
+    pub(super) fn give_up(
+        &self,
+        own: Failure,
+        close: fn(&Boards, &CommError) -> Option<(usize, CommError)>,
+    ) -> Option<Failure> {
+        let Some(boards) = &self.boards else { return Some(own) };
+        let (closer, error) = close(boards, &own.error)?;
+        Some(if closer == self.channel.rank() { own } else { known(&error) })
     }
 
     /// Whether a rank has said a word like this rank's own, or an error if it does something else.
@@ -351,7 +374,41 @@ impl Meeting {
         failure.map_or(Ok(()), Err)
     }
 
+    /// Waits until all streams are over, or nothing has moved for the deadline.
+    pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
+        let outcome = self.wait_for_streams(operation, &mut streams);
+        outcome.map_err(|failure| self.fail(operation, failure))
+    }
+
+    fn wait_for_streams(&self, operation: Operation, streams: &mut [Stream]) -> Result<(), Failure> {
+        let mut stall = Stall::new();
+        while !streams.iter().all(Stream::is_done) {
+            let has_moved = streams.iter_mut().fold(false, |moved, stream| stream.advance(&self.channel) | moved);
+            if has_moved {
+                stall.end();
+                continue;
+            }
+            let is_over = stall.is_over(self.deadline);
+            if stall.is_long() || stall.elapsed() >= self.deadline {
+                self.pump(operation)?;
+                self.look_for_failure()?;
+            }
+            if is_over {
+                let late = streams.iter().filter(|stream| !stream.is_done());
+                let mut missing: Vec<usize> = late.map(|stream| stream.peer).collect();
+                missing.sort_unstable();
+                missing.dedup();
+                let error = CommError::Timeout { operation, missing, deadline: self.deadline };
+                return Err(Failure { error, is_news: true });
+            }
+            std::thread::yield_now();
+        }
+        let error = streams.iter_mut().find_map(Stream::take_error);
+        error.map_or(Ok(()), |error| Err(self.broken(operation, &error)))
+    }
+
     /// Waits until messages are out and in.
+    #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
         let outcome = self.channel.finish(requests, self.deadline);
         outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))
@@ -401,29 +458,29 @@ pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> F
 /// A wait: busy at first, and then at intervals, so that ranks which share a core let the late one run.
 #[derive(Debug)]
 pub(super) struct Wait {
-    start: Instant,
+    stall: Stall,
     deadline: Option<Duration>,
     pauses: u32,
 }
 
 impl Wait {
     pub(super) fn new(deadline: Option<Duration>) -> Self {
-        Wait { start: Instant::now(), deadline, pauses: 0 }
+        Wait { stall: Stall::new(), deadline, pauses: 0 }
     }
 
     /// Whether the deadline has passed.
     pub(super) fn is_over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.start.elapsed() >= deadline)
+        self.deadline.is_some_and(|deadline| self.stall.is_over(deadline))
     }
 
     /// Whether whoever looks at boards listens to the other ranks as well this time: that takes longer.
     pub(super) fn is_time_to_listen(&self) -> bool {
-        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.start.elapsed() >= BUSY
+        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.stall.elapsed() >= BUSY
     }
 
     pub(super) fn pause(&mut self) {
         self.pauses = self.pauses.wrapping_add(1);
-        if self.start.elapsed() < BUSY {
+        if self.stall.elapsed() < BUSY {
             std::thread::yield_now();
         } else {
             std::thread::sleep(NAP);

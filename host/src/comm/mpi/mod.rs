@@ -27,8 +27,8 @@
 //!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`] on the others.
 //! * A rank that does not come is [`CommError::Timeout`]; one that dropped its communicator, or whose process is gone, is no different:
 //!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
-//! * Once all ranks have come there is no deadline: MPI has no way to take memory back that it is still to fill, nor have ranks that read each
-//!   other's. A process that dies then usually ends the whole job, by MPI's launcher.
+//! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
+//!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
 //! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
 //! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
@@ -41,9 +41,9 @@
 //! talk as ranks of several machines.
 //!
 //! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that dies or stops while memory is lent
-//! stops the others, as it would in the middle of a message. If something has failed and a rank still uses what it was lent a deadline later,
-//! the job is aborted: MPI cannot take that from it.
+//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that is stopped while memory is lent
+//! is a timeout to the others, which take their memory back: they go on with a copy at the same address, and the stopped one with the old file.
+//! Only a part of a buffer, lent alone, cannot be taken back: a rank that still uses that a deadline after a failure ends the job.
 //!
 //! # Beside the host's memory
 //!
@@ -66,6 +66,7 @@ mod meeting;
 mod member;
 mod paged;
 mod point_to_point;
+mod stream;
 mod transfer;
 mod whole;
 

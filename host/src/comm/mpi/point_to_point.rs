@@ -4,10 +4,9 @@
 //! Once accepted, the receiver is bound to take the data, unless the sender tells it that it has failed instead; so a transfer never
 //! ends on one side alone, whatever becomes of the others. Never involves a third rank, except to tell of failures.
 
-use std::time::Instant;
-
 use super::channel::{Channel, Record};
 use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
+use super::stream::Stall;
 use crate::error::{Call, CommError, Operation, Result};
 
 /// How far the messages of an agreed transfer have come.
@@ -15,11 +14,10 @@ use crate::error::{Call, CommError, Operation, Result};
 pub(super) enum Stage {
     /// None has been started.
     Idle,
-    /// Some are still to be started.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only memory of devices travels in several steps"))]
-    Starting,
+    /// Some are still to be started. Whether anything has moved since the last look.
+    Starting { has_moved: bool },
     /// All have been started: the next transfer between the two may start its own.
-    Started,
+    Started { has_moved: bool },
     /// All are over.
     Done,
 }
@@ -35,6 +33,9 @@ pub(super) trait End {
 
     /// Whether the sender confirms what it has sent, because it can fail between two messages. Equal on both sides.
     fn is_confirmed(&self) -> bool;
+
+    /// Whether this rank can return while messages are under way: MPI has nothing of the caller's.
+    fn can_be_left(&self) -> bool;
 }
 
 /// One direction of a call.
@@ -44,14 +45,15 @@ pub(super) struct Half<'a> {
     bytes: usize,
     end: Box<dyn End + 'a>,
     state: State,
+    /// Since when nothing has moved, once it is agreed on.
+    stall: Stall,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// For the other side's word.
     Waiting,
-    /// Since when.
-    Agreed(Instant),
+    Agreed,
     /// All messages have been started.
     Started,
     /// For the sender's word that the data were right.
@@ -62,7 +64,7 @@ enum State {
 impl<'a> Half<'a> {
     /// A transfer with `peer`, which has `bytes` bytes.
     pub(super) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
-        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting }
+        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, stall: Stall::new() }
     }
 
     fn is_waiting(&self) -> bool {
@@ -71,7 +73,8 @@ impl<'a> Half<'a> {
 
     /// Both sides have agreed: without data, that is all.
     fn agree(&mut self) {
-        self.state = if self.bytes == 0 { State::Done } else { State::Agreed(Instant::now()) };
+        self.stall.end();
+        self.state = if self.bytes == 0 { State::Done } else { State::Agreed };
     }
 }
 
@@ -194,9 +197,16 @@ impl<'a> Exchange<'_, 'a> {
         let turns = turns(&self.sends, round);
         for &index in &turns {
             let (half, channel) = (&mut self.sends[index], self.meeting.channel());
+            if half.state == State::Done {
+                continue;
+            }
             match half.end.advance(channel, half.peer) {
-                Stage::Idle | Stage::Starting => {}
-                Stage::Started => half.state = State::Started,
+                Stage::Idle => {}
+                Stage::Starting { has_moved } => self.look_at_stall(Direction::Out, index, has_moved),
+                Stage::Started { has_moved } => {
+                    half.state = State::Started;
+                    self.look_at_stall(Direction::Out, index, has_moved);
+                }
                 Stage::Done => {
                     half.state = State::Done;
                     let (operation, sent) = (half.call.operation, sent(self.meeting, half));
@@ -226,7 +236,7 @@ impl<'a> Exchange<'_, 'a> {
                         self.note(operation, word);
                     }
                 }
-                State::Agreed(_) | State::Started | State::Done => {}
+                State::Agreed | State::Started | State::Done => {}
             }
         }
         for index in turns(&self.receives, round) {
@@ -234,25 +244,27 @@ impl<'a> Exchange<'_, 'a> {
             let operation = half.call.operation;
             // Data that were sent before the sender failed are there before its word of it, so this is read first.
             let told = failure_of(channel, half.peer);
+            if half.state == State::Done {
+                continue;
+            }
             match half.end.advance(channel, half.peer) {
                 Stage::Idle => {
-                    let deadline = self.meeting.deadline();
-                    let State::Agreed(since) = half.state else { continue };
-                    let late = || {
-                        let error = CommError::Timeout { operation, missing: vec![half.peer], deadline };
-                        // The sender said that it was there; it may have much to send elsewhere.
-                        let is_late = since.elapsed() >= deadline.saturating_mul(2);
-                        is_late.then_some(Failure { error, is_news: true })
-                    };
-                    if let Some(failure) = told.or_else(late) {
+                    // The sender said that it was there; one that sends memory of a device may have much to send elsewhere.
+                    let patience = if half.end.can_be_left() { 1 } else { 2 };
+                    let is_late = half.stall.is_over(self.meeting.deadline().saturating_mul(patience));
+                    if let Some(failure) = told.or_else(|| is_late.then(|| late(self.meeting, half))) {
                         half.state = State::Done;
                         self.note(operation, Err(failure));
                     }
                 }
-                Stage::Starting => is_moving = true,
-                Stage::Started => {
+                Stage::Starting { has_moved } => {
+                    is_moving = true;
+                    self.look_at_stall(Direction::In, index, has_moved);
+                }
+                Stage::Started { has_moved } => {
                     is_moving = true;
                     half.state = State::Started;
+                    self.look_at_stall(Direction::In, index, has_moved);
                 }
                 Stage::Done => {
                     is_moving = true;
@@ -265,6 +277,42 @@ impl<'a> Exchange<'_, 'a> {
         }
         is_moving
     }
+
+    /// Leaves the transfers with a peer, in one direction, if nothing has moved for the deadline, or for a moment when the peer has failed. None
+    /// of them goes on: what it sends would be taken for what is missing of the one before.
+    fn look_at_stall(&mut self, direction: Direction, index: usize, has_moved: bool) {
+        let meeting = self.meeting;
+        let halves = match direction {
+            Direction::Out => &mut self.sends,
+            Direction::In => &mut self.receives,
+        };
+        let (peer, operation) = (halves[index].peer, halves[index].call.operation);
+        let of_peer = |half: &&mut Half<'_>| half.peer == peer;
+        if has_moved {
+            return halves.iter_mut().filter(of_peer).for_each(|half| half.stall.end());
+        }
+        let half = &halves[index];
+        let told = || failure_of(meeting.channel(), peer).filter(|_| half.stall.is_long());
+        let is_late = half.stall.is_over(meeting.deadline());
+        if !half.end.can_be_left() {
+            return;
+        }
+        if let Some(failure) = told().or_else(|| is_late.then(|| late(meeting, half))) {
+            halves.iter_mut().filter(of_peer).for_each(|half| half.state = State::Done);
+            self.note(operation, Err(failure));
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Out,
+    In,
+}
+
+fn late(meeting: &Meeting, half: &Half<'_>) -> Failure {
+    let (operation, deadline) = (half.call.operation, meeting.deadline());
+    Failure { error: CommError::Timeout { operation, missing: vec![half.peer], deadline }, is_news: true }
 }
 
 /// The transfers that may go on, each in its turn: of those with one peer the first that still has messages to start, for the next
@@ -274,8 +322,8 @@ fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     let mut turns: Vec<usize> = (0..halves.len())
         .filter(|&index| match halves[index].state {
             State::Started => true,
-            State::Agreed(_) if starting.contains(&halves[index].peer) => false,
-            State::Agreed(_) => {
+            State::Agreed if starting.contains(&halves[index].peer) => false,
+            State::Agreed => {
                 starting.push(halves[index].peer);
                 true
             }

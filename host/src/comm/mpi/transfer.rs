@@ -5,8 +5,11 @@
 
 use std::ptr;
 
-use super::channel::{Channel, Incoming, Outgoing, Requests};
+#[cfg(feature = "cuda")]
+use super::channel::Requests;
+use super::channel::{Incoming, Outgoing};
 use super::meeting::Meeting;
+use super::stream::Stream;
 use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
 use crate::dtype::DType;
@@ -16,6 +19,8 @@ use crate::error::{Operation, Result};
 const WINDOW_BYTES: usize = 8 << 20;
 /// Ranks that data are exchanged with at a time.
 const BATCH: usize = 8;
+/// What a broadcast hands to every rank as a whole, at most.
+const WHOLE_BYTES: usize = 64 << 10;
 /// Parts are whole cache lines, if there is enough to share out.
 pub(super) const LINE_LEN: usize = 64;
 
@@ -152,21 +157,35 @@ impl Transfer<'_> {
         }
     }
 
+    /// From the root to each rank: few bytes whole; of many a part, which it hands on to all others. So every rank waits for those alone that it
+    /// names when it waits in vain.
+    ///
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
     pub(super) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        for begin in (0..bytes).step_by(Channel::LONGEST_BROADCAST) {
-            let piece = Channel::LONGEST_BROADCAST.min(bytes - begin);
-            let mut requests = Requests::default();
-            // SAFETY: as the caller promises, and the message is over when `finish` returns.
-            unsafe { self.meeting.channel().start_broadcast(data.wrapping_add(begin), piece, root, &mut requests) };
-            self.meeting.finish(self.operation, requests)?;
+        let (rank, world_size) = (self.meeting.channel().rank(), self.meeting.channel().world_size());
+        let part = if bytes <= WHOLE_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
+        // The root has no part; the other ranks' are in their order, from the next rank on.
+        let range = |peer: usize| {
+            let place = (peer + world_size - root - 1) % world_size;
+            let begin = if peer == root || bytes <= WHOLE_BYTES { 0 } else { bytes.min(place * part) };
+            (data.wrapping_add(begin), if peer == root { 0 } else { part.min(bytes - begin) })
+        };
+        let is_root = rank == root;
+        let nothing = (data, 0);
+        // SAFETY: parts lie within the data, as the caller promises.
+        unsafe {
+            let to = |peer: usize| if peer == root { range(rank) } else { nothing };
+            self.pairwise(|peer| if is_root { range(peer) } else { nothing }, to)?;
+            if bytes <= WHOLE_BYTES || is_root {
+                return Ok(());
+            }
+            self.pairwise(|peer| if peer == root { nothing } else { range(rank) }, range)
         }
-        Ok(())
     }
 
-    /// As [`broadcast`](Self::broadcast), by messages between two ranks, down a binomial tree: what every CUDA-aware MPI takes device
-    /// memory in.
+    /// As [`broadcast`](Self::broadcast) of memory that MPI reads and writes as it is, down a binomial tree: what every CUDA-aware MPI takes
+    /// device memory in.
     ///
     /// # Safety
     /// As there.
@@ -193,14 +212,48 @@ impl Transfer<'_> {
         finish(&[], &send.collect::<Vec<_>>())
     }
 
-    /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order.
+    /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order. If nothing
+    /// moves for the deadline, the ranks whose messages are not over are late.
     ///
     /// # Safety
-    /// Both give valid memory and its bytes; what is received into overlaps nothing.
+    /// Both give valid memory of the host and its bytes; what is received into overlaps nothing.
     pub(super) unsafe fn pairwise(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
         to: impl Fn(usize) -> (*mut u8, usize),
+    ) -> Result<()> {
+        self.batches(from, to, |receive, send| {
+            // SAFETY: as the caller promises.
+            let inward = receive.iter().map(|incoming| unsafe { Stream::inward(*incoming) });
+            // SAFETY: as the caller promises.
+            let outward = send.iter().map(|outgoing| unsafe { Stream::outward(*outgoing) });
+            self.meeting.finish_streams(self.operation, inward.chain(outward).collect())
+        })
+    }
+
+    /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg(feature = "cuda")]
+    pub(super) unsafe fn pairwise_as_it_is(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+    ) -> Result<()> {
+        self.batches(from, to, |receive, send| {
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the message is over when `finish` returns.
+            unsafe { self.meeting.channel().start(receive, send, &mut requests) };
+            self.meeting.finish(self.operation, requests)
+        })
+    }
+
+    fn batches(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+        exchange: impl Fn(&[Incoming], &[Outgoing]) -> Result<()>,
     ) -> Result<()> {
         let channel = self.meeting.channel();
         let (rank, world_size) = (channel.rank(), channel.world_size());
@@ -218,10 +271,7 @@ impl Transfer<'_> {
             };
             let receive: Vec<_> = steps.iter().map(incoming).collect();
             let send: Vec<_> = steps.iter().map(outgoing).collect();
-            let mut requests = Requests::default();
-            // SAFETY: as the caller promises, and the messages are over when `finish` returns.
-            unsafe { channel.start(&receive, &send, &mut requests) };
-            self.meeting.finish(self.operation, requests)?;
+            exchange(&receive, &send)?;
         }
         Ok(())
     }

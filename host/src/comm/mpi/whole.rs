@@ -1,99 +1,67 @@
-//! The ends of a transfer whose memory MPI reads or writes as it is.
+//! The ends of a transfer of memory of the host.
 
-use super::channel::{Channel, Incoming, Outgoing, Requests};
-use super::library::MpiError;
+use super::channel::{Channel, Incoming, Outgoing};
 use super::point_to_point::{End, Half, Stage};
+use super::stream::Stream;
 use crate::error::Call;
 
 impl Half<'_> {
-    /// Memory that MPI reads.
+    /// Memory that is sent.
     ///
     /// # Safety
     /// It stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
     pub(super) unsafe fn outgoing(call: Call, outgoing: Outgoing) -> Half<'static> {
-        Half::new(outgoing.peer, call, outgoing.bytes, Sending { outgoing, requests: None, error: None })
+        // SAFETY: as the caller promises.
+        let stream = unsafe { Stream::outward(outgoing) };
+        Half::new(outgoing.peer, call, outgoing.bytes, Whole { stream, is_here: true })
     }
 
-    /// Memory that MPI writes.
+    /// Memory that is received into.
     ///
     /// # Safety
     /// It stays valid and is used by nobody else until [`exchange`](super::point_to_point::exchange) has returned.
     pub(super) unsafe fn incoming(call: Call, incoming: Incoming) -> Half<'static> {
-        Half::new(incoming.peer, call, incoming.bytes, Receiving { incoming, requests: None, error: None })
+        // SAFETY: as the caller promises.
+        let stream = unsafe { Stream::inward(incoming) };
+        Half::new(incoming.peer, call, incoming.bytes, Whole { stream, is_here: false })
     }
 }
 
-/// Memory that MPI reads as it is.
-struct Sending {
-    outgoing: Outgoing,
-    requests: Option<Requests>,
-    error: Option<MpiError>,
+struct Whole {
+    stream: Stream,
+    /// Whether the first message is there, which is all that a receiver has to wait for that can still be told of a failure instead.
+    is_here: bool,
 }
 
-impl End for Sending {
-    fn advance(&mut self, channel: &Channel, _peer: usize) -> Stage {
-        let outgoing = self.outgoing;
-        let requests = self.requests.get_or_insert_with(|| {
-            let mut requests = Requests::default();
-            // SAFETY: by the contract of `Half::outgoing`.
-            unsafe { channel.start(&[], &[outgoing], &mut requests) };
-            requests
-        });
-        finished(channel, requests, &mut self.error)
-    }
-
-    fn failure(&mut self) -> Option<String> {
-        self.error.take().map(|error| error.to_string())
-    }
-
-    fn is_confirmed(&self) -> bool {
-        false
-    }
-}
-
-/// Memory that MPI writes as it is.
-struct Receiving {
-    incoming: Incoming,
-    requests: Option<Requests>,
-    error: Option<MpiError>,
-}
-
-impl End for Receiving {
+impl End for Whole {
     fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
-        if self.requests.is_none() {
+        if !self.is_here {
             match channel.has_data(peer) {
-                Ok(true) => {}
-                Ok(false) => return Stage::Idle,
+                Ok(is_here) => self.is_here = is_here,
                 Err(error) => {
-                    self.error = Some(error);
+                    self.stream.fail(error);
                     return Stage::Done;
                 }
             }
         }
-        let incoming = self.incoming;
-        let requests = self.requests.get_or_insert_with(|| {
-            let mut requests = Requests::default();
-            // SAFETY: by the contract of `Half::incoming`.
-            unsafe { channel.start(&[incoming], &[], &mut requests) };
-            requests
-        });
-        finished(channel, requests, &mut self.error)
+        let has_moved = self.is_here && self.stream.advance(channel);
+        match (self.is_here, self.stream.has_begun(), self.stream.is_done()) {
+            (false, ..) => Stage::Idle,
+            (_, _, true) => Stage::Done,
+            (_, true, _) => Stage::Started { has_moved },
+            (_, false, _) => Stage::Starting { has_moved },
+        }
     }
 
     fn failure(&mut self) -> Option<String> {
-        self.error.take().map(|error| error.to_string())
+        self.stream.take_error().map(|error| error.to_string())
     }
 
     fn is_confirmed(&self) -> bool {
         false
     }
-}
 
-/// Looks whether messages are over, even if something has failed: their memory is in use until then.
-fn finished(channel: &Channel, requests: &mut Requests, error: &mut Option<MpiError>) -> Stage {
-    if !channel.progress(requests) {
-        return Stage::Started;
+    fn can_be_left(&self) -> bool {
+        true
     }
-    *error = std::mem::take(requests).into_result().err();
-    Stage::Done
 }

@@ -100,7 +100,7 @@ use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMem
 use super::{ReduceOp, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue};
+use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::kernels::{cuda, same_len};
@@ -133,9 +133,14 @@ impl NcclCommunicator {
     /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a
     /// rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
+        Self::part_of(Sharers::ONE, member, queue, options)
+    }
+
+    /// As [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
+    fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
-        let (nccl, handle, neighbours) = setup::connect(&member, queue, options)?;
+        let (nccl, handle, neighbours) = setup::connect(&member, queue, options, parent)?;
         let session = Arc::new(Session::new(nccl, member, queue.clone(), options, (handle, neighbours), abort));
         let watched = session.clone();
         let watcher = std::thread::Builder::new()
@@ -169,7 +174,7 @@ impl NcclCommunicator {
         let _scope = scope::within(Operation::Split);
         self.session.check(scope::called(Operation::Split))?;
         let member = self.session.member.split(color, key, options.deadline)?;
-        member.map(|member| Self::new(member, queue, options)).transpose()
+        member.map(|member| Self::part_of(self.session.neighbours.sharers, member, queue, options)).transpose()
     }
 
     /// The version of the NCCL library.
@@ -180,7 +185,7 @@ impl NcclCommunicator {
     /// How many of its ranks are on this rank's GPU, this one included: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
     /// wait for those of other ranks share the GPU's multiprocessors with so many.
     pub fn ranks_on_device(&self) -> usize {
-        self.session.neighbours.sharers.ranks
+        self.session.neighbours.ranks_on_device
     }
 
     /// The control channel: who else is in the group, and what they have called.

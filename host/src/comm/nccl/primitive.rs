@@ -195,9 +195,10 @@ unsafe fn with_reduction(
             "ncclRedOpCreatePreMulSum",
             create(&mut op, place, data_type(dtype), ScalarResidence::HOST_IMMEDIATE, comm),
         )?;
-        let outcome = call(op);
+        // A call that failed may have been ended by an abort, which has freed the communicator, and the operator with it.
+        let code = call(op)?;
         checked("ncclRedOpDestroy", (nccl.functions.ncclRedOpDestroy)(op, comm))?;
-        outcome
+        Ok(code)
     }
 }
 

@@ -75,7 +75,9 @@ pub(super) struct State {
 /// What ranks have told each other of where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbours {
-    /// The ranks on this rank's GPU, this one included.
+    /// How many ranks are on this rank's GPU, this one included.
+    pub(super) ranks_on_device: usize,
+    /// Who shares the GPU with this rank: these ranks, and those of the communicator that this one was split from.
     pub(super) sharers: Sharers,
     /// Whether all ranks are on one machine; equal on all of them.
     pub(super) on_one_host: bool,

@@ -52,11 +52,12 @@ struct Handle(Comm);
 // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
 unsafe impl Send for Handle {}
 
-/// Makes this rank's communicator.
+/// Makes this rank's communicator, which was split from one whose ranks share the GPU like this.
 pub(super) fn connect(
     member: &Member,
     queue: &Queue,
     options: &NcclOptions,
+    parent: Sharers,
 ) -> Result<(&'static Nccl, Comm, Neighbours)> {
     let prepared = prepare(member, queue, options);
     let nothing = Hello {
@@ -77,7 +78,7 @@ pub(super) fn connect(
     let (nccl, ..) = prepared?;
     check(&hellos)?;
     tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
-    let neighbours = neighbours(&hellos, member.rank());
+    let neighbours = neighbours(&hellos, member.rank(), parent);
 
     let meeting_point = unique_id(&hellos[0].meeting_point, member)?;
     let outcome = init(nccl, member, queue, options, meeting_point);
@@ -108,12 +109,13 @@ fn is_on(variable: Option<&str>) -> bool {
     variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0))
 }
 
-fn neighbours(hellos: &[Hello], rank: usize) -> Neighbours {
+fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
     let of_gpu: Vec<&Hello> = hellos.iter().filter(|other| other.device == hellos[rank].device).collect();
     let is_first = |index: &usize| of_gpu[..*index].iter().all(|other| other.process != of_gpu[*index].process);
     let processes = (0..of_gpu.len()).filter(is_first).count();
     Neighbours {
-        sharers: Sharers { ranks: of_gpu.len(), processes },
+        ranks_on_device: of_gpu.len(),
+        sharers: Sharers { ranks: of_gpu.len(), processes }.and_of_parent(parent),
         on_one_host: hellos.iter().all(|other| other.host == hellos[0].host),
         share_process: (1..hellos.len()).any(|rank| hellos[..rank].iter().any(|it| it.process == hellos[rank].process)),
     }
@@ -370,17 +372,22 @@ mod tests {
     #[test]
     fn neighbours_are_on_one_gpu_or_on_one_machine() {
         let here = |hellos: &[Hello], rank| {
-            let Neighbours { sharers, on_one_host, .. } = neighbours(hellos, rank);
-            (sharers.ranks, on_one_host)
+            let Neighbours { ranks_on_device, on_one_host, .. } = neighbours(hellos, rank, Sharers::ONE);
+            (ranks_on_device, on_one_host)
         };
         let hellos = [(1, "a"), (1, "a"), (2, "a")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1, 2].map(|rank| here(&hellos, rank)), [(2, true), (2, true), (1, true)]);
         let mut apart = hellos.clone();
         apart.iter_mut().enumerate().for_each(|(rank, hello)| hello.process = [rank as u8; 16]);
-        assert!(!neighbours(&apart, 0).share_process);
-        assert_eq!([&hellos, &apart].map(|hellos| neighbours(hellos, 0).sharers.processes), [1, 2]);
+        let of = |hellos: &[Hello], rank| neighbours(hellos, rank, Sharers::ONE);
+        assert!(!of(&apart, 0).share_process);
+        assert_eq!([&hellos, &apart].map(|hellos| of(hellos, 0).sharers.processes), [1, 2]);
+        // Split into parts of which each has one rank on a GPU, they still share it.
+        let world = of(&apart, 0).sharers;
+        let part = neighbours(&[apart[0].clone(), apart[2].clone()], 0, world);
+        assert_eq!((part.ranks_on_device, part.sharers), (1, world));
         apart[2].process = apart[1].process;
-        assert!((0..3).all(|rank| neighbours(&apart, rank).share_process));
+        assert!((0..3).all(|rank| of(&apart, rank).share_process));
         // Machines that are only said to be several have the same GPUs.
         let hellos = [(1, "a"), (1, "b")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1].map(|rank| here(&hellos, rank)), [(2, false), (2, false)]);

@@ -121,7 +121,7 @@ impl MpiDeviceCommunicator {
             let transfer = self.comm.agree(call)?;
             // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
             return unsafe {
-                transfer.pairwise(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
+                transfer.pairwise_as_it_is(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;
@@ -161,7 +161,7 @@ impl MpiDeviceCommunicator {
             let transfer = self.comm.agree(call)?;
             // SAFETY: both have one shard for every rank, as the caller promises.
             return unsafe {
-                transfer.pairwise(|peer| (pointer(from(peer)), bytes), |peer| (pointer(to(peer)), bytes))
+                transfer.pairwise_as_it_is(|peer| (pointer(from(peer)), bytes), |peer| (pointer(to(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;

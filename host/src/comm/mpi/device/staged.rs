@@ -141,9 +141,9 @@ impl<'s, 'a> Pieces<'s, 'a> {
         match (self.begun, self.flights.is_empty()) {
             (_, true) if self.is_lost => Stage::Done,
             (0, _) => Stage::Idle,
-            (begun, _) if begun < self.bytes => Stage::Starting,
-            _ if self.flights.iter().any(|flight| flight.requests.is_none()) => Stage::Starting,
-            (_, false) => Stage::Started,
+            (begun, _) if begun < self.bytes => Stage::Starting { has_moved: true },
+            _ if self.flights.iter().any(|flight| flight.requests.is_none()) => Stage::Starting { has_moved: true },
+            (_, false) => Stage::Started { has_moved: true },
             (_, true) => Stage::Done,
         }
     }
@@ -195,6 +195,11 @@ impl End for Outward<'_, '_> {
     fn is_confirmed(&self) -> bool {
         true
     }
+
+    /// Its blocks are the communicator's.
+    fn can_be_left(&self) -> bool {
+        false
+    }
 }
 
 struct Inward<'s, 'a>(Pieces<'s, 'a>);
@@ -234,5 +239,10 @@ impl End for Inward<'_, '_> {
 
     fn is_confirmed(&self) -> bool {
         true
+    }
+
+    /// Its blocks are the communicator's.
+    fn can_be_left(&self) -> bool {
+        false
     }
 }

@@ -1,87 +1,80 @@
-//! The report's charts, as SVG text.
+//! Charts as SVG text that stands alone: in a report, in a page of the documentation, on a light or a dark ground.
 //!
-//! plotters draws them; colours, dashes and text colour are the report's style sheet's, which finds the lines by the
-//! stroke colours named here. No font is measured or embedded: SVG text is set by the browser.
+//! plotters draws them. No font is measured or embedded: SVG text is set by the viewer.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 
-use crate::plan::Mode;
+const SIZE: (u32, u32) = (720, 400);
+/// Everything that is not data: legible on white and on black.
+const INK: RGBColor = RGBColor(0x7f, 0x7f, 0x7f);
 
-const SIZE: (u32, u32) = (560, 350);
-/// Stroke of everything that is not data. The style sheet gives it the text's colour.
-const INK: RGBColor = RGBColor(0x55, 0x55, 0x55);
-/// Stroke of a horizontal mark.
-const MARK: RGBColor = RGBColor(0x77, 0x77, 0x77);
+/// Okabe and Ito's palette, which people with any kind of colour vision can tell apart.
+pub(crate) const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
+pub(crate) const BLUE: RGBColor = RGBColor(0x1f, 0x83, 0xc8);
+pub(crate) const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
+pub(crate) const VERMILION: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+pub(crate) const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
+pub(crate) const PINK: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
 
-/// A line of one mode.
+/// One line, and what its legend says.
 pub(crate) struct Line {
-    pub(crate) mode: Mode,
-    pub(crate) points: Vec<(f64, f64)>,
+    pub(crate) name: String,
+    pub(crate) colour: RGBColor,
+    pub(crate) is_dashed: bool,
+    pub(crate) points: Vec<Point>,
+}
+
+/// A value, and how far it may be off.
+#[derive(Clone, Copy)]
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+    pub(crate) half: f64,
 }
 
 /// How values are spread along an axis.
 #[derive(Clone, Copy)]
 pub(crate) enum Scale {
     Linear,
-    /// Decades.
-    Log10,
-    /// Doublings, written as fractions.
+    /// Doublings, written as such.
     Log2,
 }
 
 /// One chart.
-pub(crate) struct Chart<'a> {
+pub(crate) struct Chart {
     /// What a screen reader says.
-    pub(crate) title: &'a str,
-    pub(crate) x: Axis<'a>,
-    pub(crate) y: Axis<'a>,
-    /// Values of y to draw a thin line at.
-    pub(crate) marks: Vec<f64>,
-    /// Whether each point gets a dot.
-    pub(crate) dots: bool,
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
     pub(crate) lines: Vec<Line>,
+    /// Where the legend stands.
+    pub(crate) legend: SeriesLabelPosition,
 }
 
 /// One axis of a chart. `range` is in the axis' own values.
-pub(crate) struct Axis<'a> {
-    pub(crate) title: &'a str,
+pub(crate) struct Axis {
+    pub(crate) title: String,
     pub(crate) scale: Scale,
     pub(crate) range: Range<f64>,
     /// Whether labels are per cent.
     pub(crate) percent: bool,
 }
 
-/// The colour that the style sheet looks for, and that a viewer without it shows: from Okabe and Ito's palette, which
-/// people with any kind of colour vision can tell apart.
-fn colour(mode: Mode) -> RGBColor {
-    match mode {
-        Mode::Mean => RGBColor(0x00, 0x72, 0xb2),
-        Mode::Sum => RGBColor(0xd5, 0x5e, 0x00),
-        Mode::Adasum => RGBColor(0x00, 0x9e, 0x73),
-    }
-}
-
-/// That colour as the style sheet must write it.
-pub(crate) fn stroke(mode: Mode) -> String {
-    let RGBColor(red, green, blue) = colour(mode);
-    format!("#{red:02X}{green:02X}{blue:02X}")
-}
-
 type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Draws a chart.
-pub(crate) fn svg(chart: &Chart<'_>) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
+pub(crate) fn svg(chart: &Chart) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
     let mut svg = String::new();
     draw(chart, &mut svg)?;
-    // plotters writes a fixed size; the page decides instead, and screen readers get a name.
+    // The page decides on the size, and screen readers get a name.
     let opening = format!("<svg role=\"img\" aria-label=\"{}\" ", chart.title);
-    Ok(svg.replacen("<svg ", &opening, 1))
+    Ok(svg.replacen("<svg ", &opening, 1).trim_end().to_owned() + "\n")
 }
 
-fn draw(chart: &Chart<'_>, svg: &mut String) -> DrawResult {
+fn draw(chart: &Chart, svg: &mut String) -> DrawResult {
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let mut context = ChartBuilder::on(&area)
         .margin(8)
@@ -91,8 +84,8 @@ fn draw(chart: &Chart<'_>, svg: &mut String) -> DrawResult {
         .build_cartesian_2d(Places::of(&chart.x), Places::of(&chart.y))?;
     context
         .configure_mesh()
-        .x_desc(chart.x.title)
-        .y_desc(chart.y.title)
+        .x_desc(&chart.x.title)
+        .y_desc(&chart.y.title)
         .axis_style(INK)
         .bold_line_style(INK.mix(0.25))
         .light_line_style(TRANSPARENT)
@@ -101,41 +94,47 @@ fn draw(chart: &Chart<'_>, svg: &mut String) -> DrawResult {
         .x_label_formatter(&|tick| chart.x.label(*tick))
         .y_label_formatter(&|tick| chart.y.label(*tick))
         .draw()?;
-    for &mark in &chart.marks {
-        let ends = [chart.x.range.start, chart.x.range.end].map(|x| (chart.x.spread(x), chart.y.spread(mark)));
-        context.draw_series(LineSeries::new(ends, MARK))?;
-    }
     for line in &chart.lines {
-        let colour = colour(line.mode);
+        let colour = line.colour;
         // A value outside the chart is clipped to its border, as a curve that leaves it would be.
-        let place = |&(x, y): &(f64, f64)| {
-            let y = y.clamp(chart.y.range.start, chart.y.range.end);
-            (chart.x.spread(x), chart.y.spread(y))
-        };
-        context.draw_series(LineSeries::new(line.points.iter().map(place), colour.stroke_width(2)))?;
-        if chart.dots {
-            context.draw_series(line.points.iter().map(|point| Circle::new(place(point), 4, colour.filled())))?;
+        let place =
+            |x: f64, y: f64| (chart.x.spread(x), chart.y.spread(y.clamp(chart.y.range.start, chart.y.range.end)));
+        let places = || line.points.iter().map(|point| place(point.x, point.y));
+        let style = colour.stroke_width(2);
+        let legend = move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style);
+        if line.is_dashed {
+            context.draw_series(DashedLineSeries::new(places(), 6, 4, style))?.label(&line.name).legend(legend);
+        } else {
+            context.draw_series(LineSeries::new(places(), style))?.label(&line.name).legend(legend);
         }
+        context.draw_series(places().map(|place| Circle::new(place, 3, colour.filled())))?;
+        let bars = line.points.iter().filter(|point| point.half > 0.0);
+        let ends = bars.map(|point| [place(point.x, point.y - point.half), place(point.x, point.y + point.half)]);
+        context.draw_series(ends.map(|ends| PathElement::new(ends, colour.stroke_width(1))))?;
     }
+    context
+        .configure_series_labels()
+        .position(chart.legend.clone())
+        .label_font(("sans-serif", 14).into_font().color(&INK))
+        .draw()?;
     area.present()
 }
 
-impl Axis<'_> {
+impl Axis {
     /// From a value to its place along the axis.
     fn spread(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => value,
-            Scale::Log10 => value.log10(),
             Scale::Log2 => value.log2(),
         }
     }
 
-    /// Where labels stand, in places along the axis: whole decades or doublings, or 5 to 10 round numbers. plotters' own
-    /// logarithmic axis puts its labels between the decades.
+    /// Where labels stand, in places along the axis: whole doublings, or 5 to 10 round numbers. plotters' own logarithmic axis puts its labels
+    /// between the decades.
     fn ticks(&self) -> Vec<f64> {
         let (start, end) = (self.spread(self.range.start), self.spread(self.range.end));
         let step = match self.scale {
-            Scale::Log10 | Scale::Log2 => 1.0,
+            Scale::Log2 => 1.0,
             Scale::Linear => round_step((end - start) / 10.0),
         };
         let count = ((end / step + 1e-9).floor() - (start / step - 1e-9).ceil()) as usize;
@@ -148,8 +147,7 @@ impl Axis<'_> {
             Scale::Linear if self.percent => format!("{:.0} %", 100.0 * place),
             // Away with the last digits of 3 × 0.1.
             Scale::Linear => ((place * 1e6).round() / 1e6).to_string(),
-            Scale::Log10 => 10f64.powf(place.round()).to_string(),
-            Scale::Log2 => crate::table::rate(2f32.powf(place.round() as f32)),
+            Scale::Log2 => 2f64.powf(place.round()).to_string(),
         }
     }
 }
@@ -161,7 +159,7 @@ struct Places {
 }
 
 impl Places {
-    fn of(axis: &Axis<'_>) -> Self {
+    fn of(axis: &Axis) -> Self {
         Self { range: axis.spread(axis.range.start)..axis.spread(axis.range.end), ticks: axis.ticks() }
     }
 }
@@ -198,35 +196,37 @@ fn round_step(least: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn axis(scale: Scale, range: Range<f64>) -> Axis<'static> {
-        Axis { title: "some axis", scale, range, percent: false }
+    fn axis(scale: Scale, range: Range<f64>) -> Axis {
+        Axis { title: "some axis".into(), scale, range, percent: false }
     }
 
     #[test]
     fn ticks_are_round_and_inside() {
-        let labels = |axis: &Axis<'_>| axis.ticks().into_iter().map(|tick| axis.label(tick)).collect::<Vec<_>>();
+        let labels = |axis: &Axis| axis.ticks().into_iter().map(|tick| axis.label(tick)).collect::<Vec<_>>();
         assert_eq!(labels(&axis(Scale::Linear, 0.0..0.3)).join(" "), "0 0.05 0.1 0.15 0.2 0.25 0.3");
         assert_eq!(labels(&axis(Scale::Linear, 1.0..8.0)).join(" "), "1 2 3 4 5 6 7 8");
-        assert_eq!(labels(&axis(Scale::Log10, 0.005..20.0)).join(" "), "0.01 0.1 1 10");
-        assert_eq!(labels(&axis(Scale::Log2, 0.25..2.0)).join(" "), "1/4 1/2 1 2");
+        assert_eq!(labels(&axis(Scale::Log2, 1.0..64.0)).join(" "), "1 2 4 8 16 32 64");
     }
 
     #[test]
-    fn a_chart_carries_its_labels_and_one_line_a_mode() {
-        let lines = Mode::ALL.map(|mode| Line { mode, points: vec![(1.0, 1.0), (2.0, 3.0)] });
+    fn a_chart_carries_its_labels_its_legend_and_its_bars() {
+        let point = |x, y| Point { x, y, half: 0.25 };
+        let line = |name: &str, colour, is_dashed| {
+            let points = vec![point(1.0, 1.0), point(2.0, 3.0)];
+            Line { name: name.into(), colour, is_dashed, points }
+        };
         let chart = Chart {
-            title: "a title",
+            title: "a title".into(),
             x: axis(Scale::Linear, 0.0..4.0),
             y: axis(Scale::Linear, 0.0..2.0),
-            marks: Vec::new(),
-            dots: false,
-            lines: lines.into(),
+            lines: vec![line("one way", GREEN, false), line("another", BLUE, true)],
+            legend: SeriesLabelPosition::LowerLeft,
         };
         let svg = svg(&chart).unwrap();
         assert_eq!(svg.matches("some axis").count(), 2);
-        assert!(svg.contains("aria-label=\"a title\"") && svg.contains("1.5") && svg.trim_end().ends_with("</svg>"));
-        for mode in Mode::ALL {
-            assert_eq!(svg.matches(&format!("stroke=\"{}\"", stroke(mode))).count(), 1);
+        for text in ["aria-label=\"a title\"", "one way", "another", "1.5", "#009E73", "#1F83C8"] {
+            assert!(svg.contains(text), "{text}");
         }
+        assert!(svg.ends_with("</svg>\n"));
     }
 }

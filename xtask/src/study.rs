@@ -1,0 +1,108 @@
+//! `cargo xtask study`: runs the example that trains with every way of reducing, and checks in what came out.
+//!
+//! Runs are kept in target/study, a line each, so that a study that was stopped goes on. Its protocol is in
+//! `tests/examples/convergence/study.rs`; nothing here looks at the numbers.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    bundle::executable,
+    demo::example,
+    flags,
+    process::{Cmd, root, target},
+    toolchain::{Need, Toolchain, images, python},
+};
+
+/// What the study has made here, in target/study.
+const RUNS: &str = "runs.jsonl";
+/// What is checked in.
+const PUBLISHED: &str = "tests/measured/convergence/runs.jsonl";
+
+impl flags::Study {
+    pub(crate) fn run(self) -> Result<()> {
+        Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Images, Need::Plays])?;
+        let Some(images) = images::fashion_mnist() else {
+            bail!("the study needs Fashion-MNIST: name the folder of its four files in {}", images::VARIABLE);
+        };
+        let commit = Cmd::new("git").args(["rev-parse", "--short", "HEAD"]).folder(root()).read();
+        let commit = commit.map_or("unknown".into(), |commit| commit.trim().to_owned());
+        if let Some(folder) = &self.bundle {
+            return bundle(folder, &images.arguments()[1], &commit);
+        }
+        let name = match (self.quick, self.ranks.is_empty() && self.seeds.is_empty()) {
+            (true, _) => "quick.jsonl",
+            (false, true) => RUNS,
+            (false, false) => "others.jsonl",
+        };
+        let results = target("study").join(name);
+        fs::create_dir_all(target("study")).context("target/study cannot be created")?;
+        let mut run = example("run", &["--release"]).args(["--", "study", "--commit", &commit]);
+        run = run.args(images.arguments()).arg("--text").arg(python::plays()).arg("--results").arg(&results);
+        if self.quick {
+            run = run.arg("--quick");
+        }
+        if let Some(task) = &self.only {
+            run = run.args(["--only", task]);
+        }
+        for (flag, value) in [
+            ("--ranks", joined(&self.ranks)),
+            ("--seeds", joined(&self.seeds)),
+            ("--threads", self.threads.map(|threads| threads.to_string())),
+            ("--within", self.within.map(|seconds| seconds.to_string())),
+        ] {
+            if let Some(value) = value {
+                run = run.arg(flag).arg(value);
+            }
+        }
+        run.run()?;
+        if self.publish { publish(&results) } else { Ok(()) }
+    }
+}
+
+fn joined<T: ToString>(values: &[T]) -> Option<String> {
+    let values: Vec<String> = values.iter().map(T::to_string).collect();
+    (!values.is_empty()).then(|| values.join(","))
+}
+
+fn publish(results: &Path) -> Result<()> {
+    let published = root().join(PUBLISHED);
+    fs::copy(results, &published).with_context(|| format!("{} cannot be written", published.display()))?;
+    example("run", &["--release"]).args(["--", "page", "--results"]).arg(published).arg("--root").arg(root()).run()
+}
+
+/// A folder that runs the study on a machine without Rust.
+fn bundle(folder: &Path, images: &str, commit: &str) -> Result<()> {
+    let program = executable(example("build", &["--release"]), "convergence")?;
+    let data = folder.join("images");
+    fs::create_dir_all(&data).with_context(|| format!("{} cannot be created", data.display()))?;
+    let copy = |from: &Path, to: &Path| {
+        fs::copy(from, to)
+            .map(|_| ())
+            .with_context(|| format!("{} cannot be copied to {}", from.display(), to.display()))
+    };
+    copy(&program, &folder.join("convergence"))?;
+    copy(&python::plays(), &folder.join("plays.txt"))?;
+    for file in fs::read_dir(images).with_context(|| format!("{images} cannot be read"))? {
+        let file = file.with_context(|| format!("{images} cannot be read"))?;
+        copy(&file.path(), &data.join(file.file_name()))?;
+    }
+    // What is done is not done again.
+    let runs = target("study").join(RUNS);
+    if runs.is_file() {
+        copy(&runs, &folder.join(RUNS))?;
+    }
+    let script = format!(
+        "#!/bin/sh\n# Makes the runs of the study that {RUNS} beside it does not have yet; takes --within SECONDS, --threads N, --only TASK.\n\
+         cd \"$(dirname \"$0\")\" && exec ./convergence study --images images --text plays.txt --results {RUNS} --commit {commit} \"$@\"\n"
+    );
+    let run = folder.join("run");
+    fs::write(&run, script).with_context(|| format!("{} cannot be written", run.display()))?;
+    Cmd::new("chmod").arg("+x").arg(&run).run()?;
+    println!(
+        "{}: carry it, and start ./run; then bring {RUNS} back to target/study, for cargo xtask study --publish",
+        folder.display()
+    );
+    Ok(())
+}
