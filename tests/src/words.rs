@@ -150,8 +150,11 @@ pub fn disagreements(comm: &dyn Communicator) {
 /// How many operations there are in these cases.
 pub const OPERATIONS: usize = 5;
 
-/// What callers know of their calls, with the operation that errors name.
-fn operations<C: Communicator + Split>() -> [(&'static str, fn(&C) -> Result<()>); OPERATIONS] {
+/// What errors call an operation, and the operation.
+type Named<C> = (&'static str, fn(&C) -> Result<()>);
+
+/// Operations of several steps.
+fn operations<C: Communicator + Split>() -> [Named<C>; OPERATIONS] {
     [
         ("all_reduce(mean)", |comm| mean(comm)),
         ("adasum_all_reduce(Auto, per tensor)", |comm| adasum(comm)),
