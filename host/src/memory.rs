@@ -457,6 +457,7 @@ mod tests {
         file.bytes_mut()[5] = 8;
         // SAFETY: nobody writes now.
         assert_eq!(unsafe { next.start().add(5).read() }, 8);
+        // SAFETY: a part of a file's memory, which nobody else uses.
         assert!(unsafe { take_back(&raw mut file.bytes_mut()[1..]) }.is_err());
         drop(file);
         assert!(!next.has_owner());
