@@ -22,8 +22,8 @@ const SHORT: Duration = Duration::from_millis(500);
 const STOP: Duration = Duration::from_millis(2000);
 const LONG: Duration = Duration::from_secs(20);
 const BREAK: Duration = Duration::from_millis(400);
-/// Elements that travel with a call, and of a call that moves data for milliseconds.
-const LENGTHS: [usize; 2] = [100, 1 << 21];
+/// Elements that travel with a call, and of a call with the longest messages that ranks do not wait for without a deadline.
+const LENGTHS: [usize; 2] = [100, 1 << 19];
 
 /// Stops this process in a moment, and has it go on later.
 fn stop(how_long: Duration) -> Child {

@@ -374,7 +374,7 @@ impl Meeting {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Waits until all streams are over, or nothing has moved for the deadline.
+    /// Waits until all streams are over, or nothing has moved for the deadline and they can be left.
     pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
         let outcome = self.wait_for_streams(operation, &mut streams);
         outcome.map_err(|failure| self.fail(operation, failure))
@@ -389,11 +389,12 @@ impl Meeting {
                 continue;
             }
             let is_over = stall.is_over(self.deadline);
-            if stall.is_long() || stall.elapsed() >= self.deadline {
+            let can_be_left = streams.iter().all(Stream::can_be_left);
+            if can_be_left && (stall.is_long() || stall.elapsed() >= self.deadline) {
                 self.pump(operation)?;
                 self.look_for_failure()?;
             }
-            if is_over {
+            if can_be_left && is_over {
                 let late = streams.iter().filter(|stream| !stream.is_done());
                 let mut missing: Vec<usize> = late.map(|stream| stream.peer).collect();
                 missing.sort_unstable();

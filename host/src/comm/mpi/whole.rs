@@ -62,6 +62,6 @@ impl End for Whole {
     }
 
     fn can_be_left(&self) -> bool {
-        true
+        self.stream.can_be_left()
     }
 }
