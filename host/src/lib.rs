@@ -13,7 +13,7 @@
 //! | [`nvtx`] | ranges that a profiler shows |
 //! | [`plan`] | who holds and sends what, as pure functions |
 //! | [`train`] | operations composed into whole steps: means, sums, Adasum of optimizer steps |
-//! | [`docs`] | pages: deployment, performance, testing, device code |
+//! | [`docs`] | pages: deployment, convergence, performance, testing, device code |
 //!
 //! # Features
 //!
