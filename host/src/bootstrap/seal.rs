@@ -130,18 +130,4 @@ mod tests {
             assert_eq!(seal.tag(&frame)[..], outer[..TAG]);
         }
     }
-
-    /// `cargo test --release -p gradsync -- --ignored --nocapture what_a_tag_costs`
-    #[test]
-    #[ignore = "a measurement"]
-    fn what_a_tag_costs() {
-        for bytes in [32, 1 << 10, 64 << 10] {
-            let (frame, rounds) = (vec![1; bytes], (64 << 20) / (bytes + 256));
-            let mut seal = Seal::new(&KEY);
-            let start = std::time::Instant::now();
-            let sum: u64 = (0..rounds).map(|_| u64::from(seal.tag(&frame)[0])).sum();
-            let each = start.elapsed() / rounds as u32;
-            println!("{bytes} bytes: {each:?} each ({})", std::hint::black_box(sum) > 0);
-        }
-    }
 }
