@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    bundle, flags, libcuda,
+    bundle, flags,
     multi_gpu::{self, mpirun::Mpirun},
     process::{Cmd, target},
     toolchain::{self, Need, Toolchain},
@@ -134,7 +134,7 @@ fn build(setup: &flags::Setup) -> Result<PathBuf> {
     Toolchain::new(setup).provide(&[Need::CCompiler])?;
     let features = if toolchain::mpi::is_here() { "cuda,mpi" } else { "cuda" };
     let package = ["--package", "gradsync", "--bin", "gradsync", "--features", features];
-    bundle::executable(libcuda::linked(Cmd::cargo("build").arg("--release").args(package))?, "gradsync")
+    bundle::executable(Cmd::cargo("build").arg("--release").args(package), "gradsync")
 }
 
 /// Whether the program has a transport over MPI.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
-    flags, libcuda,
+    flags,
     process::{Cmd, root, target},
     toolchain::{Need, Toolchain},
 };
@@ -85,20 +85,19 @@ type Build = fn() -> Result<PathBuf>;
 
 /// What is in the folder, and how it gets there.
 const BUILDS: [(&str, Build); 5] = [
-    ("gpu-tests", || executable(libcuda::linked(tests("test").args(["--release", "--test", "gpu"]))?, "gpu")),
+    ("gpu-tests", || executable(tests("test").args(["--release", "--test", "gpu"]), "gpu")),
     (MULTI_GPU, build_multi_gpu),
-    ("bandwidth", || executable(libcuda::linked(tests("bench").args(["--bench", "bandwidth"]))?, "bandwidth")),
+    ("bandwidth", || executable(tests("bench").args(["--bench", "bandwidth"]), "bandwidth")),
     ("gradsync", || {
         let program = ["--package", "gradsync", "--features", "cuda", "--bin", "gradsync"];
-        executable(libcuda::linked(Cmd::cargo("build").arg("--release").args(program))?, "gradsync")
+        executable(Cmd::cargo("build").arg("--release").args(program), "gradsync")
     }),
     ("xtask", || executable(Cmd::cargo("build").args(["--release", "--package", "xtask", "--bin", "xtask"]), "xtask")),
 ];
 
 /// Builds the rank program of the multi-GPU tests, which needs an MPI here, and its libmpi where it runs.
 pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
-    let test = tests("test").args(["--features", "mpi", "--release", "--test", "multi_gpu"]);
-    executable(libcuda::linked(test)?, "multi_gpu")
+    executable(tests("test").args(["--features", "mpi", "--release", "--test", "multi_gpu"]), "multi_gpu")
 }
 
 fn tests(subcommand: &str) -> Cmd {

@@ -29,8 +29,6 @@ pub(crate) enum Command {
     Ptx(Ptx),
     /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills and where host/cubin/ differs
     Ptxas(Ptxas),
-    /// Write target/libcuda/lib64/libcuda.a, so that the `cuda` feature links without a toolkit
-    Libcuda(Libcuda),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
     /// Measure the standing set with `gradsync perf`, hold it to the goals, and write target/bench/report.html
@@ -186,9 +184,6 @@ pub(crate) struct Ptxas {
     #[command(flatten)]
     pub(crate) setup: Setup,
 }
-
-#[derive(Debug, Args)]
-pub(crate) struct Libcuda {}
 
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {

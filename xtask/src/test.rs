@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use crate::{
     bundle, demo,
     flags::{self, Stage},
-    libcuda, multi_gpu,
+    multi_gpu,
     process::{Cmd, target},
     ptx::{self, Freshness},
     ptxas,
@@ -62,12 +62,11 @@ impl Stage {
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
-            Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
             Self::Demo => &[Need::CCompiler, Need::Images],
-            Self::Tidy | Self::Downstream => &[],
+            Self::Tidy | Self::Docs | Self::Downstream | Self::Gpu => &[],
         }
     }
 
@@ -209,17 +208,15 @@ fn check_ptx() -> Result<Outcome> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Nothing,
-    Driver,
     Mpi,
-    Both,
 }
 
 /// Every feature set that somebody builds.
 const FEATURE_SETS: [(&[&str], Links); 7] = [
     (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
     (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
-    (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
-    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Driver),
+    (&["--package", "gradsync", "--features", "cuda"], Links::Nothing),
+    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Nothing),
     (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
     (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
     (
@@ -231,7 +228,7 @@ const FEATURE_SETS: [(&[&str], Links); 7] = [
             "--features",
             "gradsync-tests/cuda,gradsync-tests/mpi",
         ],
-        Links::Both,
+        Links::Mpi,
     ),
 ];
 
@@ -242,10 +239,8 @@ fn clippy() -> Result<Outcome> {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
-            Links::Driver => libcuda::linked(cmd)?.run()?,
             Links::Mpi if has_mpi => cmd.run()?,
-            Links::Both if has_mpi => libcuda::linked(cmd)?.run()?,
-            Links::Mpi | Links::Both => left_out += 1,
+            Links::Mpi => left_out += 1,
         }
     }
     let linted = format!("{} feature sets", FEATURE_SETS.len() - left_out);
@@ -259,9 +254,9 @@ fn docs() -> Result<Outcome> {
     let doc = |arguments: &[&str]| {
         Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
     };
-    libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    doc(&["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     if toolchain::mpi::is_here() {
-        libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]))?.run()?;
+        doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
     }
     passed(doc(&["--package", "gradsync-device"]).run())
 }
@@ -274,12 +269,12 @@ fn tests() -> Result<Outcome> {
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;
     // The launch side of the CUDA backend has tests that need no GPU; so have the loading of kernels, and NCCL's declarations and loading.
-    libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
         .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading"])
         .env(python::NCCL_VARIABLE, python::nccl_include());
-    passed(libcuda::linked(loading)?.run())
+    passed(loading.run())
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
@@ -287,7 +282,7 @@ fn tests() -> Result<Outcome> {
 /// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
     let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda,nvtx", "--bin", "gradsync"]);
-    let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
+    let built = bundle::executable(build, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;
     Ok(kept)
@@ -312,7 +307,7 @@ fn gpu() -> Result<Outcome> {
     let cmd = Cmd::cargo("test")
         .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
         .args(["--", "--test-threads=1"]);
-    libcuda::linked(cmd)?.run()?;
+    cmd.run()?;
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed(format!("{gpus} GPUs; not the multi-GPU tests: there is no MPI here")));
     }
