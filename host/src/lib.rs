@@ -24,6 +24,9 @@
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
 
+// On docs.rs, which has a nightly compiler: each item says which feature it takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod agreement;
 pub mod bootstrap;
 pub mod buffer;
@@ -55,5 +58,5 @@ pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -111,7 +111,7 @@ pub(crate) enum Stage {
     Nodes,
     /// The demo's own tests and a short training
     Demo,
-    /// A crate outside the workspace builds on gradsync with nothing installed
+    /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
     Downstream,
     /// The GPU tier: the tests on one GPU, then those of test-multi-gpu
     Gpu,

@@ -5,6 +5,7 @@
 mod downstream;
 mod mpi;
 mod nodes;
+mod package;
 
 use std::{
     fs, io,
