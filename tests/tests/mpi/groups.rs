@@ -4,13 +4,13 @@ use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::rsmpi::request::WaitGuard;
 use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
 use gradsync::comm::mpi::rsmpi::traits::{Communicator as _, Destination, Source};
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 
 use crate::cases::Cases;
 
 fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
     let mut data = [rank as f64];
-    comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).expect("a sum of one number");
+    comm.all_reduce(&mut data, ReduceOp::Sum).expect("a sum of one number");
     data[0]
 }
 
