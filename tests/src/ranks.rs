@@ -70,6 +70,20 @@ pub fn guarded<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send 
     }
 }
 
+/// An exchange of bytes.
+///
+/// # Errors
+/// As [`Communicator::exchange`].
+pub fn exchange_bytes(
+    comm: &dyn Communicator,
+    sends: &[(usize, &[u8])],
+    receives: &mut [(usize, &mut [u8])],
+) -> gradsync::Result<()> {
+    let sends: Vec<_> = sends.iter().map(|&(peer, bytes)| (peer, bytes.into())).collect();
+    let mut receives: Vec<_> = receives.iter_mut().map(|(peer, bytes)| (*peer, (&mut **bytes).into())).collect();
+    comm.exchange(&sends, &mut receives)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,18 +99,4 @@ mod tests {
     fn disagreement_names_the_rank() {
         agree("x", vec![4, 4, 5]);
     }
-}
-
-/// An exchange of bytes.
-///
-/// # Errors
-/// As [`Communicator::exchange`].
-pub fn exchange_bytes(
-    comm: &dyn Communicator,
-    sends: &[(usize, &[u8])],
-    receives: &mut [(usize, &mut [u8])],
-) -> gradsync::Result<()> {
-    let sends: Vec<_> = sends.iter().map(|&(peer, bytes)| (peer, bytes.into())).collect();
-    let mut receives: Vec<_> = receives.iter_mut().map(|(peer, bytes)| (*peer, (&mut **bytes).into())).collect();
-    comm.exchange(&sends, &mut receives)
 }

@@ -3,7 +3,7 @@
 //! A case is run by all ranks of a communicator. Those of [`GOOD`] leave it working, whatever they had refused; each of [`FATAL`] needs
 //! one of its own, which it breaks. They never start ranks.
 
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::{Collectives, Communicator};
 use gradsync::ops::send_recv::{
     Bundle, Expected, SendRecv, WireTensor, WireTensorMut, recv, recv_described, run_schedule, send,
 };

@@ -3,7 +3,7 @@
 use crate::agreement::{Plan, Value, agree_once};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling, reduce_windows};
+use crate::comm::{Collectives, Communicator, ReduceOp, Scaling, reduce_windows};
 use crate::error::Result;
 use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;

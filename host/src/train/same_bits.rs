@@ -1,7 +1,7 @@
 //! Whether all ranks hold the same numbers, bit for bit, found out without sending them.
 
 use crate::buffer::GradientBuffer;
-use crate::comm::{Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
 

@@ -11,7 +11,7 @@ use super::{same_tensors, zeros_like};
 use crate::agreement::{Plan, Value, agree, all_prepared};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cpu;

@@ -2,7 +2,7 @@
 //!
 //! All numbers are integers that f64 holds, so that every result is exact.
 
-use gradsync::comm::{Communicator, Ranks};
+use gradsync::comm::Communicator;
 use gradsync::ops::send_recv::{
     Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, WireTensor, run_stage,
 };

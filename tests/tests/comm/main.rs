@@ -15,7 +15,7 @@ mod transfer_graphs;
 mod windows;
 mod words;
 
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::{Collectives, Communicator};
 
 /// Powers of two, odd counts, more ranks than this machine has cores.
 const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];

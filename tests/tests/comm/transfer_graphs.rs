@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use gradsync::comm::local::{LocalCommunicator, run};
-use gradsync::comm::{CommError, Communicator, Ranks};
+use gradsync::comm::{CommError, Ranks};
 use gradsync::{Error, Result};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::ranks::guarded;

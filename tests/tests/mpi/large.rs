@@ -1,6 +1,6 @@
 //! More bytes than MPI can count in one message. Only where `GRADSYNC_MPI_LARGE` is set, for two ranks: each needs 2.2 GB.
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::{Slice, SliceMut, f16};
 
 use crate::cases::Cases;

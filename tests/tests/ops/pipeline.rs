@@ -1,6 +1,6 @@
 //! Pipelines between threads: one forward and one backward pass in turn, many at once, and work that fails.
 
-use gradsync::comm::{Collectives, Ranks, local};
+use gradsync::comm::{Ranks, local};
 use gradsync::ops::send_recv::{
     Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, run_schedule, run_stage,
 };

@@ -1,6 +1,6 @@
 //! Send and Recv between threads: every case of [`transfers`], and what only this transport can be made to do.
 
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::{Collectives, Ranks};
 use gradsync::ops::send_recv::{SendRecv, WireTensor, WireTensorMut, recv_described};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
 use gradsync::{DataType, Error, TensorView, TensorViewMut, bf16};

@@ -11,7 +11,7 @@ use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
 use crate::buffer::{Parts, Scratch};
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;

@@ -13,7 +13,7 @@ use super::{AdasumOptions, AdasumReport, Algorithm};
 use crate::agreement::{Value, gather, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;

@@ -9,7 +9,7 @@ use gradsync_device::math::adasum;
 
 use super::{AdasumReport, Granularity, OPERATION, for_tensors};
 use crate::buffer::{Parts, Scratch};
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;

@@ -7,7 +7,7 @@
 
 use crate::call::scope;
 use crate::comm::nccl::NcclCommunicator;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
+use crate::comm::{Collectives, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};
@@ -60,7 +60,7 @@ impl Place {
 ///
 /// # Errors
 /// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and those of
-/// [`DeviceCommunicator::all_reduce`].
+/// [`Collectives::all_reduce`].
 pub fn nccl_all_reduce(
     comm: &NcclCommunicator,
     tensors: &mut [DeviceSliceMut<'_>],
@@ -161,7 +161,7 @@ fn copy_out(tensors: &mut [DeviceSliceMut<'_>], scratch: &DeviceBuffer, moves: &
 ///
 /// # Errors
 /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for outputs that do not fit, and those of
-/// [`DeviceCommunicator::all_gather`].
+/// [`Collectives::all_gather`].
 pub fn nccl_all_gather(
     comm: &NcclCommunicator,
     inputs: &[DeviceSlice<'_>],
@@ -182,7 +182,7 @@ pub fn nccl_all_gather(
 /// # Errors
 /// [`Error::InvalidArgument`] naming shape and world size where a first dimension does not divide, or there is none;
 /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for operands that do not fit, and those of
-/// [`DeviceCommunicator::reduce_scatter`].
+/// [`Collectives::reduce_scatter`].
 pub fn nccl_reduce_scatter(
     comm: &NcclCommunicator,
     inputs: &[DeviceSlice<'_>],

@@ -1,5 +1,5 @@
 //! What a training loop calls where its gradients are in the memory of GPUs: the operations of [`ops`](super) on device memory, over
-//! any [`DeviceCommunicator`](crate::comm::DeviceCommunicator), and ONNX Runtime's bundle operations over NCCL.
+//! any [`Communicator<Cuda>`](crate::comm::Communicator), and ONNX Runtime's bundle operations over NCCL.
 //!
 //! Everything is asynchronous, in the queue of the buffer. What needs workspace, or an agreement of the ranks, is an object,
 //! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.

@@ -12,7 +12,7 @@ use super::peers::{Connection, peers};
 use crate::agreement::{Plan, Value, agree, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp};
+use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
-use crate::comm::{Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
@@ -124,6 +124,6 @@ impl Connection {
 }
 
 /// The peers of a group whose kernels reach each other's memory.
-pub(super) fn peers<'c>(comm: &'c dyn Communicator<Cuda>) -> &'c dyn PeerMemory {
+pub(super) fn peers(comm: &dyn Communicator<Cuda>) -> &dyn PeerMemory {
     comm.sharing().expect("a group of kernels is connected over ranks that share memory")
 }

@@ -6,7 +6,7 @@
 use crate::agreement::same_plan;
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
 use crate::plan::zero::{View, partition, views_of};
@@ -49,7 +49,7 @@ impl<'c> ZeroPartition<'c> {
     /// Replaces this rank's shard of the gradients by their reduction over ranks; what the other shards hold afterwards is unspecified.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::reduce_scatter_in_place`].
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
     pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<Cuda>, op: ReduceOp) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(gradients)?;
@@ -59,7 +59,7 @@ impl<'c> ZeroPartition<'c> {
     /// Fills every rank's parameters with the shards that their owners have updated.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::all_gather_in_place`].
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
     pub fn all_gather(&self, parameters: &mut GradientBuffer<Cuda>) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(parameters)?;

@@ -36,7 +36,7 @@ pub use tensor::{WireTensor, WireTensorMut};
 use self::bundle::{layout, no_tensors};
 use self::negotiation::{HEAD_BYTES, Offer, PART_BYTES, Want, check_call, first_error, negotiate, withdrawal};
 use crate::call::scope;
-use crate::comm::{Communicator, Ranks};
+use crate::comm::Communicator;
 #[cfg(feature = "cuda")]
 use crate::driver::Queue;
 use crate::error::{Operation, Result};

@@ -7,7 +7,7 @@
 use super::Tensor;
 use crate::agreement::{Plan, Value, agree_once};
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};
 
 /// The sum of the ranks' tensors, in the memory that was handed over.

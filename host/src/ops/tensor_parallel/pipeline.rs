@@ -5,7 +5,7 @@
 use super::{HostTensor, Tensor, TensorOp};
 use crate::agreement::{Plan, Value, agree_once};
 use crate::call::{Pass, scope};
-use crate::comm::{Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 

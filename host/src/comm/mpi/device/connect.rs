@@ -3,7 +3,7 @@
 use super::{MpiDeviceCommunicator, MpiDeviceOptions};
 use crate::comm::mpi::{MpiCommunicator, SetUp};
 use crate::comm::nccl::{NcclCommunicator, NcclOptions};
-use crate::comm::{Collectives, Communicator, Ranks};
+use crate::comm::{Communicator, Ranks};
 use crate::driver::Queue;
 use crate::error::Result;
 use crate::memory::Cuda;

@@ -58,7 +58,7 @@ use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
 use crate::call::scope;
 use crate::comm::collective::one_queue;
-use crate::comm::{Collective, Collectives, Communicator, Operands, Ranks, Split};
+use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};

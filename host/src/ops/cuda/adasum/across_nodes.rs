@@ -6,7 +6,7 @@ use super::tree::Tree;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;

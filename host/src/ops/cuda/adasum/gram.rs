@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::buffer::GradientBuffer;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;

@@ -16,7 +16,7 @@ pub use self::across_nodes::HierarchicalAdasum;
 pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
 use crate::buffer::GradientBuffer;
-use crate::comm::{Collectives, Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::driver::DeviceSliceMut;
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, zero_all};

@@ -10,7 +10,7 @@ use super::{OPERATION, layer_count};
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};

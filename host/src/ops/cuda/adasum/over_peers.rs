@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
 use crate::buffer::GradientBuffer;
-use crate::comm::{Call, Communicator, Operation, Ranks};
+use crate::comm::{Call, Communicator, Operation};
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, PeerKernel, load_zero_all};
 use crate::memory::Cuda;

@@ -10,7 +10,7 @@ use super::{OPERATION, clear_gaps, layer_count};
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{GradientBuffer, Scratch};
 use crate::call::scope;
-use crate::comm::{Collectives, Communicator, Ranks};
+use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::in_place;
 use super::layers;
 use crate::buffer::GradientBuffer;
-use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::Result;

@@ -10,7 +10,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Queue};
 use crate::dtype::{DType, DataType};
 use crate::error::Result;
 use crate::kernels::cuda::{pack, unpack};
-use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, Memory, RawSlice};
+use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 use crate::ops::send_recv::negotiation::{Messages, in_room};
 use crate::slice::{Slice, SliceMut};
 

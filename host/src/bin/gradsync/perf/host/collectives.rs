@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gradsync::GradientBuffer;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce};
 
 use super::vectors::{Vectors, slots};
