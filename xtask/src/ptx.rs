@@ -116,7 +116,7 @@ fn folder() -> PathBuf {
     root().join("host/ptx")
 }
 
-/// How our kernels are built: their results are those of the same source on a CPU.
+/// How our kernels are built: everything is rounded as it is written.
 fn builder(compiler: &DeviceCompiler, arch: Arch) -> PtxBuilder<'_> {
     PtxBuilder::new("device", compiler).arch(arch).fma_contraction(false)
 }

@@ -82,7 +82,7 @@ pub(crate) const FLAGS: [&str; 10] = [
 const UNROLL: &str = "-Cllvm-args=-unroll-threshold=8000";
 /// Loops whose length is not known stay as they are: unrolled, they and their remainders are up to half of what the driver has to compile.
 const NO_REMAINDERS: &str = "-Cllvm-args=-unroll-runtime=false";
-/// `x × y + z` stays two operations, which round twice, as on a CPU, unless the source asks for one.
+/// `x × y + z` stays two operations, each of which rounds, unless the source asks for one.
 const NO_CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=0";
 const CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=2";
 
