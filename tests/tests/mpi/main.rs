@@ -17,6 +17,8 @@ mod mismatches;
 mod operations;
 mod point_to_point;
 #[cfg(target_os = "linux")]
+mod set_up;
+#[cfg(target_os = "linux")]
 mod stopped;
 #[cfg(target_os = "linux")]
 mod windows;
@@ -37,7 +39,7 @@ fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     if std::env::var_os("GRADSYNC_MPI_LIMITS_ONLY").is_some() {
         limits::run(&mut cases);
-        return cases.finish();
+        return cases.finish(&cases::fresh());
     }
     collectives::run(&mut cases);
     point_to_point::run(&mut cases);
@@ -54,7 +56,12 @@ fn main() -> ExitCode {
     limits::run(&mut cases);
     #[cfg(target_os = "linux")]
     stopped::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    set_up::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
-    cases.finish()
+    let summary = cases::fresh();
+    #[cfg(target_os = "linux")]
+    set_up::run_last(&mut cases);
+    cases.finish(&summary)
 }
