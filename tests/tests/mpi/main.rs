@@ -4,6 +4,8 @@
 //! failed on any rank. Never starts processes itself.
 
 mod adasum;
+#[cfg(target_os = "linux")]
+mod ahead;
 mod cases;
 mod collectives;
 mod exchange;
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
     exchange::run(&mut cases);
     mismatches::run(&mut cases);
     failures::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    ahead::run(&mut cases);
     words::run(&mut cases);
     groups::run(&mut cases);
     member::run(&mut cases);
