@@ -115,6 +115,20 @@ pub enum Error {
     Nccl(#[from] crate::sys::nccl::NcclError),
 }
 
+/// Refuses operands of different lengths.
+pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
+    if left.1 == right.1 {
+        return Ok(());
+    }
+    Err(Error::LengthMismatch {
+        operation,
+        left_name: left.0.into(),
+        left: left.1,
+        right_name: right.0.into(),
+        right: right.1,
+    })
+}
+
 /// The first thing in which the calls of two ranks differ; the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

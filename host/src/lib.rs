@@ -33,7 +33,7 @@ pub mod docs;
 pub mod dtype;
 pub mod error;
 pub mod kernels;
-mod memory;
+pub mod memory;
 pub mod nvtx;
 pub mod ops;
 pub mod plan;
@@ -45,13 +45,12 @@ pub mod driver;
 #[cfg(feature = "cuda")]
 pub mod sys;
 
-#[cfg(feature = "cuda")]
-pub use buffer::DeviceGradientBuffer;
 pub use buffer::GradientBuffer;
 pub use dtype::{DType, DataType, Element};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
-pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};
+pub use memory::{TensorView, TensorViewMut};
+pub use slice::{Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]

@@ -9,6 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use gradsync::comm::Communicator;
 use gradsync::comm::local::{LocalCommunicator, run};
 
 /// What every rank returned, in rank order; a panic of a rank is the panic of the test.
@@ -84,4 +85,18 @@ mod tests {
     fn disagreement_names_the_rank() {
         agree("x", vec![4, 4, 5]);
     }
+}
+
+/// An exchange of bytes.
+///
+/// # Errors
+/// As [`Communicator::exchange`].
+pub fn exchange_bytes(
+    comm: &dyn Communicator,
+    sends: &[(usize, &[u8])],
+    receives: &mut [(usize, &mut [u8])],
+) -> gradsync::Result<()> {
+    let sends: Vec<_> = sends.iter().map(|&(peer, bytes)| (peer, bytes.into())).collect();
+    let mut receives: Vec<_> = receives.iter_mut().map(|(peer, bytes)| (*peer, (&mut **bytes).into())).collect();
+    comm.exchange(&sends, &mut receives)
 }

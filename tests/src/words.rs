@@ -2,7 +2,7 @@
 //!
 //! What is compared is the text that users read; where the error comes from is the business of other tests.
 
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Communicator, Ranks, ReduceOp, Split};
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, TensorOp};
 use gradsync::ops::{AdasumOptions, Granularity, adasum_all_reduce, all_reduce};
 use gradsync::train::{Reduction, Sgd, SgdOptions, StepOptions, Stepper};

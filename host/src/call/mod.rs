@@ -43,6 +43,12 @@ impl Call {
         Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
     }
 
+    /// Bytes of its elements.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.map_or(0, DataType::size_bytes)
+    }
+
     /// What the rank's caller called.
     pub fn called(&self) -> Operation {
         self.within.unwrap_or(self.operation)
@@ -208,7 +214,7 @@ impl Operation {
             Operation::Agreed { .. } => "call agreed on before",
             Operation::SetUp => "set-up of a communicator",
             Operation::Exchange => "control exchange",
-            Operation::LendWindows => "lend_windows",
+            Operation::LendWindows => "with_windows",
             Operation::Comparison => "comparison of calls",
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",

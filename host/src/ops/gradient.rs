@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
-use crate::slice::{TensorView, TensorViewMut};
+use crate::memory::{TensorView, TensorViewMut};
 
 /// Sets a gradient to zero (ZeroGradient; its reset signal is a mere dependency in a graph and has no place here).
 pub fn zero_gradient<'a>(gradient: impl Into<TensorViewMut<'a>>) {

@@ -15,7 +15,7 @@ pub use adasum::{
     AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
     hierarchical_adasum_all_reduce,
 };
-pub use all_reduce::all_reduce;
+pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 
 use crate::buffer::GradientBuffer;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use gradsync::comm::{Communicator, local};
+use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::kernels::cpu;
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, Element, GradientBuffer, SliceMut};

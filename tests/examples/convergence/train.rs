@@ -5,7 +5,7 @@
 //! checks that they do.
 
 use gradsync::comm::local::{self, LocalCommunicator};
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::ops::{self, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
 use gradsync::train::{self, Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
 use gradsync::{DType, GradientBuffer, Slice, SliceMut, kernels};
@@ -206,7 +206,7 @@ impl<'a> Rank<'a> {
             (Reduction::Sum, _) => ops::all_reduce(self.comm, &mut self.gradients, ReduceOp::Sum).map(|()| None)?,
             (reduction, Some([node, across])) => {
                 let within = if reduction == Reduction::AdasumOfSums { ReduceOp::Sum } else { ReduceOp::Mean };
-                let nodes: Nodes<'_, dyn Communicator> = Nodes { all: self.comm, node, across };
+                let nodes: Nodes<'_> = Nodes { all: self.comm, node, across };
                 ops::hierarchical_adasum_all_reduce(nodes, &mut self.gradients, within, options(reduction))?;
                 None
             }

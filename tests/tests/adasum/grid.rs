@@ -1,6 +1,6 @@
 //! Algorithms × dtypes × granularities × rank counts × kinds of input.
 
-use gradsync::comm::{Communicator, local};
+use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::ops::{Algorithm, Granularity, adasum_all_reduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;

@@ -1,7 +1,7 @@
 //! Collectives × dtypes × operations × rank counts.
 
-use gradsync::comm::Communicator;
 use gradsync::comm::ReduceOp;
+use gradsync::comm::{Collectives, Ranks};
 use gradsync_tests::array::Array;
 use gradsync_tests::collectives::{LENS, assert_reduced, inputs, ours};
 use gradsync_tests::inputs::edges;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::local::{self, LocalCommunicator};
-use gradsync::comm::{CommError, Communicator, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
 use gradsync::{Error, Result};
 use gradsync_tests::ranks::guarded;
 
@@ -15,7 +15,7 @@ const SLACK: Duration = Duration::from_secs(2);
 
 fn sum(comm: &LocalCommunicator) -> Result<f32> {
     let mut data = [1.0f32];
-    comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).map(|()| data[0])
+    comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data[0])
 }
 
 /// Every rank learns which ranks had not come, in words too.

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use gradsync::Error;
-use gradsync::comm::Communicator;
 use gradsync::comm::local::{LocalCommunicator, group_with_deadline};
+use gradsync::comm::{Collectives, Communicator, Ranks};
 use gradsync::comm::{CommError, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
@@ -30,9 +30,9 @@ const WAITS: [(&str, Step); 7] = [
         let input = Array::unwritten(Format::F32, 3 * comm.world_size());
         comm.reduce_scatter(input.slice(), Array::unwritten(Format::F32, 3).slice_mut(), ReduceOp::Max)
     }),
-    ("lend_windows", |comm| {
-        let ranks = comm.address_space().expect("threads share one");
-        ranks.lend_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(())).map(drop)
+    ("with_windows", |comm| {
+        let ranks = comm.sharing().expect("threads share one");
+        ranks.with_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(())).map(drop)
     }),
 ];
 

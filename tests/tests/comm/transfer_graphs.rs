@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use gradsync::comm::local::{LocalCommunicator, run};
-use gradsync::comm::{CommError, Communicator};
+use gradsync::comm::{CommError, Communicator, Ranks};
 use gradsync::{Error, Result};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::ranks::guarded;
@@ -88,7 +88,7 @@ fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Res
             .map(|&index| transfers[index].from)
             .zip(incoming.iter_mut().map(|data| &mut data[..]))
             .collect();
-        comm.exchange(&sends, &mut receives)?;
+        gradsync_tests::ranks::exchange_bytes(comm, &sends, &mut receives)?;
         for (&index, data) in call.receives.iter().zip(&incoming) {
             assert!(*data == transfers[index].data, "transfer {index}: {} bytes are not those sent", data.len());
         }

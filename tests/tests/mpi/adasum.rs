@@ -1,7 +1,7 @@
 //! What runs over any communicator gives the same bits over MPI as over threads.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::{Communicator, ReduceOp, local};
+use gradsync::comm::{Communicator, Ranks, ReduceOp, local};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradsync::Error;
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{CommError, Communicator};
+use gradsync::comm::{Collectives, CommError, Ranks};
 
 use crate::cases::Cases;
 
@@ -78,11 +78,11 @@ fn fails_behind_a_broadcast(comm: &MpiCommunicator) {
     let rank = comm.rank();
     let (mut own, mut slow) = (vec![rank as f32 + 1.0; LEN], (rank == SLOW).then(SlowMemory::new));
     let data = slow.as_mut().map_or(&mut own[..], SlowMemory::numbers);
-    let outcome = comm.broadcast((&mut *data).into(), ROOT);
+    let outcome = comm.broadcast(&mut *data, ROOT);
     if rank == ROOT {
         outcome.expect("all are there");
         // No two shards are of this length: the other ranks hear of it at once.
-        let refused = comm.all_gather((&[0.0f32; 2][..]).into(), (&mut [0.0f32][..]).into());
+        let refused = comm.all_gather(&[0.0f32; 2], &mut [0.0f32]);
         assert!(matches!(refused, Err(Error::LengthMismatch { .. })), "{refused:?}");
         return;
     }

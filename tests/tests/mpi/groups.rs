@@ -4,20 +4,20 @@ use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::rsmpi::request::WaitGuard;
 use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
 use gradsync::comm::mpi::rsmpi::traits::{Communicator as _, Destination, Source};
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 
 use crate::cases::Cases;
 
 fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
     let mut data = [rank as f64];
-    comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).expect("a sum of one number");
+    comm.all_reduce(&mut data, ReduceOp::Sum).expect("a sum of one number");
     data[0]
 }
 
 /// Every rank's number in the job, by its rank in this communicator.
 fn members(comm: &MpiCommunicator, rank: usize) -> Vec<usize> {
     let mut all = vec![0.0f64; comm.world_size()];
-    comm.all_gather((&[rank as f64][..]).into(), (&mut all).into()).expect("every rank's number");
+    comm.all_gather(&[rank as f64], &mut all).expect("every rank's number");
     all.into_iter().map(|number| number as usize).collect()
 }
 
@@ -26,7 +26,7 @@ fn pass_on(comm: &MpiCommunicator, rank: usize) -> usize {
     let (next, last) =
         ((comm.rank() + 1) % comm.world_size(), (comm.rank() + comm.world_size() - 1) % comm.world_size());
     let mut received = [0.0f64];
-    comm.send_recv((&[rank as f64][..]).into(), next, (&mut received[..]).into(), last).expect("a number");
+    comm.send_recv(&[rank as f64], next, &mut received, last).expect("a number");
     received[0] as usize
 }
 

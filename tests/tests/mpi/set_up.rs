@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::{MpiCommunicator, MpiError};
-use gradsync::comm::{CommError, Communicator, Split};
+use gradsync::comm::{CommError, Ranks, Split};
 use gradsync::{Error, Result};
 
 use crate::cases::{Cases, fresh};

@@ -6,7 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
+use gradsync::memory::SharedWindows;
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
 use crate::cases::{Cases, fresh};
@@ -46,7 +47,7 @@ fn stopped_in(comm: MpiCommunicator, is_late: bool, step: Step<'_>) {
     let until = AFTER + how_long + Duration::from_millis(300);
     let outcome = loop {
         let mut elapsed = [start.elapsed().as_secs_f64()];
-        let outcome = step(&comm).and_then(|()| comm.all_reduce((&mut elapsed[..]).into(), ReduceOp::Max));
+        let outcome = step(&comm).and_then(|()| comm.all_reduce(&mut elapsed, ReduceOp::Max));
         if outcome.is_err() || elapsed[0] >= until.as_secs_f64() {
             break outcome;
         }
@@ -78,7 +79,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
     let comm = comm.with_deadline(SHORT);
     let (is_stopped, start) = (comm.rank() == STOPPED, Instant::now());
     let mut child = is_stopped.then(|| stop(STOP));
-    let outcome = comm.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+    let outcome = comm.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         if is_stopped {
             sleep(AFTER * 2);
             windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(7.0));
@@ -98,7 +99,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
     // What was taken back is a buffer as any other, and so is that of the rank that was stopped.
     drop(comm);
     let again = fresh();
-    let lent = again.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+    let lent = again.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         assert!(
             windows.into_iter().all(|window| window.typed::<f32>().expect("f32").iter().all(|&number| number == 3.0))
         );
@@ -111,7 +112,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
 fn pass_on(comm: &MpiCommunicator, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
-    comm.send_recv((&vec![1.0f32; len]).into(), next, (&mut data).into(), last)
+    comm.send_recv(&vec![1.0f32; len], next, &mut data, last)
 }
 
 pub(crate) fn run(cases: &mut Cases) {
@@ -127,13 +128,11 @@ pub(crate) fn run(cases: &mut Cases) {
         Ok(())
     });
     for len in LENGTHS {
-        check(&format!("all_reduce of {len}"), true, &|comm| {
-            comm.all_reduce((&mut vec![1.0f32; len]).into(), ReduceOp::Mean)
-        });
+        check(&format!("all_reduce of {len}"), true, &|comm| comm.all_reduce(&mut vec![1.0f32; len], ReduceOp::Mean));
         check(&format!("send_recv of {len}"), true, &|comm| pass_on(comm, len));
     }
-    check("broadcast", true, &|comm| comm.broadcast((&mut vec![1.0f32; LENGTHS[1]]).into(), 0));
-    check("all_reduce", false, &|comm| comm.all_reduce((&mut vec![1.0f32; LENGTHS[1]]).into(), ReduceOp::Mean));
+    check("broadcast", true, &|comm| comm.broadcast(&mut vec![1.0f32; LENGTHS[1]], 0));
+    check("all_reduce", false, &|comm| comm.all_reduce(&mut vec![1.0f32; LENGTHS[1]], ReduceOp::Mean));
     check("send_recv", false, &|comm| pass_on(comm, LENGTHS[1]));
     if fresh().shares_memory() {
         cases.check_fresh("a rank is stopped with windows", |comm| stopped_with_windows(comm, false));

@@ -4,12 +4,13 @@
 //! count. Nothing is compared with a number from another run.
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
+use gradsync::memory::PeerMemory;
 use gradsync::ops::cuda::{Adasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
-use gradsync::{DType, DeviceGradientBuffer};
+use gradsync::{DType, GradientBuffer};
 
 use crate::context::{Context, DEADLINE};
 use crate::report::Report;
@@ -143,7 +144,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         for bytes in SIZES {
             let mut data = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
             let mut other = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
-            let mut ours = || comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+            let mut ours = || comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
             let mut theirs = || plain.all_reduce(other.as_mut_slice().as_slice());
             let [ours, theirs] = race(queue, calls_of(bytes), [&mut ours, &mut theirs]);
             say(report, format!("all_reduce {dtype} {} MiB, {ranks} ranks", bytes / MIB), ours, theirs);
@@ -160,7 +161,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         for bytes in [MIB / 16].into_iter().chain(SIZES) {
             let lens = bert_lens(bytes / dtype.size_bytes());
             let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
-            let mut buffer = DeviceGradientBuffer::new(queue, dtype, ranks, tensors).unwrap();
+            let mut buffer = GradientBuffer::on_queue(queue, dtype, ranks, tensors).unwrap();
             let mut other = DeviceBuffer::zeroed(queue, dtype, bytes / dtype.size_bytes()).unwrap();
             let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
             let make = if with_peers { Adasum::new } else { Adasum::over_transport };
@@ -178,7 +179,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     for bytes in [MIB / 16, MIB] {
         let lens = bert_lens(bytes / 4);
         let tensors = lens.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
-        let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, ranks, tensors).unwrap();
+        let mut buffer = GradientBuffer::on_queue(queue, DType::F32, ranks, tensors).unwrap();
         let mut other = DeviceBuffer::zeroed(queue, DType::F32, bytes / 4).unwrap();
         let mut adasum = Adasum::new(&comm, &buffer, AdasumOptions::default()).unwrap();
         adasum.all_reduce(&mut buffer).unwrap();
@@ -202,7 +203,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     }
     for bytes in SIZES {
         let len = bytes / 2;
-        let mut data = DeviceGradientBuffer::new(queue, DType::BF16, ranks, [("all", [len])]).unwrap();
+        let mut data = GradientBuffer::on_queue(queue, DType::BF16, ranks, [("all", [len])]).unwrap();
         let mut other = DeviceBuffer::zeroed(queue, DType::BF16, len).unwrap();
         let mut peers = PeerAllReduce::new(&comm, &data, ReduceOp::Sum).unwrap().expect("GPUs of one machine");
         let mut ours = || peers.run(&mut data).unwrap();

@@ -25,6 +25,7 @@ mod smoke;
 mod stages;
 mod streams;
 mod tensor_parallel;
+mod transfers;
 
 use std::process::ExitCode;
 

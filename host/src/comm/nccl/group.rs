@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 
 use super::NcclCommunicator;
 use super::primitive::{Primitive, Reduction};
-use crate::comm::{RawSlice, ReduceOp};
+use crate::comm::ReduceOp;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::same_len;
+use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::memory::RawSlice;
 
 /// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
 ///
@@ -33,7 +33,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// Puts the operations into their queue. An empty group does nothing.
     ///
     /// # Errors
-    /// Those of [`DeviceCommunicator`](crate::comm::DeviceCommunicator).
+    /// Those of [`Communicator`](crate::comm::Communicator).
     pub fn submit(self) -> Result<()> {
         let Some(queue) = &self.queue else { return Ok(()) };
         // SAFETY: every operand was borrowed for `'d`, which lasts until now, and belongs to the queue; what comes later is ordered

@@ -10,8 +10,7 @@ use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type}
 use super::tree::{Trees, root};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each};
 use crate::dtype::{DType, Element, storage, storage_mut};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut, with_typed};
 

@@ -14,8 +14,7 @@ use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, map};
 use crate::dtype::{DType, Element, storage};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
 use crate::slice::{Slice, with_typed};
 

@@ -26,7 +26,7 @@ pub(crate) use self::tree::Tree;
 use crate::agreement::{Value, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Ranks};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;

@@ -7,12 +7,11 @@
 
 use crate::call::scope;
 use crate::comm::nccl::NcclCommunicator;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::DType;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Operation, Result, same_len};
 use crate::kernels::cuda::{pack, unpack};
-use crate::kernels::same_len;
 use crate::plan::ownership::{Move, Ownership};
 
 /// The dtype of all tensors of a bundle on one queue; `None` for no tensors.
@@ -57,7 +56,7 @@ impl Place {
 /// Replaces every rank's tensors by their reduction over ranks (NcclAllReduce), by one collective: over the range that they fill, if
 /// each begins where the one before it ends; otherwise over a copy, made by one launch and taken apart by another. Each rank does what
 /// its own addresses ask for. Packing is fastest where tensors have multiples of 16 bytes. A
-/// [`DeviceGradientBuffer`](crate::DeviceGradientBuffer) needs neither: see [`all_reduce`](super::all_reduce).
+/// [`GradientBuffer`](crate::GradientBuffer<Cuda>) needs neither: see [`all_reduce`](super::all_reduce).
 ///
 /// # Errors
 /// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and those of
@@ -79,12 +78,12 @@ pub fn nccl_all_reduce(
         Place::InPlace(address) => {
             // SAFETY: the tensors are borrowed mutably, belong to this queue, and fill this range without a gap.
             let whole = unsafe { DeviceSliceMut::from_raw_parts(queue, address, dtype, len) };
-            comm.all_reduce(whole, op, scaling)
+            comm.all_reduce_scaled(whole, op, scaling)
         }
         Place::Packed(offsets) => {
             let mut packed = DeviceBuffer::allocate(queue, dtype, len)?;
             pack(packed.as_mut_slice(), &offsets, &views)?;
-            comm.all_reduce(packed.as_mut_slice(), op, scaling)?;
+            comm.all_reduce_scaled(&mut packed, op, scaling)?;
             unpack(tensors, packed.as_slice(), &offsets)
         }
     }

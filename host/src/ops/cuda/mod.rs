@@ -6,15 +6,12 @@
 //! No operation uses another. Those of [tensor parallelism](super::tensor_parallel) serve both kinds of memory and stand there.
 
 mod adasum;
-mod all_reduce;
 mod bundle;
 mod ordered;
 mod peers;
-pub mod send_recv;
 mod zero;
 
 pub use adasum::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo, StagedAdasum};
-pub use all_reduce::all_reduce;
 pub use bundle::{
     nccl_all_gather, nccl_all_gather_owned, nccl_all_reduce, nccl_reduce_scatter, nccl_reduce_scatter_owned,
 };

@@ -4,10 +4,11 @@
 //! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
 
 use crate::agreement::same_plan;
-use crate::buffer::DeviceGradientBuffer;
+use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{DeviceCommunicator, ReduceOp};
+use crate::comm::{Collectives, Communicator, Ranks, ReduceOp};
 use crate::error::{Error, Operation, Result};
+use crate::memory::Cuda;
 use crate::plan::zero::{View, partition, views_of};
 
 const OPERATION: Operation = Operation::ZeroPartition;
@@ -17,7 +18,7 @@ const OPERATION: Operation = Operation::ZeroPartition;
 /// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
 #[derive(Debug)]
 pub struct ZeroPartition<'c> {
-    comm: &'c dyn DeviceCommunicator,
+    comm: &'c dyn Communicator<Cuda>,
     fingerprint: u64,
     views: Vec<View>,
 }
@@ -28,7 +29,7 @@ impl<'c> ZeroPartition<'c> {
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
     /// ranks have other tensors; those of the communicator.
-    pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> Result<Self> {
+    pub fn new(comm: &'c dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
         let views = partition(table.segments(), table.shard_len(), table.world_size())?;
@@ -49,7 +50,7 @@ impl<'c> ZeroPartition<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::reduce_scatter_in_place`].
-    pub fn reduce_scatter(&self, gradients: &mut DeviceGradientBuffer, op: ReduceOp) -> Result<()> {
+    pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<Cuda>, op: ReduceOp) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
@@ -59,13 +60,13 @@ impl<'c> ZeroPartition<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`DeviceCommunicator::all_gather_in_place`].
-    pub fn all_gather(&self, parameters: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_gather(&self, parameters: &mut GradientBuffer<Cuda>) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(parameters)?;
         self.comm.all_gather_in_place(parameters.as_mut_slice())
     }
 
-    fn check(&self, buffer: &DeviceGradientBuffer) -> Result<()> {
+    fn check(&self, buffer: &GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() == self.fingerprint {
             return Ok(());
         }

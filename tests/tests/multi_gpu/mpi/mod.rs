@@ -12,7 +12,8 @@ mod reductions;
 mod streams;
 
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions, MpiPath};
-use gradsync::comm::{DeviceCommunicator, RawSlice};
+use gradsync::comm::{Communicator, Ranks};
+use gradsync::memory::RawSlice;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Random, vector};
 use gradsync_tests::oracle::Format;

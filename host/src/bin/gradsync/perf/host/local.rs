@@ -2,7 +2,7 @@
 //!
 //! They are held against the machine's memory, which carries all of them: a copy by all cores of as many bytes as memory has to move.
 
-use gradsync::comm::{Communicator, local};
+use gradsync::comm::{Ranks, local};
 
 use super::collectives::{self, HostBaseline, HostBaselines};
 use super::vectors::{Copy, slots};
