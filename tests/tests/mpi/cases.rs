@@ -76,8 +76,9 @@ impl Cases {
         self.stage = Instant::now();
     }
 
-    pub(crate) fn finish(self) -> ExitCode {
-        let (world_size, comm) = (self.world_size(), fresh());
+    /// Sums up what failed, over a communicator that nothing has happened on.
+    pub(crate) fn finish(self, comm: &MpiCommunicator) -> ExitCode {
+        let world_size = self.world_size();
         let mut failed = vec![self.failed as f64];
         let summed = comm.all_reduce(&mut failed, ReduceOp::Sum);
         if let Err(error) = &summed {

@@ -13,21 +13,21 @@ use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use crate::cases::{Cases, fresh};
 
 /// Who is stopped.
-const STOPPED: usize = 1;
+pub(crate) const STOPPED: usize = 1;
 /// More ranks than that share the cores of a small machine for too long.
-const MOST_RANKS: usize = 4;
+pub(crate) const MOST_RANKS: usize = 4;
 /// When it is stopped.
-const AFTER: Duration = Duration::from_millis(60);
+pub(crate) const AFTER: Duration = Duration::from_millis(60);
 /// A deadline, how long a process is stopped that outlasts it, and how long one is that goes on in time.
-const SHORT: Duration = Duration::from_millis(500);
-const STOP: Duration = Duration::from_millis(2000);
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+pub(crate) const STOP: Duration = Duration::from_millis(2000);
 const LONG: Duration = Duration::from_secs(20);
 const BREAK: Duration = Duration::from_millis(400);
 /// Elements that travel with a call, and of a call with the longest messages that ranks do not wait for without a deadline.
 const LENGTHS: [usize; 2] = [100, 1 << 19];
 
 /// Stops this process in a moment, and has it go on later.
-fn stop(how_long: Duration) -> Child {
+pub(crate) fn stop(how_long: Duration) -> Child {
     let (after, stop) = (AFTER.as_secs_f64(), how_long.as_secs_f64());
     let script = format!("sleep {after}; kill -STOP $PPID; sleep {stop}; kill -CONT $PPID");
     Command::new("sh").args(["-c", &script]).spawn().expect("a shell")
@@ -66,7 +66,7 @@ fn stopped_in(comm: MpiCommunicator, is_late: bool, step: Step<'_>) {
 
 /// It names the rank that was stopped; and others, if whoever waited for both was the first to give up.
 #[track_caller]
-fn is_timeout(outcome: &Result<()>) {
+pub(crate) fn is_timeout(outcome: &Result<()>) {
     let Err(Error::Comm(CommError::Timeout { missing, .. })) = outcome else { panic!("{outcome:?}") };
     assert!(missing.contains(&STOPPED), "{missing:?}");
 }

@@ -29,10 +29,12 @@
 //!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
 //! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
 //!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
+//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not come to [`MpiCommunicator::world`] in time, and the
+//!   job makes no other communicator of all.
 //! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
-//! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
-//! of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
+//! The first failure sticks, as everywhere. A communicator of all that has failed, or a group of which has, is not given back to MPI before the
+//! process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
 //! # Memory of one machine
 //!
@@ -62,6 +64,7 @@ pub mod device;
 mod enclosed;
 mod library;
 mod loan;
+mod making;
 mod meeting;
 mod member;
 mod paged;
@@ -76,7 +79,7 @@ use std::time::Duration;
 pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
-use self::channel::{Channel, Incoming, Outgoing};
+use self::channel::{Channel, Incoming, Outgoing, Tags};
 pub use self::library::MpiError;
 use self::loan::Neighbours;
 use self::meeting::Meeting;
@@ -104,12 +107,23 @@ impl MpiCommunicator {
     /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses.
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`] if a rank
+    /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
+    /// go on, and can be split.
     pub fn world() -> Result<Self> {
+        Self::world_within(DEFAULT_DEADLINE)
+    }
+
+    /// Like [`world`](Self::world), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
+    /// with [`with_deadline`](Self::with_deadline). Only MPI's own initialisation, if this is the first call, knows no deadline.
+    ///
+    /// # Errors
+    /// As [`world`](Self::world).
+    pub fn world_within(deadline: Duration) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
-        let channel = unsafe { Channel::duplicate(ffi::RSMPI_COMM_WORLD) }?;
-        Self::over(channel, DEFAULT_DEADLINE)
+        let channel = unsafe { making::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
+        Self::over(channel, deadline)
     }
 
     /// A duplicate of a communicator of [rsmpi], for programs that use MPI themselves; all its ranks have to call it. The program keeps
@@ -119,8 +133,8 @@ impl MpiCommunicator {
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
     pub fn from_rsmpi(original: &impl rsmpi::topology::Communicator) -> Result<Self> {
         library::Library::get()?;
-        // SAFETY: communicators of rsmpi are live for as long as they exist.
-        let channel = unsafe { Channel::duplicate(rsmpi::raw::AsRaw::as_raw(original)) }?;
+        // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
+        let channel = unsafe { making::duplicate(rsmpi::raw::AsRaw::as_raw(original), DEFAULT_DEADLINE) }?;
         Self::over(channel, DEFAULT_DEADLINE)
     }
 
@@ -135,6 +149,19 @@ impl MpiCommunicator {
     /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.
     pub fn abort(&self, code: i32) -> ! {
         self.meeting.channel().abort(code)
+    }
+
+    /// Finds tags that no group of these ranks has. Another thread of a rank, which splits another communicator, may take them first.
+    fn agree_on_tags(&self) -> Result<Tags> {
+        let channel = self.meeting.channel();
+        loop {
+            let free = self.gather(SetUp::Tags.call(), &[channel.free_tags().word()])?;
+            let tags = Tags::of_word(free.into_iter().max().unwrap_or_default());
+            let is_taken = channel.take_tags(tags)?;
+            if !self.gather(SetUp::Tags.call(), &[u64::from(is_taken)])?.contains(&0) {
+                return Ok(tags);
+            }
+        }
     }
 
     fn over(channel: Channel, deadline: Duration) -> Result<Self> {
@@ -256,6 +283,7 @@ impl MpiCommunicator {
 #[derive(Clone, Copy, Debug)]
 enum SetUp {
     Split,
+    Tags,
     Member,
     Map,
     Boards,
@@ -286,20 +314,17 @@ unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
 }
 
 impl Split for MpiCommunicator {
-    /// Keep what it gives: making it takes several rounds.
+    /// Keep what it gives: making it takes several rounds, and each group uses up two of MPI's tags (in Open MPI there are 2³¹).
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
-        let (rank, world_size) = (self.rank(), self.world_size());
+        let world_size = self.world_size();
         let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
         let all = self.gather(SetUp::Split.call(), &own)?;
         let wishes: Vec<&[u64]> = all.chunks_exact(own.len()).collect();
-        // MPI's colours and keys are small numbers: the first rank of a colour stands for it, and the place in order for the key.
-        let small = color.map(|color| wishes.iter().position(|wish| wish[..2] == [1, color]).unwrap_or(rank) as i32);
-        let mut order: Vec<usize> = (0..world_size).collect();
-        order.sort_by_key(|&rank| wishes[rank][2] as i64);
-        let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
-        let channel = self.meeting.channel().split(small, place)?;
-        channel.map(|channel| Self::over(channel, self.meeting.deadline())).transpose()
+        let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
+        members.sort_by_key(|&member| wishes[member][2] as i64);
+        let tags = self.agree_on_tags()?;
+        color.map(|_| Self::over(self.meeting.channel().among(&members, tags), self.meeting.deadline())).transpose()
     }
 }
 

@@ -227,6 +227,7 @@ impl Split for MpiDeviceCommunicator {
     /// With the queue and the options that this communicator was made with. Keep what it gives: making it takes several rounds, and
     /// pinned memory.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let _scope = scope::within(Operation::Split);
         let comm = self.comm.split(color, key)?;
         comm.map(|comm| Self::new(comm, &self.queue, self.options)).transpose()
     }
