@@ -9,8 +9,8 @@
 //!
 //! | transport | ranks | memory |
 //! |---|---|---|
-//! | [`local`] | threads of one process | [`Host`](crate::memory::Host) |
-//! | `mpi` (feature) | processes of an MPI job | [`Host`](crate::memory::Host) |
+//! | [`local`] | threads of one process | [`Host`] |
+//! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
@@ -176,6 +176,14 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// # Errors
     /// Those of every call.
     fn run(&self, collective: Collective<'_, M>) -> Result<()>;
+
+    /// Runs several collectives, at once where the transport can (a group of NCCL's), and else in order.
+    ///
+    /// # Errors
+    /// Those of every call.
+    fn run_all(&self, collectives: Vec<Collective<'_, M>>) -> Result<()> {
+        collectives.into_iter().try_for_each(|collective| self.run(collective))
+    }
 
     /// Sends to and receives from any number of peers at once (MPI_Isend, MPI_Irecv and MPI_Waitall, 3.7; a group of ncclSend and
     /// ncclRecv). Each transfer must meet its counterpart, of equal count and type, in a call of the peer, in order for each pair of ranks,

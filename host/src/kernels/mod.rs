@@ -1,11 +1,13 @@
 //! The operations on memory of one place: [`cpu`] on slices, `cuda` (feature `cuda`) on device memory.
 //!
-//! Both run the formulas of `gradsync_device::math`. Nothing here communicates.
+//! Both run the formulas of `gradsync_device::math`. [`KernelMemory`] has those that operations use on either memory. Nothing here communicates.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod memory;
 
+pub use self::memory::KernelMemory;
 use crate::error::{Error, Result, same_len};
 
 /// Whether tensors may share elements of an arena: harmless where it is read, a race of launches where it is written.

@@ -45,6 +45,10 @@ impl Memory for Cuda {
         data.range(range)
     }
 
+    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short> {
+        data
+    }
+
     fn as_slice<'a>(data: &'a DeviceSliceMut<'_>) -> DeviceSlice<'a> {
         data.as_slice()
     }

@@ -73,6 +73,9 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// The elements of a range; panics as slicing does when it is out of bounds.
     fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_>;
 
+    /// The same elements, borrowed for less long.
+    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short>;
+
     /// The elements, to read.
     fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a>;
 

@@ -114,7 +114,7 @@ pub struct StepReport {
 /// is clipped: an optimizer that should, does.
 ///
 /// ```
-/// use gradsync::comm::{Communicator, local};
+/// use gradsync::comm::{Ranks, local};
 /// use gradsync::ops::AdasumOptions;
 /// use gradsync::train::{Reduction, Sgd, SgdOptions, StepOutcome, Stepper};
 /// use gradsync::{DType, GradientBuffer};

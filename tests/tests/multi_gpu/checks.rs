@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use gradsync::comm::{Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::memory::Cuda;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;

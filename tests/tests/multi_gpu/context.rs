@@ -9,7 +9,7 @@ use gradsync::bootstrap::{Launch, Member, Rendezvous, Secret};
 use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::{Collectives, Ranks};
 use gradsync::driver::Queue;
 
 use crate::Suite;

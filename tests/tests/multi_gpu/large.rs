@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;
 use gradsync::memory::RawSlice;

@@ -1,6 +1,6 @@
 //! The shortest way through everything: a communicator, an all-reduce, Adasum.
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;
 use gradsync::ops::AdasumOptions;
 use gradsync::ops::cuda::Adasum;

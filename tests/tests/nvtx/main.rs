@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::Ranks;
 use gradsync::nvtx;
 use gradsync::ops::send_recv::{Bundle, Expected, SendRecv, WireTensorMut, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;

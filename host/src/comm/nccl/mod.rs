@@ -223,7 +223,7 @@ impl NcclCommunicator {
         self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
         let (reduction, after) = self.reduction(op, input.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
+        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
     }
@@ -240,7 +240,7 @@ impl NcclCommunicator {
         self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
         let (reduction, after) = self.reduction(op, output.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, output, after) }
     }
@@ -256,7 +256,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
         let primitives = group::all_gather(input, output, (self.rank(), self.world()));
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, primitives) }
+        unsafe { self.submit_one(queue, call, primitives) }
     }
 
     /// [`all_to_all`](super::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
@@ -273,7 +273,7 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllToAll, input.len, input.dtype);
         let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, primitives) }
+        unsafe { self.submit_one(queue, call, primitives) }
     }
 
     /// [`broadcast`](super::Collectives::broadcast) on raw memory.
@@ -288,7 +288,7 @@ impl NcclCommunicator {
         self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::Broadcast { data, root }]) }
+        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
     }
 
     /// # Safety
@@ -303,7 +303,7 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn run(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
+    unsafe fn submit_one(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
         let primitives = if call.len == 0 { &[] } else { primitives.as_ref() };
         // SAFETY: the caller's promise.
         unsafe { self.submit(queue, &[call], primitives) }
@@ -369,7 +369,7 @@ impl NcclCommunicator {
         let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
         // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered behind.
         unsafe {
-            self.run(queue, call, [primitive])?;
+            self.submit_one(queue, call, [primitive])?;
             scale_in_place(queue, output.into(), rest * after)
         }
     }
@@ -495,6 +495,18 @@ impl Communicator<Cuda> for NcclCommunicator {
                 unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
             }
         }
+    }
+
+    fn run_all(&self, collectives: Vec<Collective<'_, Cuda>>) -> Result<()> {
+        let mut group = self.group();
+        if !collectives.iter().all(|collective| group.takes(collective)) {
+            return collectives.into_iter().try_for_each(|collective| self.run(collective));
+        }
+        for collective in collectives {
+            let operation = collective.operation();
+            self.refused(operation, group.add_collective(collective))?;
+        }
+        group.submit()
     }
 
     fn exchange(

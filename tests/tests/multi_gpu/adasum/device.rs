@@ -2,7 +2,7 @@
 //!
 //! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
 
-use gradsync::comm::{Collectives, Communicator, Ranks};
+use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::Adasum;

@@ -5,7 +5,7 @@
 //! one rank.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
+use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};

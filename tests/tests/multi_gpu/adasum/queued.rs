@@ -2,8 +2,8 @@
 //! those of reductions that are waited for one by one.
 
 use gradsync::GradientBuffer;
+use gradsync::comm::Communicator;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Collectives, Communicator, Ranks};
 use gradsync::driver::DeviceBuffer;
 use gradsync::kernels::cuda::cast;
 use gradsync::memory::Cuda;

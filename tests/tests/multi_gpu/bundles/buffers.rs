@@ -1,9 +1,9 @@
 //! Gradient buffers: the all-reduce of a whole arena, and a training step that is shared out over ranks.
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::memory::Cuda;
+use gradsync::ops::ZeroPartition;
 use gradsync::ops::all_reduce_scaled as all_reduce;
-use gradsync::ops::cuda::ZeroPartition;
 use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype, patterns_of, write};
 use gradsync_tests::inputs::Random;

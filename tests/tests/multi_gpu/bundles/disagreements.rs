@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce, ZeroPartition};
+use gradsync::ops::ZeroPartition;
+use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Nodes};
 use gradsync::{DType, Error, GradientBuffer, Result};
 

@@ -1,6 +1,6 @@
 //! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks reach.
 
-use gradsync::comm::{Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::PeerAllReduce;

@@ -1,7 +1,6 @@
 //! The raw calls: reductions of integers, exactly, and moves of bytes.
 
 use gradsync::DataType;
-use gradsync::comm::Ranks;
 use gradsync::comm::ReduceOp;
 use gradsync::memory::RawSlice;
 use gradsync_tests::inputs::Random;

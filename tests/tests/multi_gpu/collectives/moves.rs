@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use gradsync::comm::{Collectives, CommError, Ranks};
+use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;

@@ -2,7 +2,7 @@
 //! that each case makes its own.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp, Scaling};
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;

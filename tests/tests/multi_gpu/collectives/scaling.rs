@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use gradsync::comm::{Collectives, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 

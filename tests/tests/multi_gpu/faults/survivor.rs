@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, Operation, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, Error};
 

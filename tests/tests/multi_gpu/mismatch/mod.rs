@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, DType, Error};
 use gradsync_tests::array::Array;

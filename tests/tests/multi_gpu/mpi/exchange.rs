@@ -1,6 +1,6 @@
 //! Transfers between devices: any number at once, of any type and length, whatever the order in which ranks come to them.
 
-use gradsync::comm::{Collectives, CommError, Ranks};
+use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
 use gradsync::memory::RawSlice;
 use gradsync::{DataType, Error};

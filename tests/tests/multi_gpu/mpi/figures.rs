@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gradsync::DType;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;
 
 use crate::context::Context;

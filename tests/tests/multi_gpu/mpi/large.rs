@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::memory::RawSlice;
 use gradsync::{DType, DataType, bf16};

@@ -4,7 +4,7 @@
 use gradsync::GradientBuffer;
 use gradsync::comm::groups::Groups;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{AdasumAllReduce, ReduceAlgo, StagedAdasum};

@@ -1,6 +1,6 @@
 //! Reductions on device memory give the bits that they give on the host's, over the same MPI; with factors, those of one rounding.
 
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::collectives::ours;
 use gradsync_tests::inputs::edges;

@@ -2,7 +2,7 @@
 //! and memory may be used again at once. Copies on the device keep queues busy, so that a missing order shows.
 
 use gradsync::DType;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
 
 use super::Cases;

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use gradsync::Result;
-use gradsync::comm::{Communicator, Ranks};
+use gradsync::comm::Communicator;
 use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, TensorOp,

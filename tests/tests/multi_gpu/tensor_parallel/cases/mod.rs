@@ -11,7 +11,7 @@ mod refusals;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use gradsync::Result;
-use gradsync::comm::{Communicator, Ranks};
+use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{

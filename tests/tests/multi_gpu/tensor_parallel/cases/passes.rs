@@ -8,7 +8,7 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::assert_within;
 use gradsync_tests::tolerance::transport::{Factor, ScaledSum};
 
-use super::{GATHERS, IDENTITIES, Ranks, SCATTERS, SUMS, Seen, bits, integers};
+use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, Seen, bits, integers};
 
 const TAILS: [&[usize]; 4] = [&[], &[1], &[7], &[3, 5]];
 

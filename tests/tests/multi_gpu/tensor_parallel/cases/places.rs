@@ -12,7 +12,7 @@ use gradsync::{DType, Error, Result};
 use gradsync_tests::array::{Array, patterns_of};
 use gradsync_tests::oracle::Format;
 
-use super::{GATHERS, IDENTITIES, Ranks, SCATTERS, SUMS, bits, integers};
+use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, bits, integers};
 
 fn address(tensor: &DeviceTensor) -> u64 {
     tensor.as_slice().address()

@@ -8,7 +8,7 @@ use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipelin
 use gradsync::{Error, Result};
 use gradsync_tests::oracle::Format;
 
-use super::{GATHERS, Ranks, SCATTERS, SUMS, bits};
+use super::{GATHERS, SCATTERS, SUMS, bits};
 
 fn ones(ranks: &RankContext<'_>, format: Format, shape: &[usize]) -> DeviceTensor {
     ranks.tensor(format, &vec![1.0; shape.iter().product()], shape)

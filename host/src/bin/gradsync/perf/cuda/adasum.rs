@@ -3,7 +3,7 @@
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Communicator, Ranks, ReduceOp};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, StagedAdasum};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{self, Call, Collectives, Communicator, Ranks, local};
+use gradsync::comm::{self, Call, Communicator, Ranks, local};
 use gradsync::driver::{Graph, Queue};
 
 use super::adasum::{self, Reduction};

@@ -8,7 +8,7 @@ use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
-use crate::memory::Cuda;
+use crate::memory::{Host, Memory};
 use crate::plan::zero::{View, partition, views_of};
 
 const OPERATION: Operation = Operation::ZeroPartition;
@@ -17,19 +17,19 @@ const OPERATION: Operation = Operation::ZeroPartition;
 ///
 /// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
 #[derive(Debug)]
-pub struct ZeroPartition<'c> {
-    comm: &'c dyn Communicator<Cuda>,
+pub struct ZeroPartition<'c, M: Memory = Host> {
+    comm: &'c dyn Communicator<M>,
     fingerprint: u64,
     views: Vec<View>,
 }
 
-impl<'c> ZeroPartition<'c> {
+impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
     /// ranks have other tensors; those of the communicator.
-    pub fn new(comm: &'c dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> Result<Self> {
+    pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
         let views = partition(table.segments(), table.shard_len(), table.world_size())?;
@@ -50,7 +50,7 @@ impl<'c> ZeroPartition<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
-    pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<Cuda>, op: ReduceOp) -> Result<()> {
+    pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<M>, op: ReduceOp) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
@@ -60,13 +60,13 @@ impl<'c> ZeroPartition<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
-    pub fn all_gather(&self, parameters: &mut GradientBuffer<Cuda>) -> Result<()> {
+    pub fn all_gather(&self, parameters: &mut GradientBuffer<M>) -> Result<()> {
         let _scope = scope::within(OPERATION);
         self.check(parameters)?;
         self.comm.all_gather_in_place(parameters.as_mut_slice())
     }
 
-    fn check(&self, buffer: &GradientBuffer<Cuda>) -> Result<()> {
+    fn check(&self, buffer: &GradientBuffer<M>) -> Result<()> {
         if buffer.table().fingerprint() == self.fingerprint {
             return Ok(());
         }
