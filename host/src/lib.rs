@@ -32,6 +32,7 @@ pub mod comm;
 pub mod docs;
 pub mod dtype;
 pub mod error;
+pub mod groups;
 pub mod kernels;
 pub mod memory;
 pub mod nvtx;
@@ -46,11 +47,11 @@ pub mod driver;
 pub mod sys;
 
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, DataType, Element};
+pub use dtype::{DType, DataType};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use memory::{TensorView, TensorViewMut};
-pub use slice::{Slice, SliceMut};
+pub use slice::{Element, Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]

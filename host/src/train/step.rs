@@ -8,8 +8,9 @@
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, Value, agree, all_prepared};
+use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;

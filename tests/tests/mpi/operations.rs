@@ -1,9 +1,9 @@
 //! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::groups::Groups;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split, local};
+use gradsync::groups::Groups;
 use gradsync::ops::{
     AdasumOptions, Algorithm, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
 };

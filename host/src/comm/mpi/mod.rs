@@ -80,7 +80,6 @@ pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
 use self::channel::{Channel, Incoming, Outgoing, Tags};
-pub use self::library::MpiError;
 use self::loan::Neighbours;
 use self::meeting::Meeting;
 use self::point_to_point::Half;
@@ -89,6 +88,7 @@ use super::collective::check_peer;
 use super::reduction::Reduction;
 use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
 use crate::call::scope;
+pub use crate::error::MpiError;
 use crate::error::{Call, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};

@@ -3,7 +3,8 @@
 //! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
 
 use super::{HostTensor, Tensor, TensorOp};
-use crate::agreement::{Plan, Value, agree_once};
+use crate::agreement::{Plan, agree_once};
+use crate::call::Value;
 use crate::call::{Pass, scope};
 use crate::comm::Communicator;
 use crate::dtype::DType;

@@ -2,11 +2,16 @@
 //!
 //! They borrow; nothing here owns data, or knows an operation.
 
+mod element;
+
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::dtype::{DType, Element};
+pub use self::element::Element;
+pub(crate) use self::element::{storage, storage_mut};
+
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A borrowed slice of any of the four dtypes.

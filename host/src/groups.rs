@@ -5,7 +5,7 @@
 //! Nothing is reduced here.
 //!
 //! ```
-//! use gradsync::comm::groups::Groups;
+//! use gradsync::groups::Groups;
 //! use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
 //! use gradsync::plan::groups::{GroupKind, Sizes};
 //!
@@ -33,9 +33,10 @@
 
 use std::cell::OnceCell;
 
-use super::{Ranks, Split};
-use crate::agreement::{Plan, Value, agree};
+use crate::agreement::{Plan, agree};
+use crate::call::Value;
 use crate::call::scope;
+use crate::comm::{Ranks, Split};
 use crate::error::{Error, Operation, Result};
 use crate::plan::groups::{GroupKind, Sizes, Topology};
 
