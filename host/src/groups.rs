@@ -26,7 +26,6 @@
 //!     }
 //!     Ok((gradients[0], activation[0]))
 //! })?;
-//! let outcomes: Vec<_> = outcomes.into_iter().map(|outcome| outcome.expect("no rank panicked")).collect::<Result<_, _>>()?;
 //! assert_eq!(outcomes, [(1.0, 10.0), (1.0, 11.0), (5.0, 10.0), (5.0, 11.0)]);
 //! # Ok::<(), gradsync::Error>(())
 //! ```

@@ -24,7 +24,7 @@
 //!
 //! | made by | with another deadline |
 //! |---|---|
-//! | [`local::run`], [`local::group`] | [`local::run_with_deadline`], [`local::group_with_deadline`] |
+//! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |

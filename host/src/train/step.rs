@@ -121,7 +121,7 @@ pub struct StepReport {
 /// use gradsync::{DType, GradientBuffer};
 ///
 /// let train = |reduction| {
-///     let ranks = local::run(2, |comm| {
+///     local::run(2, |comm| {
 ///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
@@ -130,8 +130,7 @@ pub struct StepReport {
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
 ///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
-///     })?;
-///     ranks.into_iter().map(|rank| rank.expect("no rank panicked")).collect::<gradsync::Result<Vec<_>>>()
+///     })
 /// };
 /// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
 /// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);

@@ -89,7 +89,7 @@ fn reductions(bytes: usize, title: &dyn Fn(&str) -> String) {
 fn adasum(ranks: usize, bytes: usize) {
     for dtype in [DType::F32, DType::BF16] {
         let len = bytes / dtype.size_bytes();
-        let figures = local::run(ranks, |comm| {
+        let figures = local::run_each(ranks, |comm| {
             let mut buffer = filled_for(dtype, ranks, len);
             // One rank measures; the others wait for it while it copies.
             let mut copy = (comm.rank() == 0).then(|| Copy::new(ranks * bytes));

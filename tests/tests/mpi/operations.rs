@@ -57,7 +57,7 @@ fn nodes(cases: &mut Cases) {
             cases.check(&what, |comm| {
                 let how = (within_node, AdasumOptions { algorithm, ..AdasumOptions::default() });
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
-                let ranks = local::run(world_size, |comm| over_threads(&comm));
+                let ranks = local::run_each(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
                 for &memory in Memory::ALL {
                     let got = across_nodes(comm, memory, per_node, kind, how);
@@ -83,7 +83,7 @@ fn nodes(cases: &mut Cases) {
                 all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
                 (adasum, patterns_of(buffer.as_slice()))
             };
-            let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
+            let mut ranks = local::run_each(world_size, |comm| run(&comm, Memory::Own)).unwrap();
             let expected = ranks.swap_remove(rank).expect("no rank panicked");
             for &memory in Memory::ALL {
                 assert!(run(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");
