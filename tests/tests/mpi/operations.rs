@@ -11,7 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::transfers;
+use gradsync_tests::{tensors, transfers};
 
 use crate::adasum::Memory;
 use crate::cases::{Cases, fresh};
@@ -33,6 +33,10 @@ pub(crate) fn run(cases: &mut Cases) {
         });
     }
     cases.done("send and recv");
+    for case in tensors::ALL {
+        cases.check(case.name, |comm| (case.run)(comm));
+    }
+    cases.done("tensors");
     nodes(cases);
     groups(cases);
 }
