@@ -146,9 +146,9 @@ pub enum Operation {
     TrainingStep,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
-    NcclAllReduce(ReduceOp),
-    NcclAllGather,
-    NcclReduceScatter(ReduceOp),
+    AllReduceTensors(ReduceOp),
+    AllGatherTensors,
+    ReduceScatterTensors(ReduceOp),
     /// Bundles of tensors to and from any number of peers.
     ExchangeBundles,
     RunSchedule,
@@ -190,9 +190,9 @@ impl Operation {
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
             Operation::ZeroPartition => "ZeRO partition",
-            Operation::NcclAllReduce(_) => "nccl_all_reduce",
-            Operation::NcclAllGather => "nccl_all_gather",
-            Operation::NcclReduceScatter(_) => "nccl_reduce_scatter",
+            Operation::AllReduceTensors(_) => "all_reduce_tensors",
+            Operation::AllGatherTensors => "all_gather_tensors",
+            Operation::ReduceScatterTensors(_) => "reduce_scatter_tensors",
             Operation::ExchangeBundles => "exchange",
             Operation::RunSchedule => "run_schedule",
             Operation::RunStage => "run_stage",
@@ -213,8 +213,8 @@ impl fmt::Display for Operation {
             Operation::AllReduce(op)
             | Operation::ReduceScatter(op)
             | Operation::OrderedAllReduce(op)
-            | Operation::NcclAllReduce(op)
-            | Operation::NcclReduceScatter(op) => write!(f, "({op})"),
+            | Operation::AllReduceTensors(op)
+            | Operation::ReduceScatterTensors(op) => write!(f, "({op})"),
             Operation::ScaledAllReduce { op, before, after } => {
                 write!(f, "({op}, scaled by {before:?} before and {after:?} after)")
             }

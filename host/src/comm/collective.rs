@@ -227,14 +227,14 @@ impl Operands<'_> {
         self.output().2
     }
 
-    /// The bytes of the input and of the output, which are the same ones or have none in common.
-    pub(super) fn bytes(&mut self) -> (*const [u8], &mut [u8]) {
+    /// The bytes of the input, to read, and of the output, which are the same ones or have none in common; borrowed as the operands are.
+    pub(super) fn raw_bytes(&mut self) -> (*const [u8], *mut [u8]) {
         match self {
             Self::InPlace(data) => {
-                let bytes = data.reborrow().as_bytes_mut();
-                (std::ptr::from_ref(bytes), bytes)
+                let bytes: *mut [u8] = data.reborrow().as_bytes_mut();
+                (bytes.cast_const(), bytes)
             }
-            Self::Apart { input, output } => (std::ptr::from_ref(input.as_bytes()), output.reborrow().as_bytes_mut()),
+            Self::Apart { input, output } => (input.as_bytes(), output.reborrow().as_bytes_mut()),
         }
     }
 }

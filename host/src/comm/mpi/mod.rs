@@ -230,17 +230,20 @@ impl MpiCommunicator {
     fn run_reduce_scatter(&self, call: Call, mut operands: Operands<'_>, op: ReduceOp) -> Result<()> {
         let (reduction, bytes) = (Reduction::new(operands.dtype(), op), call.bytes());
         let is_in_place = matches!(operands, Operands::InPlace(_));
-        let (input, output) = operands.bytes();
-        let output = if is_in_place { &mut output[self.rank() * bytes..][..bytes] } else { output };
+        let (input, output) = operands.raw_bytes();
+        let begin = if is_in_place { self.rank() * bytes } else { 0 };
+        let shard = output.cast::<u8>().wrapping_add(begin);
         if self.meeting.encloses(bytes) {
-            // SAFETY: the memory of the input, borrowed by the operands.
+            // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
             let input = unsafe { &*input };
             let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
-            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, output);
+            // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
+            let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
+            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, shard);
         }
         let transfer = self.agree(call)?;
         // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
-        unsafe { transfer.reduce_scatter(reduction, input.cast(), output.as_mut_ptr(), call.len) }
+        unsafe { transfer.reduce_scatter(reduction, input.cast(), shard, call.len) }
     }
 
     fn run_all_gather(&self, call: Call, operands: Operands<'_>) -> Result<()> {
