@@ -7,6 +7,7 @@ pub use gradsync_device::abi::{DType, UnknownDType};
 /// [`Bool`](Self::Bool), which are moved and never reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the variants are the types
+#[non_exhaustive]
 pub enum DataType {
     F64,
     F32,

@@ -32,6 +32,7 @@ impl fmt::Display for ReduceOp {
 
 /// How the ranks' vectors are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
     /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
@@ -47,6 +48,7 @@ pub enum Algorithm {
 
 /// What shares one set of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Granularity {
     /// Each tensor on its own ("per layer"), as upstream has it.
     #[default]
@@ -66,6 +68,7 @@ pub struct AdasumOptions {
 
 /// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum WithinNode {
     /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
     /// dtype.

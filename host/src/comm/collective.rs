@@ -65,6 +65,7 @@ pub enum Operands<'a, M: Memory = Host> {
 
 /// A call of a collective.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Collective<'a, M: Memory = Host> {
     /// The reduction of all ranks' inputs, on every rank; operands have one length.
     AllReduce {

@@ -172,6 +172,7 @@ impl std::error::Error for Disagreement {}
 
 /// How a rank came to be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Departure {
     /// It dropped its communicator, by returning early for example.
     Left,

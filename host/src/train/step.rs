@@ -29,6 +29,7 @@ const DELTAS: (&str, &str) = (
 
 /// What ranks join in a step, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reduction {
     /// The mean of all ranks' gradients; every optimizer sees the same.
     Mean,
@@ -62,6 +63,7 @@ impl From<Reduction> for StepOptions {
 /// How a step ended. The same on every rank.
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StepOutcome {
     /// The weights have moved.
     Applied,
@@ -88,6 +90,7 @@ pub enum StepOutcome {
 /// ```
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct StepReport {
     /// How it ended.
     pub outcome: StepOutcome,

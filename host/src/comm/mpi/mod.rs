@@ -16,22 +16,22 @@
 //! 7.4.2) and never meet the caller's own.
 //!
 //! Ranks compare their calls before data move, in two rounds, so that all go on or none does; collectives of few data inside of a loan
-//! ([`AddressSpace`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
+//! ([`SharedWindows`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
 //! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
 //! data take two or three rounds of messages behind; those of reduce-scatter, and of all-reduce from three ranks on, go through the memory of
 //! one machine in chunks instead, up to some hundred ranks.
 //!
 //! # What fails how
 //!
-//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`], with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`] on the others.
-//! * A rank that does not come is [`CommError::Timeout`]; one that dropped its communicator, or whose process is gone, is no different:
-//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
-//! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
+//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
+//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the others.
+//! * A rank that does not come is [`CommError::Timeout`](crate::CommError::Timeout); one that dropped its communicator, or whose process is gone, is no different:
+//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, as where a process is stopped: messages are pieces in memory of this
 //!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
 //! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not come to [`MpiCommunicator::world`] in time, and the
 //!   job makes no other communicator of all.
-//! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * What MPI refuses is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
 //! The first failure sticks, as everywhere. A communicator of all that has failed, or a group of which has, is not given back to MPI before the
 //! process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
@@ -43,7 +43,7 @@
 //! talk as ranks of several machines.
 //!
 //! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that is stopped while memory is lent
+//! are: ranks lend each other windows of them ([`SharedWindows`]) instead of sending copies. A process that is stopped while memory is lent
 //! is a timeout to the others, which take their memory back: they go on with a copy at the same address, and the stopped one with the old file.
 //! Only a part of a buffer, lent alone, cannot be taken back: a rank that still uses that a deadline after a failure ends the job.
 //!
@@ -107,7 +107,7 @@ impl MpiCommunicator {
     /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`] if a rank
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`](crate::CommError::Timeout) if a rank
     /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
     /// go on, and can be split.
     pub fn world() -> Result<Self> {
