@@ -133,7 +133,7 @@ impl flags::Bench {
 fn build(setup: &flags::Setup) -> Result<PathBuf> {
     Toolchain::new(setup).provide(&[Need::CCompiler])?;
     let features = if toolchain::mpi::is_here() { "cuda,mpi" } else { "cuda" };
-    let package = ["--package", "gradsync", "--bin", "gradsync", "--features", features];
+    let package = ["--package", "gradsync-cli", "--bin", "gradsync", "--features", features];
     bundle::executable(libcuda::linked(Cmd::cargo("build").arg("--release").args(package))?, "gradsync")
 }
 

@@ -89,7 +89,7 @@ const BUILDS: [(&str, Build); 5] = [
     (MULTI_GPU, build_multi_gpu),
     ("bandwidth", || executable(libcuda::linked(tests("bench").args(["--bench", "bandwidth"]))?, "bandwidth")),
     ("gradsync", || {
-        let program = ["--package", "gradsync", "--features", "cuda", "--bin", "gradsync"];
+        let program = ["--package", "gradsync-cli", "--features", "cuda", "--bin", "gradsync"];
         executable(libcuda::linked(Cmd::cargo("build").arg("--release").args(program))?, "gradsync")
     }),
     ("xtask", || executable(Cmd::cargo("build").args(["--release", "--package", "xtask", "--bin", "xtask"]), "xtask")),

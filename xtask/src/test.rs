@@ -214,23 +214,16 @@ enum Links {
     Both,
 }
 
-/// Every feature set that somebody builds.
+/// Every feature set that somebody builds: the features, of all packages or of some.
 const FEATURE_SETS: [(&[&str], Links); 7] = [
     (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
-    (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
+    (&["--package", "gradsync"], Links::Nothing),
     (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
-    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Driver),
     (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
-    (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
+    (&["--workspace", "--features", "gradsync-tests/prepared,gradsync-tests/cuda,gradsync-cli/cuda"], Links::Driver),
+    (&["--workspace", "--features", "gradsync-tests/mpi,gradsync-cli/mpi"], Links::Mpi),
     (
-        &[
-            "--package",
-            "gradsync",
-            "--package",
-            "gradsync-tests",
-            "--features",
-            "gradsync-tests/cuda,gradsync-tests/mpi",
-        ],
+        &["--workspace", "--features", "gradsync-tests/cuda,gradsync-tests/mpi,gradsync-cli/cuda,gradsync-cli/mpi"],
         Links::Both,
     ),
 ];
@@ -263,7 +256,7 @@ fn docs() -> Result<Outcome> {
     if toolchain::mpi::is_here() {
         libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]))?.run()?;
     }
-    passed(doc(&["--package", "gradsync-device"]).run())
+    passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
 fn tests() -> Result<Outcome> {
@@ -286,7 +279,7 @@ fn tests() -> Result<Outcome> {
 /// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it. Its library has the
 /// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
-    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda,nvtx", "--bin", "gradsync"]);
+    let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
     let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;

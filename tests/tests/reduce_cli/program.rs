@@ -27,7 +27,7 @@ fn build() -> PathBuf {
     let profile = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
     let target = profile.parent().expect("the profile's folder lies in the target folder");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "gradsync", "--bin", "gradsync", "--target-dir"]).arg(target);
+    cargo.args(["build", "--quiet", "--package", "gradsync-cli", "--bin", "gradsync", "--target-dir"]).arg(target);
     if cfg!(feature = "mpi") {
         cargo.args(["--features", "mpi"]);
     }
@@ -43,7 +43,7 @@ fn build() -> PathBuf {
     let binary = profile.join(format!("gradsync{}", std::env::consts::EXE_SUFFIX));
     assert!(
         status.success() && binary.is_file(),
-        "the program is not at {} and `cargo build --package gradsync --bin gradsync` ended with {status}; \
+        "the program is not at {} and `cargo build --package gradsync-cli --bin gradsync` ended with {status}; \
          build it, or set GRADSYNC_BINARY",
         binary.display()
     );

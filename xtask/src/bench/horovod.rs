@@ -116,7 +116,7 @@ pub(super) fn run(flags: &flags::Bench) -> Result<()> {
 
 /// The program, built for MPI alone.
 fn gradsync() -> Result<PathBuf> {
-    let package = ["--package", "gradsync", "--bin", "gradsync", "--features", "mpi"];
+    let package = ["--package", "gradsync-cli", "--bin", "gradsync", "--features", "mpi"];
     bundle::executable(Cmd::cargo("build").arg("--release").args(package), "gradsync")
 }
 

@@ -62,12 +62,11 @@ impl Machine {
             Ok(gpus) => (gpus, None),
             Err(reason) => (Vec::new(), Some(reason)),
         };
-        let optional =
+        let features =
             [("cuda", cfg!(feature = "cuda")), ("mpi", cfg!(feature = "mpi")), ("nvtx", cfg!(feature = "nvtx"))];
-        let features = [("cli", true)].into_iter().chain(optional);
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            features: features.filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect(),
+            features: features.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect(),
             cpu: Cpu { threads: std::thread::available_parallelism().map_or(1, usize::from), features: cpu_features() },
             driver: Found::library(
                 &["libcuda.so.1"],

@@ -10,9 +10,7 @@ use gradsync::comm::mpi::rsmpi::collective::{
 use gradsync::comm::mpi::rsmpi::ffi::MPI_Datatype;
 use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
 use gradsync::comm::mpi::rsmpi::traits::*;
-
-use gradsync::DType;
-use half::{bf16, f16};
+use gradsync::{DType, bf16, f16};
 
 use crate::perf::PerfError;
 use crate::perf::host::collectives::HostBaseline;
