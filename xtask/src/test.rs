@@ -214,16 +214,28 @@ enum Links {
     Both,
 }
 
-/// Every feature set that somebody builds: the features, of all packages or of some.
-const FEATURE_SETS: [(&[&str], Links); 7] = [
-    (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
-    (&["--package", "gradsync"], Links::Nothing),
-    (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
-    (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
-    (&["--workspace", "--features", "gradsync-tests/prepared,gradsync-tests/cuda,gradsync-cli/cuda"], Links::Driver),
-    (&["--workspace", "--features", "gradsync-tests/mpi,gradsync-cli/mpi"], Links::Mpi),
+/// Every feature set that somebody builds: of some packages, or of all members that have the features.
+const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
+    (&[], &["gradsync-tests/prepared"], Links::Nothing),
+    (&["gradsync"], &[], Links::Nothing),
+    (&["gradsync"], &["cuda"], Links::Driver),
+    (&["gradsync-tests"], &["demo"], Links::Nothing),
     (
-        &["--workspace", "--features", "gradsync-tests/cuda,gradsync-tests/mpi,gradsync-cli/cuda,gradsync-cli/mpi"],
+        &[],
+        &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
+        Links::Driver,
+    ),
+    (&[], &["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"], Links::Mpi),
+    (
+        &[],
+        &[
+            "gradsync-tests/cuda",
+            "gradsync-tests/mpi",
+            "gradsync-cli/cuda",
+            "gradsync-cli/mpi",
+            "gradsync-bench/cuda",
+            "gradsync-bench/mpi",
+        ],
         Links::Both,
     ),
 ];
@@ -231,8 +243,11 @@ const FEATURE_SETS: [(&[&str], Links); 7] = [
 fn clippy() -> Result<Outcome> {
     let has_mpi = toolchain::mpi::is_here();
     let mut left_out = 0;
-    for (features, links) in FEATURE_SETS {
-        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
+    for (packages, features, links) in FEATURE_SETS {
+        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
+        let cmd = if packages.is_empty() { cmd.arg("--workspace") } else { cmd };
+        let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
+        let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
             Links::Driver => libcuda::linked(cmd)?.run()?,

@@ -4,7 +4,8 @@ use clap::Args;
 use libloading::Library;
 use serde::Serialize;
 
-use crate::{Listener, text};
+use gradsync_cli::messages::Listener;
+use gradsync_cli::text;
 
 /// The arguments of `gradsync info`.
 #[derive(Args)]

@@ -9,7 +9,7 @@ use std::io;
 use serde_json::ser::{CompactFormatter, Formatter};
 
 /// A name in a line of text: of one line, whatever it holds.
-pub(crate) fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
+pub fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
     let name = name.as_ref();
     match name.to_str() {
         // Combining characters stay, and so do apostrophes.
@@ -23,7 +23,7 @@ pub(crate) fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
 }
 
 /// Several lines without control characters.
-pub(crate) fn printable(lines: &str) -> Cow<'_, str> {
+pub fn printable(lines: &str) -> Cow<'_, str> {
     replaced(
         lines,
         |character| is_hidden(character) && character != '\n',
@@ -32,7 +32,7 @@ pub(crate) fn printable(lines: &str) -> Cow<'_, str> {
 }
 
 /// A document in JSON without control characters: those that JSON would let stand can only be in strings, where they become its escapes.
-pub(crate) fn printable_json(json: &str) -> Cow<'_, str> {
+pub fn printable_json(json: &str) -> Cow<'_, str> {
     replaced(
         json,
         |character| is_hidden(character) && !character.is_ascii_whitespace(),
@@ -55,7 +55,7 @@ fn replaced(text: &str, is_wanted: impl Fn(char) -> bool, by: impl Fn(char) -> S
 }
 
 /// JSON on one line without control characters.
-pub(crate) struct PrintableJson;
+pub struct PrintableJson;
 
 impl Formatter for PrintableJson {
     fn write_string_fragment<W: io::Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {

@@ -22,7 +22,7 @@ pub(crate) use self::header::HeaderLimits;
 use self::header::{Entry, HeaderError};
 pub(crate) use self::tensors::{Tensor, Tensors};
 pub(crate) use self::writer::write_header;
-use crate::text::shown;
+use gradsync_cli::text::shown;
 
 /// What is wrong with a file, always by its path.
 #[derive(Debug, thiserror::Error)]

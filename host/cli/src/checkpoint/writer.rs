@@ -8,7 +8,7 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::value::RawValue;
 
 use super::tensors::Tensor;
-use crate::output::{OutputError, OutputFile};
+use gradsync_cli::output::{OutputError, OutputFile};
 
 /// Writes the header of a file of these tensors, in this order; their bytes follow in the same.
 pub(crate) fn write_header<'a, T: Iterator<Item = Tensor<'a>>>(

@@ -23,15 +23,35 @@ const MOST_LINKS: usize = 40;
 
 /// Why an output was refused or could not be written, always by its path.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OutputError {
+pub enum OutputError {
+    /// The system's refusal.
     #[error("{}: {source}", name(path))]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// The output, as the user called it; so in all variants.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A folder, where a file was wanted.
     #[error("{}: is a folder", name(path))]
-    Folder { path: PathBuf },
+    Folder {
+        /// The output.
+        path: PathBuf,
+    },
+    /// A file in a folder that does not exist.
     #[error("{}: its folder does not exist: {}", name(path), shown(folder))]
-    NoFolder { path: PathBuf, folder: PathBuf },
+    NoFolder {
+        /// The output.
+        path: PathBuf,
+        /// The folder that it would be in.
+        folder: PathBuf,
+    },
+    /// One of the inputs.
     #[error("{}: the output is also an input", name(path))]
-    Input { path: PathBuf },
+    Input {
+        /// The output.
+        path: PathBuf,
+    },
 }
 
 fn name(path: &Path) -> impl Display {
@@ -44,7 +64,7 @@ fn is_dash(path: &Path) -> bool {
 
 /// A place that an output can have; nothing has been written there yet.
 #[derive(Debug)]
-pub(crate) struct Destination {
+pub struct Destination {
     /// As the user called it.
     path: PathBuf,
     place: Place,
@@ -61,7 +81,10 @@ enum Place {
 
 impl Destination {
     /// Finds out what `path` is. It may be none of `inputs`, by whatever path or link.
-    pub(crate) fn find(path: &Path, inputs: &[PathBuf]) -> Result<Self, OutputError> {
+    ///
+    /// # Errors
+    /// [`OutputError`] where nothing can be written.
+    pub fn find(path: &Path, inputs: &[PathBuf]) -> Result<Self, OutputError> {
         let io = |source| OutputError::Io { path: path.to_owned(), source };
         let facts =
             if is_dash(path) { Ok(stdout().and_then(|file| file.metadata()).map_err(io)?) } else { fs::metadata(path) };
@@ -86,22 +109,25 @@ impl Destination {
     }
 
     /// Whether it is the standard output, which then has no room for anything else.
-    pub(crate) fn is_stdout(&self) -> bool {
+    pub fn is_stdout(&self) -> bool {
         self.place == Place::Stdout
     }
 
     /// Whether what stands there stays until the output is complete.
-    pub(crate) fn is_file(&self) -> bool {
+    pub fn is_file(&self) -> bool {
         matches!(self.place, Place::File(_))
     }
 
     /// Whether both would write over each other.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         self.path == other.path || self.place == other.place && self.place != Place::Stream
     }
 
     /// Opens it. Waits for a reader where it is a named pipe.
-    pub(crate) fn open(self) -> Result<OutputFile, OutputError> {
+    ///
+    /// # Errors
+    /// [`OutputError::Io`] if the system refuses.
+    pub fn open(self) -> Result<OutputFile, OutputError> {
         let Self { path, place } = self;
         let sink = signals::watch().and_then(|()| match place {
             Place::Stdout => Ok(Sink::Stream(stdout()?)),
@@ -153,7 +179,7 @@ fn folder(path: &Path) -> &Path {
 
 /// An output on its way. Unless it is finished, a regular file is as if nothing had been written.
 #[derive(Debug)]
-pub(crate) struct OutputFile {
+pub struct OutputFile {
     path: PathBuf,
     sink: BufWriter<Sink>,
 }
@@ -179,17 +205,27 @@ impl Write for Sink {
 }
 
 impl OutputFile {
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), OutputError> {
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// [`OutputError::Io`] if the system refuses.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), OutputError> {
         self.write_by(|sink| sink.write_all(bytes))
     }
 
     /// Has `work` write to it.
-    pub(crate) fn write_by(&mut self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), OutputError> {
+    ///
+    /// # Errors
+    /// [`OutputError::Io`] if `work` fails.
+    pub fn write_by(&mut self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), OutputError> {
         work(&mut self.sink).map_err(|source| OutputError::Io { path: self.path.clone(), source })
     }
 
     /// Gives the complete file its name.
-    pub(crate) fn finish(self) -> Result<(), OutputError> {
+    ///
+    /// # Errors
+    /// [`OutputError::Io`] if the system refuses.
+    pub fn finish(self) -> Result<(), OutputError> {
         let Self { path, sink } = self;
         let finished = sink.into_inner().map_err(io::IntoInnerError::into_error).and_then(|sink| match sink {
             Sink::Stream(_) => Ok(()),

@@ -63,7 +63,7 @@ fn end(signal: i32, is_ending: &AtomicBool) {
     let removed: Vec<String> = unfinished.iter().map(remove).collect();
     // Nobody may read the messages: another signal does not wait for that.
     is_ending.store(true, Ordering::SeqCst);
-    removed.iter().for_each(crate::complain);
+    removed.iter().for_each(crate::messages::complain);
     let _ = low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal);
 }

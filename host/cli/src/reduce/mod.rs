@@ -18,11 +18,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use self::report::{Found, Report};
 use self::tree::Arena;
-use crate::Listener;
 use crate::backend::{self, Backend, BackendChoice};
 use crate::checkpoint::{Checkpoints, FileError, HeaderLimits, Tensor, write_header};
-use crate::output::{Destination, OutputError, OutputFile};
-use crate::text::shown;
+use gradsync_cli::messages::Listener;
+use gradsync_cli::output::{Destination, OutputError, OutputFile};
+use gradsync_cli::text::shown;
 
 /// Elements of every rank that are worked on at a time.
 const PIECE_LEN: usize = 1 << 22;
@@ -149,7 +149,7 @@ impl Reduce {
         let reduction = Reduction { options: &self, ranks: &ranks, order: &order, arenas, backend, progress };
         let report = reduction.run(output)?;
         if let Some(names) = report.not_finite() {
-            crate::say("warning", format_args!("the result is not finite in {names}"));
+            gradsync_cli::messages::say("warning", format_args!("the result is not finite in {names}"));
         }
         listener.print_by(|writer| if self.json { report.write_json(writer) } else { report.write_lines(writer) })?;
         Ok(())

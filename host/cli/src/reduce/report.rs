@@ -6,7 +6,7 @@ use gradsync::DType;
 use serde::{Serialize, Serializer};
 
 use crate::checkpoint::Tensors;
-use crate::text::{PrintableJson, shown};
+use gradsync_cli::text::{PrintableJson, shown};
 
 /// One reduced tensor.
 #[derive(Debug, Serialize)]
