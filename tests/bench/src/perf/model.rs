@@ -3,17 +3,22 @@
 //! With `--fit`, parameters come from what `--json` wrote; otherwise they are the model's own. The choice goes by the formulas; beside it
 //! stands what the choice takes when its messages are simulated one by one.
 
+mod fit;
 mod points;
+mod simulation;
+#[cfg(test)]
+mod tests;
+mod worlds;
 
 use std::path::PathBuf;
 
-use gradsync::plan::cost::{
-    self, Alternatives, Choice, Fit, GAIN, PART_NAMES, Parameters, Scheme, Workload, World, doublings, products_share,
-    simulate, switches,
-};
+use gradsync::plan::cost::{self, Alternatives, Choice, GAIN, PART_NAMES, Parameters, Scheme, Workload, World};
 use serde::Serialize;
 
+use self::fit::Fit;
 use self::points::FitReport;
+use self::simulation::simulate;
+use self::worlds::{doublings, products_share, switches};
 use super::PerfError;
 use super::arguments::Settings;
 use super::record::SCHEMA;

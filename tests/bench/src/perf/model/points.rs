@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use gradsync::plan::cost::{self, Fit, Parameters, Point, Scheme, Work, Workload, World};
+use gradsync::plan::cost::{self, Parameters, Scheme, Work, Workload, World};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
+use super::fit::{self, Fit, Point};
 use crate::perf::PerfError;
 use crate::perf::record::{Document, Measurement, SCHEMA};
 use crate::perf::sizes;
@@ -46,20 +47,20 @@ pub(super) fn fit(files: &[impl AsRef<Path>], ranks_per_node: usize) -> Result<(
         measurements.extend(read(file.as_ref())?);
     }
     if files.is_empty() {
-        return Ok((cost::fit(&[], Parameters::default()), None));
+        return Ok((fit::fit(&[], Parameters::default()), None));
     }
     // GPUs and processors are two machines: those of GPUs alone, if there are any.
     let has_gpus = measurements.iter().any(|row| row.backend == "cuda");
     measurements.retain(|row| !has_gpus || row.backend == "cuda");
-    let known = if has_gpus { Parameters::default() } else { Parameters::of_processors() };
+    let known = if has_gpus { Parameters::default() } else { fit::PROCESSORS };
     let rows: Vec<(&Measurement, Point)> =
         measurements.iter().filter_map(|row| Some((row, point(row, ranks_per_node)?))).collect();
     if rows.is_empty() {
         return Err(PerfError::Arguments("--fit: the files hold no row that the model knows".into()));
     }
     let points: Vec<Point> = rows.iter().map(|(_, point)| *point).collect();
-    let fit = cost::fit(&points, known);
-    let left_out = cost::leave_one_out(&points, known);
+    let fit = fit::fit(&points, known);
+    let left_out = fit::leave_one_out(&points, known);
     let squares = left_out.iter().flatten().map(|error| error * error);
     let left_out_error = (squares.sum::<f64>() / left_out.iter().flatten().count().max(1) as f64).sqrt();
     let residual = |((row, point), left_out_error): (&(&Measurement, Point), Option<f64>)| Residual {

@@ -1,14 +1,14 @@
 //! [`fit`]: parameters from measured points, by least squares; [`leave_one_out`]: how well they tell what they have not seen.
 
-use super::work::{MEMORY, PARTS, PRODUCTS, Parameters, Work};
+use gradsync::plan::cost::{MEMORY, PARTS, PRODUCTS, Parameters, Work};
 
 /// Something that was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub(super) struct Point {
     /// What was done.
-    pub work: Work,
+    pub(super) work: Work,
     /// How long it took.
-    pub seconds: f64,
+    pub(super) seconds: f64,
 }
 
 impl Point {
@@ -17,22 +17,26 @@ impl Point {
     }
 
     /// How far parameters are off, as a part of what was measured: above zero where they say more.
-    pub fn error(&self, parameters: &Parameters) -> f64 {
+    pub(super) fn error(&self, parameters: &Parameters) -> f64 {
         parameters.time(&self.work) / self.seconds - 1.0
     }
 }
 
 /// What the points say.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
+pub(super) struct Fit {
     /// The parameters found.
-    pub parameters: Parameters,
+    pub(super) parameters: Parameters,
     /// The root of the mean squared relative error over the points.
-    pub error: f64,
+    pub(super) error: f64,
     /// Which parameters the points say something about. The others have too little part in any of them, or are hidden in all, and are as
     /// they were.
-    pub is_fitted: [bool; PARTS],
+    pub(super) is_fitted: [bool; PARTS],
 }
+
+/// Where a fit to ranks on host memory starts: orders of magnitude of threads that share one machine.
+pub(super) const PROCESSORS: Parameters =
+    Parameters { seconds: [50e-6, 5e-6, 1e-6, 1e-6, 1.0 / 5e9, 1.0 / 5e9, 1.0 / 20e9, 1.0 / 4e9, 10e-9] };
 
 /// How much a parameter is held where it was: as much as by a point in which it has a thirtieth of the time.
 const HOLD: f64 = 1e-3;
@@ -49,7 +53,7 @@ const LOOKS: usize = 30;
 /// The parameters, none of them negative, that minimise the squared relative errors of the points, twice too much being as bad as half,
 /// starting from `known`. A part that no point has, or that something else hides in all of them, keeps its parameter; points without a
 /// positive time are left out.
-pub fn fit(points: &[Point], known: Parameters) -> Fit {
+pub(super) fn fit(points: &[Point], known: Parameters) -> Fit {
     let points: Vec<&Point> = points.iter().filter(|point| point.is_measured()).collect();
     // Which of memory and products counts depends on what is sought: from what is known, or from one of the two everywhere.
     let starts = [None, Some(PRODUCTS), Some(MEMORY)].map(|hidden| match hidden {
@@ -100,7 +104,7 @@ fn without(parts: [f64; PARTS], hidden: usize) -> [f64; PARTS] {
 }
 
 /// For each point, how far off the parameters are that all other points give, as [`Point::error`]; `None` for points that were left out.
-pub fn leave_one_out(points: &[Point], known: Parameters) -> Vec<Option<f64>> {
+pub(super) fn leave_one_out(points: &[Point], known: Parameters) -> Vec<Option<f64>> {
     let others = |index: usize| -> Vec<Point> {
         points.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, point)| *point).collect()
     };

@@ -3,12 +3,10 @@
 //! Every rank has a port to the ranks of its node and one to the other nodes, each with one message at a time in either direction. Both
 //! work side by side, and a rank goes on as soon as it has what it waits for: the formulas add everything up instead.
 
-use super::phases::{Group, Phase, phases};
-use super::work::{Parameters, Work, World};
-use super::{Scheme, Workload};
+use gradsync::plan::cost::{Group, Parameters, Phase, Scheme, Work, Workload, World, phases};
 
-/// Seconds until the last rank has the result; `None` where the scheme does not [fit](Scheme::fits), or a node is not full.
-pub fn simulate(parameters: &Parameters, scheme: Scheme, world: World, load: Workload) -> Option<f64> {
+/// Seconds until the last rank has the result; `None` where the scheme does not fit, or a node is not full.
+pub(super) fn simulate(parameters: &Parameters, scheme: Scheme, world: World, load: Workload) -> Option<f64> {
     if world.ranks % world.local() != 0 {
         return None;
     }
