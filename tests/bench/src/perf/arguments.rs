@@ -12,6 +12,7 @@ use gradsync::ops::Algorithm;
 use gradsync::plan::cost::Scheme;
 
 use super::PerfError;
+use super::layers::Layers;
 use super::nodes::OnNodes;
 use super::operation::{Operation, Redop, Types};
 use super::sizes::{Bytes, Stride, series};
@@ -144,9 +145,9 @@ pub(crate) struct Perf {
     /// Algorithms of adasum; those of two levels take --ranks-per-node
     #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<AlgorithmChoice>,
-    /// Tensors that adasum cuts a vector into
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    layers: u32,
+    /// Tensors that adasum cuts a vector into: so many equal ones, or those of a model (resnet50, bert-large) in their proportions
+    #[arg(long, value_name = "N|MODEL", default_value = "32")]
+    layers: Layers,
     /// Check results: 1, or 0 to leave it out
     #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
@@ -167,6 +168,9 @@ pub(crate) struct Perf {
     /// Leave the baselines out
     #[arg(long)]
     no_baseline: bool,
+    /// Hold adasum of GPUs against NCCL's sum, where it would be held against the staged mode
+    #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
+    against_sum: bool,
     /// Keep the gradients of adasum over MPI in memory of each process's own, where they would lie in memory that all map
     #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
     ordinary_buffers: bool,
@@ -220,7 +224,7 @@ pub(crate) struct Settings {
     pub(crate) redops: Vec<ReduceOp>,
     /// How ranks combine by Adasum.
     pub(crate) algorithms: Vec<Redop>,
-    pub(crate) layers: usize,
+    pub(crate) layers: Layers,
     /// Empty where the arguments leave it open.
     pub(crate) ranks: Vec<usize>,
     pub(crate) backend: Vec<BackendChoice>,
@@ -236,6 +240,8 @@ pub(crate) struct Counts {
     pub(crate) check: bool,
     pub(crate) baseline: bool,
     pub(crate) working_set: Option<usize>,
+    /// Whether NCCL's sum is what Adasum of GPUs is held against in any case.
+    pub(crate) against_sum: bool,
     /// Whether gradients that processes could share lie in memory of each process's own.
     pub(crate) ordinary_buffers: bool,
     /// Calls that a CUDA graph holds; none are recorded for 0.
@@ -330,13 +336,14 @@ impl Perf {
                 check: self.check == 1,
                 baseline: !self.no_baseline,
                 working_set: self.working_set.map(|size| size.0),
+                against_sum: self.against_sum,
                 ordinary_buffers: self.ordinary_buffers,
                 graph_calls: self.graph_calls as usize,
             },
             types: self.types.clone(),
             redops: redops(&self.redops),
             algorithms,
-            layers: self.layers as usize,
+            layers: self.layers,
             ranks: self.ranks.iter().map(|&ranks| ranks as usize).collect(),
             backend: self.backend.clone(),
             transport: self.transport.clone(),

@@ -47,6 +47,7 @@ mod tests {
     use gradsync::DType;
 
     use super::*;
+    use crate::perf::layers::Layers;
     use crate::perf::operation::{Operation, Redop, Types};
 
     #[test]
@@ -57,7 +58,7 @@ mod tests {
             redop: Redop::None,
             ranks,
             len: 1000,
-            layers: 1,
+            layers: Layers::Equal(1),
         };
         let limits = Limits { processes: Some(80e9), host_memory: Some(40e9), ..Limits::default() };
         let over = |transport, ranks| limits.of(Place::Ranks(transport), &row(ranks));

@@ -11,6 +11,7 @@ mod data;
 mod files;
 mod host;
 mod launch;
+mod layers;
 mod limits;
 mod machine;
 mod model;
@@ -101,7 +102,7 @@ impl Perf {
         let task = self.task();
         let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
         let places = Places::find(&settings, needs_kernels)?;
-        check_recording(&settings, &task, &places)?;
+        check_gpus(&settings, &task, &places)?;
         let files = places.is_speaker.then(|| Files::open(&self)).transpose()?;
         let listener = files.as_ref().map_or(Listener::Stdout, |files| files.listener);
         let groups = groups(&settings, &places)?;
@@ -145,11 +146,16 @@ impl Perf {
     }
 }
 
-/// Refuses graphs where there are no GPUs to launch them.
-fn check_recording(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
+/// Refuses what is for GPUs alone where there are none: graphs, launches and another baseline.
+fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
     let refuse = |reason: String| Err(PerfError::Arguments(reason));
     if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
         return refuse(format!("-G {}: graphs are for GPUs; leave --backend cpu out", settings.counts.graph_calls));
+    }
+    let is_adasum_of_gpus = settings.operations.contains(&Operation::Adasum)
+        && places.transports.iter().any(|&transport| Place::Ranks(transport).backend() == "cuda");
+    if settings.counts.against_sum && !is_adasum_of_gpus {
+        return refuse("--against-sum: only adasum of GPUs is held against something else".into());
     }
     if !matches!(task, Task::Launch) {
         return Ok(());

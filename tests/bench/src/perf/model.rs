@@ -93,12 +93,13 @@ pub(crate) fn report(
     settings: &Settings,
 ) -> Result<(String, ModelDocument), PerfError> {
     let (fit, report) = points::fit(files, ranks_per_node)?;
-    let sizes = settings.sizes.iter().map(|&bytes| size(&fit.parameters, bytes, ranks_per_node, settings.layers));
+    let layers = settings.layers.count();
+    let sizes = settings.sizes.iter().map(|&bytes| size(&fit.parameters, bytes, ranks_per_node, layers));
     let document = ModelDocument {
         schema: SCHEMA,
         program: "cargo xtask perf --model",
         ranks_per_node,
-        layers: settings.layers,
+        layers,
         parameters: parameters(&fit),
         fit: report,
         sizes: sizes.collect(),

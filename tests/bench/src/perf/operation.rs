@@ -8,6 +8,7 @@ use gradsync::DType;
 use gradsync::comm::ReduceOp;
 use gradsync::ops::Algorithm;
 
+use super::layers::Layers;
 use super::nodes::OnNodes;
 
 /// What is measured.
@@ -32,6 +33,8 @@ pub(crate) enum Operation {
     Combine,
     /// The reduction of all ranks' vectors, on every rank.
     AllReduce,
+    /// The same, summed in rank order and rounded once: over nccl; over peer, all_reduce is that.
+    OrderedAllReduce,
     /// All ranks' shards, on every rank.
     AllGather,
     /// A shard of the reduction for each rank.
@@ -56,6 +59,7 @@ impl Operation {
             Operation::Gram => "gram",
             Operation::Combine => "combine",
             Operation::AllReduce => "all_reduce",
+            Operation::OrderedAllReduce => "ordered_all_reduce",
             Operation::AllGather => "all_gather",
             Operation::ReduceScatter => "reduce_scatter",
             Operation::AllToAll => "all_to_all",
@@ -82,7 +86,7 @@ impl Operation {
 
     /// Whether `-o` matters to it.
     pub(crate) fn reduces(self) -> bool {
-        matches!(self, Operation::AllReduce | Operation::ReduceScatter)
+        matches!(self, Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter)
     }
 
     /// Whether a row's size is shared out over the ranks.
@@ -164,7 +168,7 @@ pub(crate) struct Row {
     /// Elements of the whole vector, over all shards.
     pub(crate) len: usize,
     /// Tensors that the vector is cut into, where that matters.
-    pub(crate) layers: usize,
+    pub(crate) layers: Layers,
 }
 
 impl Row {
@@ -192,7 +196,7 @@ impl Row {
     pub(crate) fn bus_factor(&self) -> f64 {
         let ranks = self.ranks as f64;
         match self.operation {
-            Operation::AllReduce | Operation::Adasum => 2.0 * (ranks - 1.0) / ranks,
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::Adasum => 2.0 * (ranks - 1.0) / ranks,
             Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (ranks - 1.0) / ranks,
             Operation::SendRecv => 1.0,
             _ => self.traffic() / (self.bytes().max(1)) as f64,
@@ -212,7 +216,11 @@ impl Row {
             Operation::Dots => 2.0 * from,
             Operation::Gram => ranks * from,
             Operation::Combine => to + ranks * from,
-            Operation::AllReduce | Operation::AllGather | Operation::AllToAll | Operation::SendRecv => 2.0 * ranks * to,
+            Operation::AllReduce
+            | Operation::OrderedAllReduce
+            | Operation::AllGather
+            | Operation::AllToAll
+            | Operation::SendRecv => 2.0 * ranks * to,
             Operation::ReduceScatter => (ranks + 1.0) * to,
             Operation::Adasum => match self.nodes().filter(|nodes| nodes.is_of_sums()) {
                 Some(nodes) => (2.0 * ranks + ranks / nodes.per_node as f64) * to,
@@ -228,7 +236,7 @@ mod tests {
 
     fn row(operation: Operation, ranks: usize) -> Row {
         let types = Types::both(DType::F32);
-        Row { operation, types, redop: Redop::None, ranks, len: 1200, layers: 1 }
+        Row { operation, types, redop: Redop::None, ranks, len: 1200, layers: Layers::Equal(1) }
     }
 
     #[test]

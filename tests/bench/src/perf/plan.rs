@@ -47,14 +47,18 @@ impl Place {
             (Place::Ranks(TransportChoice::Peer), _) => {
                 Some(format!("{transport} carries all_reduce and adasum, not {name}"))
             }
+            (Place::Ranks(TransportChoice::Local | TransportChoice::Mpi), Operation::OrderedAllReduce) => {
+                Some(format!("nccl carries {name}, not {transport}"))
+            }
             (_, Operation::SendRecv) if ranks == 1 => Some(format!("{name} needs two ranks or more")),
             _ => None,
         }
     }
 
     /// Why it cannot join values in that way.
-    fn refuses_redop(self, redop: Redop, ranks: usize) -> Option<String> {
+    fn refuses_redop(self, operation: Operation, redop: Redop, ranks: usize) -> Option<String> {
         use gradsync::comm::ReduceOp;
+        let is_ordered = operation == Operation::OrderedAllReduce || self == Place::Ranks(TransportChoice::Peer);
         match (self, redop) {
             (_, Redop::Adasum(Algorithm::Tree)) if !ranks.is_power_of_two() => {
                 Some(format!("adasum by the tree needs a power of two, not {ranks} ranks"))
@@ -63,8 +67,9 @@ impl Place {
                 Some(format!("adasum by {} takes collectives, which peer access is not", nodes.scheme))
             }
             (_, Redop::OnNodes(nodes)) => nodes.refuses(ranks),
-            (Place::Ranks(TransportChoice::Peer), Redop::Reduce(op @ (ReduceOp::Max | ReduceOp::Min))) => {
-                Some(format!("all_reduce over peer has sums and means, not {op}"))
+            (_, Redop::Reduce(op @ (ReduceOp::Max | ReduceOp::Min))) if is_ordered => {
+                let (name, transport) = (operation.name(), self.transport()?);
+                Some(format!("{name} over {transport} has sums and means, not {op}"))
             }
             _ => None,
         }
@@ -92,7 +97,7 @@ impl Settings {
         }
         for types in self.types.iter().flat_map(|choice| choice.of(operation)) {
             for redop in self.redops(operation) {
-                if let Some(reason) = place.refuses_redop(redop, ranks) {
+                if let Some(reason) = place.refuses_redop(operation, redop, ranks) {
                     if !section.left_out.contains(&reason) {
                         section.left_out.push(reason);
                     }
@@ -112,7 +117,7 @@ impl Settings {
                         continue;
                     }
                     last = len;
-                    let layers = self.layers.min(len);
+                    let layers = self.layers.within(len);
                     section.rows.push(Row { operation, types, redop, ranks, len, layers });
                 }
             }

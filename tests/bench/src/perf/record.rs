@@ -148,7 +148,7 @@ impl Measurement {
             redop: row.redop.name().into(),
             size_bytes: row.bytes(),
             count: row.count(),
-            layers: if row.operation == Operation::Adasum { row.layers } else { 1 },
+            layers: if row.operation == Operation::Adasum { row.layers.count() } else { 1 },
             ranks_per_node: row.nodes().map(|nodes| nodes.per_node),
             out_of_place,
             in_place,

@@ -1,5 +1,6 @@
 //! The table: nccl-tests' columns, with p99 beside each time and the baseline at the end.
 
+use super::layers::Layers;
 use super::operation::{Operation, Row};
 use super::plan::Section;
 use super::record::{BaselineName, Load, Measurement, Timing};
@@ -106,11 +107,15 @@ fn note(section: &Section) -> Option<String> {
     match section.operation {
         Operation::Gram | Operation::Combine => Some(format!("{} vectors", section.ranks)),
         Operation::Adasum => {
-            let most = section.rows.iter().map(|row| row.layers).max().unwrap_or(0);
+            let most = section.rows.iter().map(|row| row.layers.count()).max().unwrap_or(0);
             let nodes = section.rows.iter().find_map(Row::nodes);
             let nodes = nodes
                 .map_or(String::new(), |nodes| format!(", {} ranks a node in schemes of two levels", nodes.per_node));
-            Some(format!("{most} tensors, fewer where there are fewer elements{nodes}"))
+            let cut = match section.rows.first().map(|row| row.layers) {
+                Some(Layers::Of(model)) => format!(" in the proportions of {}'s", model.name()),
+                _ => String::new(),
+            };
+            Some(format!("{most} tensors{cut}, fewer where there are fewer elements{nodes}"))
         }
         _ => None,
     }

@@ -10,6 +10,7 @@ use gradsync::{DType, GradientBuffer};
 use super::PerfError;
 use super::data::{count_wrong, fill, value};
 use super::host::baseline::Baseline;
+use super::layers::Layers;
 use super::operation::{Operation, Redop, Row, Types};
 use super::output::Output;
 use super::places::Places;
@@ -46,7 +47,7 @@ impl Model {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Model::Resnet50 => "ResNet-50",
             Model::BertLarge => "BERT-large",
@@ -104,7 +105,7 @@ pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), 
     for &place in places.kernels.iter().filter(|_| places.is_speaker) {
         for operation in OPERATIONS {
             let (types, redop, len) = (types(operation), Redop::None, lens.iter().sum());
-            let row = Row { operation, types, redop, ranks: 1, len, layers: lens.len() };
+            let row = Row { operation, types, redop, ranks: 1, len, layers: Layers::Equal(lens.len()) };
             let section = Section { operation, place, ranks: 1, rows: vec![row], left_out: Vec::new() };
             let calls = if place == Place::Cpu { "a call for each" } else { "in one call" };
             let (name, count) = (model.name(), lens.len());

@@ -193,7 +193,7 @@ impl Bench {
     /// A command as somebody would type it in the folder of the report.
     fn shown(&self, part: &Part, command: &Command) -> String {
         let is_uncached = command.get_envs().any(|(name, _)| name == NO_CACHE);
-        let variable = is_uncached.then(|| format!("{NO_CACHE}=1 ")).unwrap_or_default();
+        let variable = if is_uncached { format!("{NO_CACHE}=1 ") } else { String::new() };
         let processes = if part.needs == Needs::Mpi { format!(" --processes {MPI_RANKS}") } else { String::new() };
         let arguments = command.get_args().skip_while(|word| *word != "perf").skip(1).map(Path::new);
         let words = arguments.map(|word| word.strip_prefix(&self.folder).unwrap_or(word).display().to_string());

@@ -47,7 +47,7 @@ const PART: Part = Part {
 const LARGE: [&str; 2] = ["-b 1M -e 1G -f 32", "-b 1M -e 16M -f 16"];
 const RANKS: [&str; 2] = ["-b 64K -e 16M -f 16", "-b 64K -e 1M -f 16"];
 
-pub(super) const PARTS: [Part; 20] = [
+pub(super) const PARTS: [Part; 21] = [
     Part {
         name: "cuda-launch",
         title: "Small launches on a GPU",
@@ -132,6 +132,14 @@ pub(super) const PARTS: [Part; 20] = [
         needs: Needs::Gpus(2),
         arguments: "adasum --transport nccl --algorithm gram,tree -d f32,bf16 -G 10",
         sizes: ["-b 64K -e 256M -f 16", "-b 1M"],
+        ..PART
+    },
+    Part {
+        name: "beside-sum",
+        title: "Sums and Adasum of all GPUs, beside NCCL's sum, in tensors as BERT-large has them",
+        needs: Needs::Gpus(2),
+        arguments: "all_reduce ordered_all_reduce adasum --transport nccl,peer --algorithm gram,tree --layers bert-large --against-sum -d f32,bf16",
+        sizes: ["-b 64K -e 1G -f 4", "-b 1M"],
         ..PART
     },
     Part {

@@ -40,6 +40,8 @@ fn words_that_are_no_arguments() {
     misused(&["zero", "--launch", "--no-baseline"], &["--launch", "--no-baseline"]);
     misused(&["zero", "-G", "2000"], &["--cudagraph", "2000"]);
     misused(&["--model", "-G", "2"], &["--cudagraph", "--model"]);
+    misused(&["adasum", "--layers", "0"], &["--layers", "`0`", "bert-large"]);
+    misused(&["adasum", "--against-sum", "--no-baseline"], &["--against-sum", "--no-baseline"]);
 }
 
 /// What would have no effect, or would write over itself.
@@ -66,6 +68,10 @@ fn numbers_that_do_not_fit() {
         &["all_gather", "--transport", "local", "-b", "8", "-g", "4"],
         &["nothing to measure", "8 bytes", "4 ranks"],
     );
+    failed(
+        &["ordered_all_reduce", "--transport", "local", "-b", "1K"],
+        &["nccl carries ordered_all_reduce, not local"],
+    );
     failed(&["send_recv", "--transport", "local", "-b", "1K", "-g", "1"], &["send_recv", "two ranks"]);
     failed(
         &["adasum", "--transport", "local", "--algorithm", "tree", "-g", "3", "-b", "1K"],
@@ -79,6 +85,7 @@ fn numbers_that_do_not_fit() {
     failed(&["zero", "--algorithm", "gram+gram", "--ranks-per-node", "4"], &["--ranks-per-node 4"]);
     failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
     failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
+    failed(&["adasum", "--backend", "cpu", "--against-sum", "-b", "1K"], &["--against-sum", "GPUs"]);
     failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);
     failed(&["all_reduce", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "all_reduce"]);
 }

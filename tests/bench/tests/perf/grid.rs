@@ -78,6 +78,14 @@ fn adasum() {
 }
 
 #[test]
+fn adasum_of_a_models_tensors() {
+    let document = measured(&["adasum", "-g", "2", "-b", "4K", "-e", "64K", "-f", "16", "--layers", "bert-large"]);
+    assert_right(&document);
+    // A vector too short for a model's proportions is cut into as many equal tensors.
+    assert_eq!(rows(&document).iter().map(|row| &row["layers"]).collect::<Vec<_>>(), [398, 398]);
+}
+
+#[test]
 fn adasum_in_nodes() {
     let schemes = ["gram+gram", "gram+tree", "sum+gram", "sum+tree"];
     let algorithms = schemes.join(",");

@@ -13,7 +13,7 @@ use super::plain::Plain;
 use super::vectors::slots;
 use crate::perf::PerfError;
 use crate::perf::arguments::Counts;
-use crate::perf::host::collectives::{fill_gradients, gradients, tensor_lens, wrong_gradients};
+use crate::perf::host::collectives::{fill_gradients, gradients, wrong_gradients};
 use crate::perf::nodes::Groups;
 use crate::perf::operation::{Redop, Row};
 use crate::perf::record::BaselineName;
@@ -33,6 +33,7 @@ enum Baseline<'a> {
 /// The name of the baseline, with or without a transport of the hosts' memory. What goes through the hosts cannot be recorded.
 pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> BaselineName {
     let full = match host {
+        _ if counts.against_sum => "plain NCCL's sum of as many bytes",
         Some(_) if counts.graph_calls == 0 => {
             return BaselineName { column: "staged mode", full: "the staged mode, through host memory" };
         }
@@ -77,7 +78,7 @@ impl<'a> Reduction<'a> {
             _ => Algorithm::Auto,
         };
         let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
-        let lens = tensor_lens(row);
+        let lens = row.layers.lens(row.len);
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
             let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
@@ -98,7 +99,7 @@ impl<'a> Reduction<'a> {
         }
         let baseline = match host_comm {
             _ if !counts.baseline => None,
-            Some(host) if counts.graph_calls == 0 => {
+            Some(host) if counts.graph_calls == 0 && !counts.against_sum => {
                 let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
                 Some(Baseline::Staged(Box::new(staged)))
             }

@@ -3,7 +3,7 @@
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use gradsync::driver::Queue;
-use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
 use gradsync::{DeviceGradientBuffer, GradientBuffer};
 
 use super::plain::Plain;
@@ -35,6 +35,7 @@ pub(super) struct Collective<'a> {
     row: Row,
     input: Vectors,
     output: Vectors,
+    ordered: Option<OrderedAllReduce<'a>>,
 }
 
 impl<'a> Collective<'a> {
@@ -46,13 +47,18 @@ impl<'a> Collective<'a> {
         counts: Counts,
     ) -> Result<Self, PerfError> {
         let slots = slots(queue, counts.working_set, 2 * row.bytes(), MOST_SLOTS)?;
+        let (dtype, op) = (row.types.to, op(row));
+        let ordered = (row.operation == Operation::OrderedAllReduce)
+            .then(|| OrderedAllReduce::new(comm, queue, (dtype, dtype), row.len, op))
+            .transpose()?;
         let (input, output) = match row.operation {
             Operation::AllGather => (row.shard(), row.len),
             Operation::ReduceScatter => (row.len, row.shard()),
             _ => (row.len, row.len),
         };
-        let vectors = |len| Vectors::new(queue, row.types.to, len, slots);
-        let mut collective = Self { comm, plain, queue, row: *row, input: vectors(input)?, output: vectors(output)? };
+        let vectors = |len| Vectors::new(queue, dtype, len, slots);
+        let (input, output) = (vectors(input)?, vectors(output)?);
+        let mut collective = Self { comm, plain, queue, row: *row, input, output, ordered };
         collective.prepare()?;
         collective.output.repeat(|_| 0.0)?;
         Ok(collective)
@@ -66,6 +72,9 @@ impl<'a> Collective<'a> {
     fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let (comm, op, ranks, rank) = (self.comm, op(&self.row), self.comm.world_size(), self.comm.rank());
         let (input, output) = (self.input.slice(round), self.output.slice_mut(round));
+        if let Some(ordered) = &mut self.ordered {
+            return Ok(ordered.run(output)?);
+        }
         match (self.row.operation, side) {
             (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op, Scaling::NONE)?,
             (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
@@ -84,7 +93,9 @@ impl<'a> Collective<'a> {
     fn baseline(&mut self, round: usize) -> Result<(), PerfError> {
         let op = op(&self.row);
         match self.row.operation {
-            Operation::AllReduce => self.plain.all_reduce(self.output.slice_mut(round), op),
+            Operation::AllReduce | Operation::OrderedAllReduce => {
+                self.plain.all_reduce(self.output.slice_mut(round), op)
+            }
             Operation::AllGather => self.plain.all_gather(self.output.slice_mut(round)),
             Operation::ReduceScatter => self.plain.reduce_scatter(self.input.slice_mut(round), op),
             Operation::AllToAll => self.plain.all_to_all(self.input.slice(round), self.output.slice_mut(round)),
@@ -95,8 +106,14 @@ impl<'a> Collective<'a> {
 
 impl Subject for Collective<'_> {
     fn has(&self, side: Side) -> bool {
-        use Operation::{AllGather, AllReduce, ReduceScatter};
-        side != Side::InPlace || matches!(self.row.operation, AllReduce | AllGather | ReduceScatter)
+        use Operation::{AllGather, AllReduce, OrderedAllReduce, ReduceScatter};
+        match side {
+            Side::OutOfPlace => self.row.operation != OrderedAllReduce,
+            Side::InPlace => {
+                matches!(self.row.operation, AllReduce | OrderedAllReduce | AllGather | ReduceScatter)
+            }
+            Side::Baseline => true,
+        }
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
@@ -108,7 +125,9 @@ impl Subject for Collective<'_> {
         self.prepare()?;
         let is_in_place = side == Side::InPlace;
         match self.row.operation {
-            Operation::AllReduce if is_in_place => self.output.repeat(|index| operand(op, ranks, rank, index))?,
+            Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
+                self.output.repeat(|index| operand(op, ranks, rank, index))?
+            }
             // Each rank's own shard, and elsewhere what no rank has.
             Operation::AllGather if is_in_place => {
                 self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 })?;

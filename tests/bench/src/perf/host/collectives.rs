@@ -237,19 +237,13 @@ impl Expected {
     pub(crate) fn at(&self, index: usize) -> f64 {
         let Self { shard, rank, ranks, .. } = *self;
         match self.operation {
-            Operation::AllReduce => self.reduced[index % PERIOD],
+            Operation::AllReduce | Operation::OrderedAllReduce => self.reduced[index % PERIOD],
             Operation::ReduceScatter => self.reduced[(rank * shard + index) % PERIOD],
             Operation::AllGather => value(index / shard, index % shard),
             Operation::AllToAll => value(index / shard, rank * shard + index % shard),
             _ => value((rank + ranks - 1) % ranks, index),
         }
     }
-}
-
-/// Shapes of a row's tensors: as equal as they can be.
-pub(crate) fn tensor_lens(row: &Row) -> Vec<usize> {
-    let (len, layers) = (row.len, row.layers);
-    (0..layers).map(|tensor| len * (tensor + 1) / layers - len * tensor / layers).collect()
 }
 
 /// A rank's gradient buffer for Adasum.
@@ -263,7 +257,7 @@ fn shared_gradients(row: &Row) -> Result<GradientBuffer, PerfError> {
 }
 
 fn named_tensors(row: &Row) -> impl Iterator<Item = (String, [usize; 1])> {
-    tensor_lens(row).into_iter().enumerate().map(|(tensor, len)| (format!("tensor {tensor}"), [len]))
+    row.layers.lens(row.len).into_iter().enumerate().map(|(tensor, len)| (format!("tensor {tensor}"), [len]))
 }
 
 pub(crate) fn fill_gradients(buffer: &mut GradientBuffer, row: &Row, rank: usize) {
