@@ -4,30 +4,30 @@
 //! count. Results are checked afterwards, on fresh data of small integers. Ranks other than 0 print nothing. Nothing is compared with a
 //! number from another run.
 
-mod arguments;
+pub(crate) mod arguments;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod data;
 mod files;
 mod host;
 mod launch;
-mod layers;
+pub(crate) mod layers;
 mod limits;
 mod machine;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nodes;
-mod operation;
+pub(crate) mod operation;
 mod output;
 pub(crate) mod places;
-mod plan;
+pub(crate) mod plan;
 mod plot;
-mod record;
+pub(crate) mod record;
 mod sizes;
 pub(crate) mod statistics;
-mod subject;
-mod table;
+pub(crate) mod subject;
+pub(crate) mod table;
 mod tensors;
 
 use std::io;

@@ -190,7 +190,7 @@ mod tests {
             ranks_per_node: None,
             out_of_place: Some(timing),
             in_place: None,
-            baseline: Some(Baseline { name, time_us: 1.0, p99_us: 1.0, busbw: 12.0, ratio: 1.0 }),
+            baseline: Some(Baseline { name, time_us: 1.0, p99_us: 1.0, busbw: 12.0, ratio: 1.0, ratio_range: None }),
             limit_busbw: Some(20.0),
         }
     }

@@ -44,6 +44,9 @@ pub(crate) struct Baseline {
     pub(crate) busbw: f64,
     /// The baseline's time over the row's: above 1 where the row is faster.
     pub(crate) ratio: f64,
+    /// The least and the most of the ratios whose median that is, where it is such a median.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_range: Option<[f64; 2]>,
 }
 
 /// One row.
@@ -137,6 +140,7 @@ impl Measurement {
             p99_us: times.p99 * 1e6,
             busbw: gigabytes(times) * row.bus_factor(),
             ratio: if own > 0.0 { times.median * 1e6 / own } else { 0.0 },
+            ratio_range: None,
         });
         Self {
             operation: row.operation.name().into(),
