@@ -7,94 +7,17 @@
 //! differ in can be said. Ranks exchange hashes alone as long as these are equal; where they are not, they look for the first line that
 //! differs, by halves, and show each other nothing but that.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
-use crate::call::scope;
-use crate::comm::Communicator;
-#[cfg(feature = "cuda")]
-use crate::comm::DeviceCommunicator;
-use crate::dtype::DType;
+use crate::call::{Value, Visit, scope};
+use crate::comm::Ranks;
 use crate::error::{Disagreement, Error, Operation, Result};
 
 /// Bytes in one number that a communicator carries.
 const WORD: usize = size_of::<u64>();
 /// The longest text that ranks show each other.
 const LONGEST_TEXT: usize = 2048;
-
-/// A group of ranks that show each other numbers: a communicator for either kind of memory.
-pub(crate) trait Ranks {
-    /// The number of this rank, from 0.
-    fn rank(&self) -> usize;
-
-    /// How many ranks there are.
-    fn world_size(&self) -> usize;
-
-    /// Every rank's words, in rank order; all ranks bring equally many.
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>>;
-}
-
-impl Ranks for dyn Communicator + '_ {
-    fn rank(&self) -> usize {
-        Communicator::rank(self)
-    }
-
-    fn world_size(&self) -> usize {
-        Communicator::world_size(self)
-    }
-
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
-        let _comparing = scope::comparing();
-        crate::comm::gather_words(self, words)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Ranks for dyn DeviceCommunicator + '_ {
-    fn rank(&self) -> usize {
-        DeviceCommunicator::rank(self)
-    }
-
-    fn world_size(&self) -> usize {
-        DeviceCommunicator::world_size(self)
-    }
-
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
-        let _comparing = scope::comparing();
-        self.gather_words(words)
-    }
-}
-
-/// What a rank has in a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Value<'a> {
-    Operation(Operation),
-    DType(DType),
-    Number(usize),
-    Shape(&'a [usize]),
-    /// Somebody's choice.
-    Name(&'a str),
-    /// This crate's own words.
-    Words(&'static str),
-}
-
-impl fmt::Display for Value<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Operation(operation) => write!(f, "{operation}"),
-            Value::DType(dtype) => write!(f, "{dtype}"),
-            Value::Number(number) => write!(f, "{number}"),
-            Value::Shape(shape) => write!(f, "shape {shape:?}"),
-            Value::Name(name) => write!(f, "{name:?}"),
-            Value::Words(words) => f.write_str(words),
-        }
-    }
-}
-
-/// What is done with a line, given its label and what this rank has there. A label says nothing that the lines before do not: it is the same
-/// on two ranks whose lines are the same up to there.
-pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;
 
 /// What a rank is about to do, as far as all ranks must do the same.
 #[derive(Clone, Copy)]
@@ -168,6 +91,12 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Every rank's words, in rank order, in a comparison of calls.
+pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<u64>> {
+    let _comparing = scope::comparing();
+    ranks.gather_words(words)
+}
+
 /// Hands back what this rank has `prepared`, if every rank could prepare its own and all of them have the same plan. One exchange of two
 /// words where all is well; texts travel only where it is not.
 ///
@@ -176,15 +105,7 @@ impl<'a> Plan<'a> {
 /// plans differ, the same [`Error::Disagreement`] on every rank. Those of the ranks' communicator.
 pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
     let _scope = scope::within(plan.operation);
-    agree_by(&|words| ranks.gather(words), plan, prepared)
-}
-
-/// As [`agree`], of ranks that show each other numbers by `gather`.
-pub(crate) fn agree_by<T>(
-    gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
-    plan: &Plan<'_>,
-    prepared: Result<T>,
-) -> Result<T> {
+    let gather = &|words: &[u64]| gather(ranks, words);
     let refusal = prepared.as_ref().err().map(ToString::to_string);
     let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
         Ok(all) => all,
@@ -256,6 +177,20 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
 /// lacks memory. The host waits for the other ranks.
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
     agree(ranks, &Plan::of(operation), prepared)
+}
+
+/// As [`agree`], without an exchange where the group remembers the plan from an earlier call, of which the outcome of the same checks is known.
+pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked: Result<()>) -> Result<()> {
+    if ranks.world_size() == 1 {
+        return checked;
+    }
+    let (hash, agreements) = (plan.hash(), ranks.agreements());
+    if agreements.is_some_and(|agreements| agreements.contains(hash)) {
+        return ranks.recall(hash);
+    }
+    agree(ranks, plan, checked)?;
+    agreements.into_iter().for_each(|agreements| agreements.insert(hash));
+    Ok(())
 }
 
 /// Every rank's text, in rank order; long ones are cut.

@@ -33,8 +33,9 @@ pub mod comm;
 pub mod docs;
 pub mod dtype;
 pub mod error;
+pub mod groups;
 pub mod kernels;
-mod memory;
+pub mod memory;
 pub mod nvtx;
 pub mod ops;
 pub mod plan;
@@ -46,13 +47,12 @@ pub mod driver;
 #[cfg(feature = "cuda")]
 pub mod sys;
 
-#[cfg(feature = "cuda")]
-pub use buffer::DeviceGradientBuffer;
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, DataType, Element};
+pub use dtype::{DType, DataType};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
-pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};
+pub use memory::{TensorView, TensorViewMut};
+pub use slice::{Element, Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]

@@ -106,6 +106,8 @@ pub(crate) enum Stage {
     Ptxas,
     /// Clippy, for every feature set, warnings as errors
     Clippy,
+    /// device/ compiles against rust-cuda's own cuda_std, and our stand-ins have its signatures
+    Dialect,
     /// Documentation, warnings as errors
     Docs,
     /// Unit, property, rank and documentation tests

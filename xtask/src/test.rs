@@ -40,12 +40,13 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
         Self::Ptxas,
         Self::Clippy,
+        Self::Dialect,
         Self::Docs,
         Self::Tests,
         Self::Mpi,
@@ -58,6 +59,7 @@ impl Stage {
     fn needs(self) -> &'static [Need] {
         match self {
             Self::Fmt => &[Need::Rustfmt],
+            Self::Dialect => &[Need::Clippy],
             Self::Ptx => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
@@ -78,6 +80,7 @@ impl Stage {
             Self::Ptx => check_ptx(),
             Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
+            Self::Dialect => dialect(),
             Self::Docs => docs(),
             Self::Tests => tests(),
             Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
@@ -261,6 +264,17 @@ fn clippy() -> Result<Outcome> {
         0 => linted,
         _ => format!("{linted}; not the {left_out} with `mpi`: there is no MPI here"),
     }))
+}
+
+/// Kernels, for each kind of GPU, as a CPU's compiler sees them with rust-cuda's own `cuda_std` in the place of ours: names, types and safety.
+/// No code comes of that.
+fn dialect() -> Result<Outcome> {
+    for features in ["cuda_std", "cuda_std,sm_80"] {
+        let cmd =
+            Cmd::cargo("clippy").args(["--quiet", "--package", "gradsync-device", "--lib", "--features", features]);
+        cmd.args(["--", "-Dwarnings"]).run()?;
+    }
+    Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
 }
 
 fn docs() -> Result<Outcome> {

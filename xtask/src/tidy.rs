@@ -13,6 +13,28 @@ const MEMBERS: [&str; 6] = ["host", "host/cli", "device", "xtask", "tests", "tes
 /// Beyond this, a file holds more than one thing. About 400 is the aim.
 const LONGEST: usize = 600;
 
+/// The rooms of the library, from the ground up: a room uses those before it, and none behind it.
+const ROOMS: [&str; 18] = [
+    "dtype", // the names of element types
+    "sys",   // CUDA and NCCL as they are in C
+    "nvtx",  // ranges for profilers
+    "call",  // operations with their arguments, as ranks compare them
+    "error",
+    "slice",     // elements of the host's memory
+    "plan",      // who holds and sends which elements, as pure functions
+    "driver",    // devices, queues and device memory
+    "memory",    // the host's memory and a GPU's as one type parameter
+    "buffer",    // many tensors in one arena
+    "kernels",   // arithmetic on one rank's memory
+    "bootstrap", // ranks find each other
+    "comm",      // collectives and their transports
+    "agreement", // ranks compare their calls
+    "groups",    // communicators of parallel groups
+    "ops",       // operations of a training loop
+    "train",     // whole steps
+    "docs",
+];
+
 /// Every source file of ours, with its path relative to the root and its text.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
@@ -88,6 +110,34 @@ fn files_stay_readable() {
         }
     }
     forbid(&long, &format!("files have at most {LONGEST} lines"));
+}
+
+/// The room of a source file of the library.
+fn room(path: &str) -> Option<&str> {
+    let inside = path.strip_prefix("host/src/")?;
+    let room = inside.split('/').next()?.trim_end_matches(".rs");
+    (room != "lib").then_some(room)
+}
+
+#[test]
+fn rooms_of_the_library_use_only_rooms_below_them() {
+    let floor = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let mut upward = Vec::new();
+    for (path, text) in sources() {
+        let Some(room) = room(&path) else { continue };
+        let own = floor(room).unwrap_or_else(|| panic!("{path}: {room} is no room of the list"));
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for (_, used) in code.match_indices("crate::").map(|(at, prefix)| code.split_at(at + prefix.len())) {
+                let used: String =
+                    used.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+                if floor(&used).is_some_and(|used| used > own) {
+                    upward.push(format!("{path}:{}: {room} uses {used}", index + 1));
+                }
+            }
+        }
+    }
+    forbid(&upward, "rooms depend downward only");
 }
 
 #[test]

@@ -15,14 +15,15 @@ use std::io::{self, ErrorKind, Read, Write};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-use super::error::BootstrapError;
 use super::seal::{Seal, Session, TAG};
 use super::secret::{Secret, random};
+use crate::error::BootstrapError;
 
 /// What every conversation begins with.
 const MAGIC: [u8; 8] = *b"gradsync";
-/// Ranks of different versions do not understand each other, nor try.
-const VERSION: u32 = 2;
+/// Ranks of different versions do not understand each other, nor try. It goes up with every change of what they say, which is also what
+/// [`Call`](crate::Call), operations and errors look like as bytes.
+pub(super) const VERSION: u32 = 3;
 
 /// The magic, the version and a nonce.
 const GREETING: usize = 44;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::{Call, CommError, Departure, Operation};
 
 /// The most bytes that a rank may contribute to one exchange.
@@ -89,21 +89,74 @@ pub(super) fn bounded(mut failure: CommError) -> CommError {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
     use crate::bootstrap::frame::{FRAME_LIMIT, encode};
-    use crate::comm::ReduceOp;
+    use crate::bootstrap::handshake::VERSION;
+    use crate::call::ReduceOp;
     use crate::dtype::DataType;
 
     #[test]
     fn the_limits_keep_every_frame_within_its_own() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
-        let longest = Call::new(operation, usize::MAX, DataType::U8);
+        let longest = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::U8) };
         let post = |calls, contribution| Request::Post { calls, contribution };
         encode(&post(vec![longest; CALLS_LIMIT], None), FRAME_LIMIT).unwrap();
         encode(&Request::Announce { calls: vec![longest; CALLS_LIMIT] }, FRAME_LIMIT).unwrap();
         encode(&post(vec![longest], Some(vec![0xff; CONTRIBUTION_LIMIT])), FRAME_LIMIT).unwrap();
         let failure = CommError::InvalidCall { operation, rank: usize::MAX, reason: "×".repeat(FRAME_LIMIT) };
         encode(&Request::Fail(bounded(failure)), FRAME_LIMIT).unwrap();
+    }
+
+    /// Ranks that believe to be of one version read each other's bytes as their own.
+    #[test]
+    fn what_ranks_say_looks_as_this_version_has_it() {
+        let (deadline, operation) = (Duration::from_millis(1500), Operation::Member);
+        let call = Call { within: Some(Operation::Split), ..Call::new(Operation::AllGather, 300, DataType::U8) };
+        let failures = [
+            CommError::mismatch((0, call), (1, Call::without_data(operation))),
+            CommError::PeerGone { operation, rank: 1, departure: Departure::Lost },
+            CommError::Timeout { operation, missing: vec![2], deadline },
+            CommError::InvalidCall { operation, rank: 1, reason: "why".into() },
+            CommError::Transport { operation, rank: 1, reason: "why".into() },
+            CommError::InvalidPeer { operation, peer: 4, rank: 1, world_size: 3 },
+        ];
+        let requests = [
+            Request::GiveUp { deadline },
+            Request::Post { calls: vec![call], contribution: Some(vec![5]) },
+            Request::Announce { calls: vec![call] },
+            Request::Confirm { calls: 6 },
+            Request::Unconfirmed { calls: 6, deadline },
+            Request::Overdue { deadline },
+            Request::Late { sequence: 7, operation, deadline },
+            Request::Conclude,
+            Request::Progress { inquiry: 8, sequence: 7 },
+            Request::Leave { departure: Departure::Left, sequence: 7 },
+        ];
+        let network =
+            Network { loopback: Some([127, 0, 0, 1].into()), addresses: vec![None, Some([10, 0, 0, 1].into())] };
+        let untrusted =
+            BootstrapError::UntrustedFolder { path: "/".into(), owner: 1, mode: 0o777, reason: "why".into() };
+        let events = [
+            Event::Start(network),
+            Event::Refused(untrusted),
+            Event::Gathered { contributions: vec![vec![5]] },
+            Event::Released,
+            Event::Matched { calls: 6 },
+            Event::Departed { rank: 1, departure: Departure::Panicked, sequence: 7 },
+            Event::Probe { inquiry: 8 },
+        ];
+        let said = requests
+            .into_iter()
+            .chain(failures.clone().map(Request::Fail))
+            .map(|request| encode(&request, FRAME_LIMIT));
+        let heard = events.into_iter().chain(failures.map(Event::Failed)).map(|event| encode(&event, FRAME_LIMIT));
+        let frames: Vec<u8> = said.chain(heard).flat_map(|frame| frame.unwrap()).collect();
+        let hash: String = Sha256::digest(&frames).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let reminder =
+            "what ranks say has changed: raise VERSION of the handshake, and put the new hash here beside it";
+        assert_eq!((VERSION, hash.as_str()), (3, "6b9589dba13e6965"), "{reminder}");
     }
 }

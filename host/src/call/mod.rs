@@ -1,15 +1,16 @@
 //! What one rank asks of the others: [`Call`], as the ranks compare it and as their errors quote it.
 
+mod arguments;
+mod compared;
 pub(crate) mod scope;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::ReduceOp;
+pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
+pub(crate) use self::compared::{Value, Visit};
 use crate::dtype::DataType;
-use crate::ops::{AdasumOptions, Granularity, WithinNode};
-use crate::plan::groups::GroupKind;
 
 /// What one rank asked of a communicator, as the other ranks' errors quote it.
 ///
@@ -41,6 +42,12 @@ impl Call {
     /// A call in which `len` tells calls apart whose data are not the caller's.
     pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DataType>) -> Self {
         Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
+    }
+
+    /// Bytes of its elements.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.map_or(0, DataType::size_bytes)
     }
 
     /// What the rank's caller called.
@@ -148,45 +155,14 @@ pub enum Operation {
     RunStage,
     TensorParallel(Pass),
     Split,
-    /// [`Groups::new`](crate::comm::groups::Groups::new).
+    /// [`Groups::new`](crate::groups::Groups::new).
     Groups,
-    /// [`Groups::get`](crate::comm::groups::Groups::get).
+    /// [`Groups::get`](crate::groups::Groups::get).
     Group(GroupKind),
     GatherWords,
     Share,
     /// The control channel of an MPI job.
     Member,
-}
-
-/// A pass of a [tensor-parallel](crate::ops::tensor_parallel) operation that communicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-#[allow(missing_docs)] // an operation and a direction
-pub enum Pass {
-    AllReduceForward,
-    AllReduceGradientBackward,
-    AllGatherForward,
-    AllGatherBackward,
-    ReduceScatterForward,
-    ReduceScatterBackward,
-    PipelineForward,
-    PipelineBackward,
-}
-
-impl Pass {
-    /// The operation and the direction, such as `AllGather backward`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pass::AllReduceForward => "AllReduce forward",
-            Pass::AllReduceGradientBackward => "AllReduceGradient backward",
-            Pass::AllGatherForward => "AllGather forward",
-            Pass::AllGatherBackward => "AllGather backward",
-            Pass::ReduceScatterForward => "ReduceScatter forward",
-            Pass::ReduceScatterBackward => "ReduceScatter backward",
-            Pass::PipelineForward => "Pipeline forward",
-            Pass::PipelineBackward => "Pipeline backward",
-        }
-    }
 }
 
 impl Operation {
@@ -208,7 +184,7 @@ impl Operation {
             Operation::Agreed { .. } => "call agreed on before",
             Operation::SetUp => "set-up of a communicator",
             Operation::Exchange => "control exchange",
-            Operation::LendWindows => "lend_windows",
+            Operation::LendWindows => "with_windows",
             Operation::Comparison => "comparison of calls",
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",

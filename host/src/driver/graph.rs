@@ -118,7 +118,7 @@ impl Graph {
     /// Puts the recorded work into its queue, all of it at once. Each launch runs behind the one before.
     ///
     /// Where the work meets that of other ranks, launch it by
-    /// [`DeviceCommunicator::run_kernels`](crate::comm::DeviceCommunicator::run_kernels) with the operation
+    /// [`PeerMemory::run_kernels`](crate::memory::PeerMemory::run_kernels) with the operation
     /// [`Graph`](crate::comm::Operation::Graph), so that it is watched over as collectives are.
     ///
     /// # Errors

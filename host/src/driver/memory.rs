@@ -9,10 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::recording::Memory;
-use super::{Queue, check};
+use super::{CudaError, Queue, check};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 use crate::slice::{Slice, SliceMut};
 use crate::sys::cuda;
 
@@ -197,6 +196,16 @@ impl<'a> DeviceSliceMut<'a> {
         (DeviceSliceMut { view: first, unique: PhantomData }, DeviceSliceMut { view: second, unique: PhantomData })
     }
 
+    /// Puts the clearing of all bytes into the queue.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        let DeviceSlice { queue, address, dtype, len } = self.view;
+        queue.make_current()?;
+        // SAFETY: as many bytes, borrowed mutably.
+        check("cuMemsetD8Async", unsafe {
+            cuda::cuMemsetD8Async(address, 0, len * dtype.size_bytes(), queue.raw_stream())
+        })
+    }
+
     /// Puts a copy of host data into the queue and waits until the data have been read.
     ///
     /// # Errors
@@ -238,6 +247,25 @@ impl<'a> DeviceSliceMut<'a> {
             cuda::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.raw_stream())
         })?;
         Ok(())
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        buffer.as_slice()
+    }
+}
+
+impl<'a> From<&'a mut DeviceBuffer> for DeviceSliceMut<'a> {
+    fn from(buffer: &'a mut DeviceBuffer) -> Self {
+        buffer.as_mut_slice()
+    }
+}
+
+impl<'a> From<&'a mut DeviceSliceMut<'_>> for DeviceSliceMut<'a> {
+    /// The same elements for a shorter borrow.
+    fn from(data: &'a mut DeviceSliceMut<'_>) -> Self {
+        data.reborrow()
     }
 }
 

@@ -18,8 +18,7 @@ pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 
 /// A buffer of zeros for the tensors of `table`, in another dtype or for another number of ranks.
 fn zeros_like(table: &TensorTable, dtype: DType, world_size: usize) -> Result<GradientBuffer> {

@@ -8,10 +8,11 @@
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, Value, agree, all_prepared};
+use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
-use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cpu;
@@ -114,13 +115,13 @@ pub struct StepReport {
 /// is clipped: an optimizer that should, does.
 ///
 /// ```
-/// use gradsync::comm::{Communicator, local};
+/// use gradsync::comm::{Ranks, local};
 /// use gradsync::ops::AdasumOptions;
 /// use gradsync::train::{Reduction, Sgd, SgdOptions, StepOutcome, Stepper};
 /// use gradsync::{DType, GradientBuffer};
 ///
 /// let train = |reduction| {
-///     let ranks = local::run(2, |comm| {
+///     local::run(2, |comm| {
 ///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
@@ -129,8 +130,7 @@ pub struct StepReport {
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
 ///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
-///     })?;
-///     ranks.into_iter().map(|rank| rank.expect("no rank panicked")).collect::<gradsync::Result<Vec<_>>>()
+///     })
 /// };
 /// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
 /// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);
@@ -141,7 +141,7 @@ pub struct Stepper<'c> {
     /// May be changed between steps, on all ranks alike.
     pub options: StepOptions,
     all: &'c dyn Communicator,
-    nodes: Option<Nodes<'c, dyn Communicator + 'c>>,
+    nodes: Option<Nodes<'c>>,
     is_first: bool,
 }
 
@@ -153,7 +153,7 @@ impl<'c> Stepper<'c> {
 
     /// For ranks in nodes, whose gradients become one gradient before [`Reduction::Adasum`] joins the nodes' steps; a mean
     /// or a sum is that of all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
-    pub fn on_nodes(nodes: Nodes<'c, dyn Communicator + 'c>, options: impl Into<StepOptions>) -> Self {
+    pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
 
@@ -307,7 +307,7 @@ impl<'c> Stepper<'c> {
 
     /// For each of some statements, the ranks for which it does not hold. The same on every rank.
     fn ranks_without<const N: usize>(&self, holds: [bool; N]) -> Result<[Vec<usize>; N]> {
-        let all = gather_words(self.all, &holds.map(u64::from))?;
+        let all = self.all.gather_words(&holds.map(u64::from))?;
         let without = |place: usize| (0..all.len() / N).filter(|rank| all[rank * N + place] == 0).collect();
         Ok(std::array::from_fn(without))
     }

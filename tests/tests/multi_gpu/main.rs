@@ -23,6 +23,7 @@ mod send_recv;
 mod smoke;
 mod streams;
 mod tensor_parallel;
+mod transfers;
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
 //! Steps that do not move the weights: values that are not finite, optimizers that fail, and calls that are refused.
 
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::train::{DeltaOptimizer, Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 use gradsync::{Error, GradientBuffer, Result};

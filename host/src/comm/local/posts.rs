@@ -9,8 +9,9 @@
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 
+use crate::comm::Operands;
 use crate::error::{Call, CommError};
-use crate::slice::{Slice, SliceMut};
+use crate::slice::SliceMut;
 
 /// A rank's buffer, as the other ranks see it.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +26,18 @@ unsafe impl Send for Memory {}
 impl Memory {
     pub(super) const NONE: Memory = Memory { start: std::ptr::null_mut(), bytes: 0 };
 
-    /// Memory that is only read.
-    pub(super) fn of(data: Slice<'_>) -> Self {
-        Memory::of_bytes(data.as_bytes())
-    }
-
     /// Memory that is read and written.
     pub(super) fn of_mut(data: SliceMut<'_>) -> Self {
         Memory::of_bytes_mut(data.as_bytes_mut())
     }
 
-    /// As [`of`](Self::of).
+    /// The memory of an input and of an output, which is the same for both or apart.
+    pub(super) fn of_operands(mut operands: Operands<'_>) -> (Self, Self) {
+        let (input, output) = operands.bytes();
+        (Memory { start: input.cast::<u8>().cast_mut(), bytes: input.len() }, Memory::of_bytes_mut(output))
+    }
+
+    /// Memory that is only read.
     pub(super) fn of_bytes(bytes: &[u8]) -> Self {
         Memory { start: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
     }

@@ -5,7 +5,7 @@
 
 use super::posts::{Memory, Post};
 use super::{LocalCommunicator, transfer};
-use crate::comm::{Communicator, Split};
+use crate::comm::{Ranks, Split};
 use crate::error::{Call, Operation, Result};
 
 /// A rank's choice as it travels: whether it has a colour, the colour, the key's bits.

@@ -7,20 +7,22 @@ use std::ops::Range;
 use std::ptr;
 
 use super::posts::{Memory, Post};
-use crate::comm::{ReduceOp, reduction};
+use crate::comm::reduction::Reduction;
+use crate::comm::{ReduceOp, Scaling};
 use crate::dtype::DataType;
 
 /// Rank `rank` reduces the `rank`-th part of all outputs and writes the result to all of them.
-pub(super) fn all_reduce(posts: &[Post], rank: usize, op: ReduceOp) {
-    let call = posts[0].call;
-    if posts.len() == 1 {
+pub(super) fn all_reduce(posts: &[Post], rank: usize, op: ReduceOp, scaling: Scaling) {
+    let Post { call, input, output } = posts[0];
+    if posts.len() == 1 && input.start == output.start && scaling == Scaling::NONE {
         return;
     }
     // Parts of whole cache lines, so that no two ranks write to the same one.
     let part = call.len.div_ceil(posts.len()).next_multiple_of(64);
     let range = call.len.min(rank * part)..call.len.min((rank + 1) * part);
+    let inputs: Vec<_> = posts.iter().map(|post| post.input.start).collect();
     let outputs: Vec<_> = posts.iter().map(|post| post.output.start).collect();
-    reduce(call.dtype, &outputs, &outputs, range, op);
+    reduce(call.dtype, &inputs, &outputs, range, op, scaling);
 }
 
 /// Rank `rank` reduces shard `rank` of all inputs into its output.
@@ -30,7 +32,7 @@ pub(super) fn reduce_scatter(posts: &[Post], rank: usize, op: ReduceOp) {
     let shift = rank * call.len * call.dtype.map_or(0, DataType::size_bytes);
     // Both are shifted by the range's start: the output is given as if it were a whole input.
     let output = posts[rank].output.start.wrapping_sub(shift);
-    reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op);
+    reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op, Scaling::NONE);
 }
 
 /// Rank `rank` fills its output with everybody's input.
@@ -66,12 +68,19 @@ fn copy(from: Memory, to: Memory) {
 }
 
 /// Reduces the elements `range` of all `inputs` and writes them to the same places of `outputs`.
-fn reduce(dtype: Option<DataType>, inputs: &[*mut u8], outputs: &[*mut u8], range: Range<usize>, op: ReduceOp) {
+fn reduce(
+    dtype: Option<DataType>,
+    inputs: &[*mut u8],
+    outputs: &[*mut u8],
+    range: Range<usize>,
+    op: ReduceOp,
+    Scaling { before, after }: Scaling,
+) {
     let dtype = dtype.and_then(DataType::float).expect("a reduction has data of a gradient's type");
     let start = range.start * dtype.size_bytes();
     let inputs: Vec<_> = inputs.iter().map(|input| input.wrapping_add(start).cast_const()).collect();
     let outputs: Vec<_> = outputs.iter().map(|output| output.wrapping_add(start)).collect();
     // SAFETY: the range lies within every buffer, by the compared counts; their owners wait, and the elements of this range are
     // written by this rank alone. An output is an input of the same rank, or a buffer of its own.
-    unsafe { reduction::reduce(dtype, &inputs, &outputs, range.len(), op) };
+    unsafe { Reduction { dtype, op, before, after }.run(&inputs, &outputs, range.len()) };
 }

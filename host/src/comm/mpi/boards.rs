@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::{Record, shortened};
 use crate::error::{Call, CommError};
-use crate::memory::{Mapped, MemoryFile, Ticket};
+use crate::memory::file::{Mapped, MemoryFile, Ticket};
 
 /// What all ranks together bring to a call, at most; each has room for as much. Half and twice that were slower.
 pub(super) const TOGETHER_BYTES: usize = 256 << 10;

@@ -9,9 +9,7 @@ use super::boards::{self, Boards, Brings};
 use super::channel::LONGEST_ENCLOSED;
 use super::meeting::Meeting;
 use super::transfer::Scratch;
-use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
-use crate::dtype::DType;
 use crate::error::{Call, Result};
 
 /// What all ranks bring to one of them in records, at most: it comes one record after the other.
@@ -46,10 +44,16 @@ impl Meeting {
         Ok(())
     }
 
-    /// Replaces the data by all ranks' reduction.
-    pub(super) fn all_reduce_enclosed(&self, call: Call, dtype: DType, op: ReduceOp, data: &mut [u8]) -> Result<()> {
-        let others = self.bring(call, Brings::for_all(data))?;
-        self.reduce(dtype, op, None, &others, data);
+    /// Puts the reduction of all ranks' inputs into `output`, which holds this rank's input unless it is given apart.
+    pub(super) fn all_reduce_enclosed(
+        &self,
+        call: Call,
+        reduction: Reduction,
+        input: Option<&[u8]>,
+        output: &mut [u8],
+    ) -> Result<()> {
+        let others = self.bring(call, Brings::for_all(input.unwrap_or(output)))?;
+        self.reduce(reduction, input, &others, output);
         Ok(())
     }
 
@@ -57,13 +61,12 @@ impl Meeting {
     pub(super) fn reduce_scatter_enclosed(
         &self,
         call: Call,
-        dtype: DType,
-        op: ReduceOp,
+        reduction: Reduction,
         input: &[u8],
         output: &mut [u8],
     ) -> Result<()> {
         let brings = Brings::shards(input);
-        self.reduce(dtype, op, Some(self.own_piece(brings)), &self.bring(call, brings)?, output);
+        self.reduce(reduction, Some(self.own_piece(brings)), &self.bring(call, brings)?, output);
         Ok(())
     }
 
@@ -86,8 +89,8 @@ impl Meeting {
     }
 
     /// Reduces what all ranks have brought, each as long as the output; without an `own` piece the output has it.
-    fn reduce(&self, dtype: DType, op: ReduceOp, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
-        let (rank, bytes, size) = (self.channel().rank(), output.len(), dtype.size_bytes());
+    fn reduce(&self, reduction: Reduction, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
+        let (rank, bytes, size) = (self.channel().rank(), output.len(), reduction.dtype.size_bytes());
         if bytes == 0 {
             return;
         }
@@ -103,6 +106,6 @@ impl Meeting {
         let output = output.as_mut_ptr();
         inputs[rank] = own.map_or(output.cast_const(), <[u8]>::as_ptr);
         // SAFETY: as many elements at each of them, and at the output, which is one of them or overlaps none; nobody writes to any of them.
-        unsafe { Reduction::new(dtype, op).run(&inputs, &[output], bytes / size) };
+        unsafe { reduction.run(&inputs, &[output], bytes / size) };
     }
 }

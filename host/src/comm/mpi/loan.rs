@@ -3,7 +3,7 @@
 //!
 //! A loan begins with a collective and ends once every rank has said that its work is over, however that went. A rank that does not say so
 //! within the deadline, as one that is stopped, is a failure. After a failure the others get the deadline to end, unless they are the ones that
-//! were waited for. Memory that a rank still has then is [taken back](memory::take_back): what this process has at that address is a copy, and
+//! were waited for. Memory that a rank still has then is [taken back](file::take_back): what this process has at that address is a copy, and
 //! the rank goes on with the old file, where nobody looks.
 
 use std::cell::{Cell, RefCell};
@@ -15,9 +15,11 @@ use super::channel::Record;
 use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
 use super::{MpiCommunicator, SetUp};
 use crate::call::scope;
-use crate::comm::{AddressSpace, Communicator, Work};
+use crate::comm::Ranks;
+use crate::comm::collective::check_shards;
 use crate::error::{Call, CommError, Departure, Operation, Result};
-use crate::memory::{self, Mapped, MemoryFile, Ticket};
+use crate::memory::file::{self, Mapped, MemoryFile, Ticket};
+use crate::memory::{SharedWindows, Work};
 use crate::slice::SliceMut;
 
 /// Says, with any value but `0`, that ranks send each other messages even if they could reach each other's memory.
@@ -47,12 +49,13 @@ impl FileSet {
     }
 }
 
-impl AddressSpace for MpiCommunicator {
-    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
+impl SharedWindows for MpiCommunicator {
+    fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
         let operation = Operation::LendWindows;
         let (rank, world_size, len, dtype) = (self.rank(), self.world_size(), vector.len(), vector.dtype());
         let window = len / world_size;
-        self.check_shards(operation, ("vector", len, dtype), ("windows", window, dtype))?;
+        check_shards("with_windows", world_size, ("vector", len, dtype), ("windows", window, dtype))
+            .map_err(|error| self.meeting.refuse(operation, error))?;
         let Some(boards) = self.meeting.boards().filter(|_| !self.neighbours.are_apart.get()) else { return Ok(false) };
         let Some(ticket) = Ticket::of(vector.as_slice().as_bytes()) else { return Ok(false) };
         let scope = scope::within(operation);
@@ -192,7 +195,7 @@ impl<'a> Loan<'a> {
 
     fn take_back(&self) {
         // SAFETY: borrowed by the call that this loan is part of, where nothing uses it now.
-        if let Err(error) = unsafe { memory::take_back(self.own) } {
+        if let Err(error) = unsafe { file::take_back(self.own) } {
             let rank = self.meeting.channel().rank();
             tracing::error!(rank, %error, "a rank keeps what it was lent after a failure: aborting the MPI job");
             self.meeting.channel().abort(1);

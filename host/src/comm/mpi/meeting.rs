@@ -15,8 +15,8 @@ use super::boards::{Boards, Brings};
 #[cfg(feature = "cuda")]
 use super::channel::Requests;
 use super::channel::{Channel, Enclosed, Record};
-use super::library::MpiError;
 use super::stream::{Stall, Stream};
+use crate::error::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
 /// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
@@ -36,7 +36,7 @@ pub(super) struct Meeting {
     /// Where ranks of one machine meet; others tell each other by records.
     boards: Option<Boards>,
     deadline: Duration,
-    /// Collectives that all ranks have gone on with.
+    /// Collectives that this rank has completed; between their steps, that it has gone on with.
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
@@ -343,20 +343,28 @@ impl Meeting {
         compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
+    /// Takes a step of a collective that all ranks have gone on with, which is not completed before the last of its steps. A rank that has taken
+    /// that, and fails in its next call, has done its part for those that are behind it.
+    fn take_step<T>(&self, operation: Operation, step: impl FnOnce() -> Result<T, Failure>) -> Result<T> {
+        let completed = self.completed.replace(self.completed.get() - 1);
+        let outcome = step().map_err(|failure| self.fail(operation, failure));
+        self.completed.set(completed);
+        outcome
+    }
+
     /// Waits, in the middle of a collective, until all ranks have come as far.
     pub(super) fn go_on(&self, operation: Operation) -> Result<()> {
-        self.agree_on(operation, &Record::Go).map_err(|failure| self.fail(operation, failure))
+        self.take_step(operation, || self.agree_on(operation, &Record::Go))
     }
 
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
     /// call it, and each gets a failure if one has failed.
     #[cfg(feature = "cuda")]
     pub(super) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
-        let outcome = match own {
+        self.take_step(operation, || match own {
             Ok(()) => self.agree_on(operation, &Record::Closed),
             Err(reason) => Err(self.own_failure(operation, reason)),
-        };
-        outcome.map_err(|failure| self.fail(operation, failure))
+        })
     }
 
     pub(super) fn pump(&self, operation: Operation) -> Result<(), Failure> {
@@ -364,7 +372,7 @@ impl Meeting {
     }
 
     /// A failure that another rank has told, for a wait that it may concern. One from after the collective that this rank is still
-    /// in does not: whoever sent it has everybody's call.
+    /// in does not: whoever sent it has everybody's call, and has sent its own data.
     pub(super) fn look_for_failure(&self) -> Result<(), Failure> {
         let inbox = self.channel.inbox();
         let failure = inbox.iter().flatten().find_map(|record| match record {
@@ -376,8 +384,7 @@ impl Meeting {
 
     /// Waits until all streams are over, or nothing has moved for the deadline and they can be left.
     pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
-        let outcome = self.wait_for_streams(operation, &mut streams);
-        outcome.map_err(|failure| self.fail(operation, failure))
+        self.take_step(operation, || self.wait_for_streams(operation, &mut streams))
     }
 
     fn wait_for_streams(&self, operation: Operation, streams: &mut [Stream]) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{MpiCommunicator, SetUp};
 use crate::bootstrap::{self, BootstrapError, Host, Member, Rendezvous};
 use crate::call::scope;
-use crate::comm::Communicator;
+use crate::comm::Ranks;
 use crate::error::{CommError, Operation, Result};
 
 impl MpiCommunicator {

@@ -29,10 +29,12 @@
 //!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
 //! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
 //!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
+//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not come to [`MpiCommunicator::world`] in time, and the
+//!   job makes no other communicator of all.
 //! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
-//! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
-//! of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
+//! The first failure sticks, as everywhere. A communicator of all that has failed, or a group of which has, is not given back to MPI before the
+//! process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
 //! # Memory of one machine
 //!
@@ -62,6 +64,7 @@ pub mod device;
 mod enclosed;
 mod library;
 mod loan;
+mod making;
 mod meeting;
 mod member;
 mod paged;
@@ -70,22 +73,24 @@ mod stream;
 mod transfer;
 mod whole;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
-use self::channel::{Channel, Incoming, Outgoing};
-pub use self::library::MpiError;
+use self::channel::{Channel, Incoming, Outgoing, Tags};
 use self::loan::Neighbours;
 use self::meeting::Meeting;
 use self::point_to_point::Half;
 use self::transfer::Transfer;
-use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Split};
+use super::collective::check_peer;
+use super::reduction::Reduction;
+use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
 use crate::call::scope;
-use crate::dtype::DataType;
-use crate::error::{Call, CommError, Operation, Result};
+pub use crate::error::MpiError;
+use crate::error::{Call, Operation, Result};
+use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};
 
 /// One rank of an MPI job. It may move to another thread, but only one thread at a time can use it.
@@ -102,12 +107,23 @@ impl MpiCommunicator {
     /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses.
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`] if a rank
+    /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
+    /// go on, and can be split.
     pub fn world() -> Result<Self> {
+        Self::world_within(DEFAULT_DEADLINE)
+    }
+
+    /// Like [`world`](Self::world), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
+    /// with [`with_deadline`](Self::with_deadline). Only MPI's own initialisation, if this is the first call, knows no deadline.
+    ///
+    /// # Errors
+    /// As [`world`](Self::world).
+    pub fn world_within(deadline: Duration) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
-        let channel = unsafe { Channel::duplicate(ffi::RSMPI_COMM_WORLD) }?;
-        Self::over(channel, DEFAULT_DEADLINE)
+        let channel = unsafe { making::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
+        Self::over(channel, deadline)
     }
 
     /// A duplicate of a communicator of [rsmpi], for programs that use MPI themselves; all its ranks have to call it. The program keeps
@@ -117,8 +133,8 @@ impl MpiCommunicator {
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
     pub fn from_rsmpi(original: &impl rsmpi::topology::Communicator) -> Result<Self> {
         library::Library::get()?;
-        // SAFETY: communicators of rsmpi are live for as long as they exist.
-        let channel = unsafe { Channel::duplicate(rsmpi::raw::AsRaw::as_raw(original)) }?;
+        // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
+        let channel = unsafe { making::duplicate(rsmpi::raw::AsRaw::as_raw(original), DEFAULT_DEADLINE) }?;
         Self::over(channel, DEFAULT_DEADLINE)
     }
 
@@ -133,6 +149,19 @@ impl MpiCommunicator {
     /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.
     pub fn abort(&self, code: i32) -> ! {
         self.meeting.channel().abort(code)
+    }
+
+    /// Finds tags that no group of these ranks has. Another thread of a rank, which splits another communicator, may take them first.
+    fn agree_on_tags(&self) -> Result<Tags> {
+        let channel = self.meeting.channel();
+        loop {
+            let free = self.gather(SetUp::Tags.call(), &[channel.free_tags().word()])?;
+            let tags = Tags::of_word(free.into_iter().max().unwrap_or_default());
+            let is_taken = channel.take_tags(tags)?;
+            if !self.gather(SetUp::Tags.call(), &[u64::from(is_taken)])?.contains(&0) {
+                return Ok(tags);
+            }
+        }
     }
 
     fn over(channel: Channel, deadline: Duration) -> Result<Self> {
@@ -175,13 +204,78 @@ impl MpiCommunicator {
         unsafe { transfer.all_gather(own.as_ptr(), all.as_mut_ptr(), own.len()) }
     }
 
-    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
-        let checked = operands::check_shards(operation, self.world_size(), whole, shard);
-        checked.map_err(|error| self.meeting.refuse(operation, error))
+    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
+        check_peer(operation, peer, self.rank(), self.world_size())
     }
 
-    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
-        operands::check_peer(operation, peer, self.rank(), self.world_size())
+    fn run_all_reduce(&self, call: Call, operands: Operands<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        let Scaling { before, after } = scaling;
+        let reduction = Reduction { dtype: operands.dtype(), op, before, after };
+        let (input, output) = match operands {
+            Operands::InPlace(data) => (None, data.as_bytes_mut()),
+            Operands::Apart { input, output } => (Some(input.as_bytes()), output.as_bytes_mut()),
+        };
+        if self.world_size() > 1 && self.meeting.encloses(output.len()) {
+            return self.meeting.all_reduce_enclosed(call, reduction, input, output);
+        }
+        let transfer = self.agree(call)?;
+        input.into_iter().for_each(|input| output.copy_from_slice(input));
+        if self.world_size() == 1 && scaling == Scaling::NONE {
+            return Ok(());
+        }
+        // SAFETY: the data have as many elements as the call says.
+        unsafe { transfer.all_reduce(reduction, output.as_mut_ptr(), call.len) }
+    }
+
+    fn run_reduce_scatter(&self, call: Call, mut operands: Operands<'_>, op: ReduceOp) -> Result<()> {
+        let (reduction, bytes) = (Reduction::new(operands.dtype(), op), call.bytes());
+        let is_in_place = matches!(operands, Operands::InPlace(_));
+        let (input, output) = operands.bytes();
+        let output = if is_in_place { &mut output[self.rank() * bytes..][..bytes] } else { output };
+        if self.meeting.encloses(bytes) {
+            // SAFETY: the memory of the input, borrowed by the operands.
+            let input = unsafe { &*input };
+            let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
+            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, output);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
+        unsafe { transfer.reduce_scatter(reduction, input.cast(), output.as_mut_ptr(), call.len) }
+    }
+
+    fn run_all_gather(&self, call: Call, operands: Operands<'_>) -> Result<()> {
+        let data = match operands {
+            Operands::Apart { input, output } => {
+                return self.gather_bytes(call, input.as_bytes(), output.as_bytes_mut());
+            }
+            Operands::InPlace(data) => data,
+        };
+        let (all, bytes) = (data.as_bytes_mut(), call.bytes());
+        let begin = self.rank() * bytes;
+        if self.meeting.encloses(bytes) {
+            let own = all[begin..begin + bytes].to_vec();
+            return self.meeting.all_gather_enclosed(call, &own, all);
+        }
+        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
+        // SAFETY: the data are one shard for every rank, as was checked.
+        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
+    }
+
+    fn run_all_to_all(&self, call: Call, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        let (from, to, bytes) = (input.as_bytes(), output.as_bytes_mut(), call.bytes() / self.world_size());
+        if self.meeting.encloses(bytes) {
+            return self.meeting.all_to_all_enclosed(call, from, to);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: both have one shard for every rank, as was checked.
+        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
+    }
+
+    fn run_broadcast(&self, call: Call, data: SliceMut<'_>, root: usize) -> Result<()> {
+        let transfer = self.agree(call)?;
+        let bytes = data.as_bytes_mut();
+        // SAFETY: the data of that many bytes.
+        unsafe { transfer.broadcast(bytes.as_mut_ptr(), bytes.len(), root) }
     }
 }
 
@@ -189,6 +283,7 @@ impl MpiCommunicator {
 #[derive(Clone, Copy, Debug)]
 enum SetUp {
     Split,
+    Tags,
     Member,
     Map,
     Boards,
@@ -219,25 +314,21 @@ unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
 }
 
 impl Split for MpiCommunicator {
-    /// Keep what it gives: making it takes several rounds.
+    /// Keep what it gives: making it takes several rounds, and each group uses up two of MPI's tags (in Open MPI there are 2³¹).
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
-        let (rank, world_size) = (self.rank(), self.world_size());
+        let world_size = self.world_size();
         let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
         let all = self.gather(SetUp::Split.call(), &own)?;
         let wishes: Vec<&[u64]> = all.chunks_exact(own.len()).collect();
-        // MPI's colours and keys are small numbers: the first rank of a colour stands for it, and the place in order for the key.
-        let small = color.map(|color| wishes.iter().position(|wish| wish[..2] == [1, color]).unwrap_or(rank) as i32);
-        let mut order: Vec<usize> = (0..world_size).collect();
-        order.sort_by_key(|&rank| wishes[rank][2] as i64);
-        let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
-        let channel = self.meeting.channel().split(small, place)?;
-        channel.map(|channel| Self::over(channel, self.meeting.deadline())).transpose()
+        let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
+        members.sort_by_key(|&member| wishes[member][2] as i64);
+        let tags = self.agree_on_tags()?;
+        color.map(|_| Self::over(self.meeting.channel().among(&members, tags), self.meeting.deadline())).transpose()
     }
 }
 
-// In all blocks below memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
-impl Communicator for MpiCommunicator {
+impl Ranks for MpiCommunicator {
     fn rank(&self) -> usize {
         self.meeting.channel().rank()
     }
@@ -246,127 +337,47 @@ impl Communicator for MpiCommunicator {
         self.meeting.channel().world_size()
     }
 
-    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (len, dtype, bytes) = (data.len(), data.dtype(), data.as_bytes_mut());
-        let call = Call::new(Operation::AllReduce(op), len, dtype);
-        if self.world_size() == 1 {
-            return self.meeting.meet(call);
-        }
-        if self.meeting.encloses(bytes.len()) {
-            return self.meeting.all_reduce_enclosed(call, dtype, op, bytes);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: the data have `len` elements.
-        unsafe { transfer.all_reduce(dtype, bytes.as_mut_ptr(), len, op) }
-    }
-
-    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
-        self.check_shards(operation, ("input", input.len(), input.dtype()), ("output", len, dtype))?;
-        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
-        if self.meeting.encloses(to.len()) {
-            return self.meeting.reduce_scatter_enclosed(call, dtype, op, from, to);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: the input has a shard of the output's length for every rank, as was checked.
-        unsafe { transfer.reduce_scatter(dtype, from.as_ptr(), to.as_mut_ptr(), len, op) }
-    }
-
-    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let (operation, shard) = (Operation::AllGather, ("input", input.len(), input.dtype()));
-        self.check_shards(operation, ("output", output.len(), output.dtype()), shard)?;
-        self.gather_bytes(Call::new(operation, input.len(), input.dtype()), input.as_bytes(), output.as_bytes_mut())
-    }
-
-    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
-        let (operation, shard, dtype) = (Operation::AllGather, data.len() / self.world_size(), data.dtype());
-        self.check_shards(operation, ("data", data.len(), dtype), ("shards", shard, dtype))?;
-        let (call, all, bytes) = (Call::new(operation, shard, dtype), data.as_bytes_mut(), shard * dtype.size_bytes());
-        let begin = self.rank() * bytes;
-        if self.meeting.encloses(bytes) {
-            let own = all[begin..begin + bytes].to_vec();
-            return self.meeting.all_gather_enclosed(call, &own, all);
-        }
-        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
-        // SAFETY: the data are one shard for every rank, as was checked.
-        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
-    }
-
-    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let (operation, shard) = (Operation::AllToAll, output.len() / self.world_size());
-        let (len, dtype, shards) = (output.len(), output.dtype(), ("shards", shard, output.dtype()));
-        self.check_shards(operation, ("output", len, dtype), shards)?;
-        self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
-        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
-        let bytes = shard * dtype.size_bytes();
-        if self.meeting.encloses(bytes) {
-            return self.meeting.all_to_all_enclosed(call, from, to);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: both have one shard for every rank, as was checked.
-        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
-    }
-
-    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
-        let (operation, rank, world_size) = (Operation::Broadcast { root }, self.rank(), self.world_size());
-        if root >= world_size {
-            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
-            return Err(self.meeting.refuse(operation, error.into()));
-        }
-        let transfer = self.agree(Call::new(operation, data.len(), data.dtype()))?;
-        let bytes = data.as_bytes_mut();
-        // SAFETY: the data of that many bytes.
-        unsafe { transfer.broadcast(bytes.as_mut_ptr(), bytes.len(), root) }
-    }
-
-    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Send { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        // SAFETY: over when the exchange is.
-        point_to_point::exchange(&self.meeting, vec![unsafe { outgoing(call, data.as_bytes(), peer) }], Vec::new())
-    }
-
-    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Recv { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        // SAFETY: over when the exchange is.
-        point_to_point::exchange(&self.meeting, Vec::new(), vec![unsafe { incoming(call, data.as_bytes_mut(), peer) }])
-    }
-
-    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
-        let operation = Operation::SendRecv { to, from };
-        self.check_peer(operation, to)?;
-        self.check_peer(operation, from)?;
-        let sent = Call::new(operation, send.len(), send.dtype());
-        let received = Call::new(operation, recv.len(), recv.dtype());
-        // SAFETY: over when the exchange is, both of them.
-        let (send, receive) =
-            unsafe { (outgoing(sent, send.as_bytes(), to), incoming(received, recv.as_bytes_mut(), from)) };
-        point_to_point::exchange(&self.meeting, vec![send], vec![receive])
-    }
-
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
-        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
-        let call = |operation, bytes| Call::new(operation, bytes, DataType::U8);
-        let sends = sends.iter().map(|&(peer, data)| {
-            // SAFETY: over when the exchange is.
-            unsafe { outgoing(call(Operation::Send { peer }, data.len()), data, peer) }
-        });
-        let receives = receives.iter_mut().map(|(peer, data)| {
-            // SAFETY: over when the exchange is.
-            unsafe { incoming(call(Operation::Recv { peer: *peer }, data.len()), data, *peer) }
-        });
-        point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
-    }
-
-    fn address_space(&self) -> Option<&dyn AddressSpace> {
-        self.shares_memory().then_some(self)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        gather_words_by(self, words)
     }
 
     fn barrier(&self) -> Result<()> {
         self.meeting.meet(Call::without_data(Operation::Barrier))
+    }
+}
+
+// In all blocks of these collectives memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
+impl Communicator for MpiCommunicator {
+    fn run(&self, collective: Collective<'_>) -> Result<()> {
+        let checked = collective.check(self.rank(), self.world_size());
+        checked.map_err(|error| self.meeting.refuse(collective.operation(), error))?;
+        let call = collective.call(self.world_size());
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
+            Collective::ReduceScatter { operands, op } => self.run_reduce_scatter(call, operands, op),
+            Collective::AllGather { operands } => self.run_all_gather(call, operands),
+            Collective::AllToAll { input, output } => self.run_all_to_all(call, input, output),
+            Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
+        }
+    }
+
+    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
+        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
+        let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
+        let sends = sends.iter().map(|&(peer, data)| {
+            // SAFETY: over when the exchange is.
+            unsafe { outgoing(call(Operation::Send { peer }, data), data.bytes(), peer) }
+        });
+        let receives = receives.iter_mut().map(|(peer, data)| {
+            let call = call(Operation::Recv { peer: *peer }, data.as_wire());
+            // SAFETY: over when the exchange is.
+            unsafe { incoming(call, data.bytes_mut(), *peer) }
+        });
+        point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
+    }
+
+    fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {
+        self.shares_memory().then_some(self)
     }
 }

@@ -10,7 +10,6 @@ use std::ptr::copy_nonoverlapping;
 
 use super::boards::{Boards, TOGETHER_BYTES};
 use super::transfer::{LINE_LEN, Transfer};
-use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -38,9 +37,9 @@ impl Pages<'_> {
     ///
     /// # Safety
     /// `data` has `len` elements to read and write, used by nobody else; lengths agree on all ranks.
-    pub(super) unsafe fn all_reduce(&self, dtype: DType, op: ReduceOp, data: *mut u8, len: usize) -> Result<()> {
+    pub(super) unsafe fn all_reduce(&self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
         let (rank, world_size) = self.place_in_world();
-        let (reduction, size, chunk) = (Reduction::new(dtype, op), dtype.size_bytes(), self.part * world_size);
+        let (size, chunk) = (reduction.dtype.size_bytes(), self.part * world_size);
         let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
         // Where a chunk's part begins in the data, and how long it is.
         let part = |number: usize, peer: usize| {
@@ -77,14 +76,13 @@ impl Pages<'_> {
     /// `input` has a shard of `len` elements for every rank, and `output` room for one; used by nobody else, and lengths agree on all ranks.
     pub(super) unsafe fn reduce_scatter(
         &self,
-        dtype: DType,
-        op: ReduceOp,
+        reduction: Reduction,
         input: *const u8,
         output: *mut u8,
         len: usize,
     ) -> Result<()> {
         let (rank, world_size) = self.place_in_world();
-        let (reduction, size) = (Reduction::new(dtype, op), dtype.size_bytes());
+        let size = reduction.dtype.size_bytes();
         for begin in (0..len).step_by(self.part) {
             let part = self.part.min(len - begin);
             let next = self.boards.next_place();

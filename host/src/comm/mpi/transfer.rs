@@ -10,9 +10,7 @@ use super::channel::Requests;
 use super::channel::{Incoming, Outgoing};
 use super::meeting::Meeting;
 use super::stream::Stream;
-use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
-use crate::dtype::DType;
 use crate::error::{Operation, Result};
 
 /// Bytes of all ranks' parts that a reduction holds at a time.
@@ -36,19 +34,19 @@ pub(super) struct Transfer<'a> {
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
-    pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
+    pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
+        let (world_size, size) = (self.meeting.channel().world_size(), reduction.dtype.size_bytes());
         // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that beats any board.
-        if let Some(pages) = self.pages(dtype, world_size + 1).filter(|_| world_size > 2) {
+        if let Some(pages) = self.pages(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.all_reduce(dtype, op, data, len) };
+            return unsafe { pages.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, WINDOW_BYTES / size, world_size);
         let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
             let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
             // SAFETY: the window lies within the data.
-            unsafe { self.all_reduce_window(Reduction::new(dtype, op), window, len, part, room.start())? };
+            unsafe { self.all_reduce_window(reduction, window, len, part, room.start())? };
         }
         Ok(())
     }
@@ -82,19 +80,18 @@ impl Transfer<'_> {
     }
 
     /// # Safety
-    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one.
+    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one, or is this rank's shard.
     pub(super) unsafe fn reduce_scatter(
         self,
-        dtype: DType,
+        reduction: Reduction,
         input: *const u8,
         output: *mut u8,
         len: usize,
-        op: ReduceOp,
     ) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
-        if let Some(pages) = self.pages(dtype, world_size) {
+        let (world_size, size) = (self.meeting.channel().world_size(), reduction.dtype.size_bytes());
+        if let Some(pages) = self.pages(reduction.dtype, world_size) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.reduce_scatter(dtype, op, input, output, len) };
+            return unsafe { pages.reduce_scatter(reduction, input, output, len) };
         }
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
         let mut room = Scratch::new(world_size * part * size);
@@ -102,7 +99,7 @@ impl Transfer<'_> {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
             // SAFETY: as above.
-            unsafe { self.reduce_scatter_window(Reduction::new(dtype, op), shard, output, len, room.start())? };
+            unsafe { self.reduce_scatter_window(reduction, shard, output, len, room.start())? };
         }
         Ok(())
     }

@@ -7,8 +7,8 @@ use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len,
 
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::Result;
-use crate::kernels::{Overlap, check_places, same_len};
+use crate::error::{Result, same_len};
+use crate::kernels::{Overlap, check_places};
 
 /// Sets every element to zero.
 ///

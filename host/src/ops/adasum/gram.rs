@@ -10,11 +10,12 @@ use std::sync::mpsc::sync_channel;
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
-use crate::buffer::{Arena, Parts, Scratch};
-use crate::comm::{Communicator, ReduceOp};
+use crate::buffer::{Parts, Scratch};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::memory::HostBuffer;
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
@@ -90,14 +91,14 @@ pub(crate) trait Vector {
 /// Memory for what the other ranks have of this rank's part, by chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
-    received: Vec<Arena>,
+    received: Vec<HostBuffer>,
 }
 
 /// A chunk of this rank's part of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
     /// The others', in order.
-    others: Arena,
+    others: HostBuffer,
 }
 
 impl Gathered<'_> {
@@ -118,7 +119,7 @@ impl Gathered<'_> {
 }
 
 /// An arena cut into pieces of `len` elements.
-fn pieces_of(arena: &Arena, len: usize) -> Vec<Slice<'_>> {
+fn pieces_of(arena: &HostBuffer, len: usize) -> Vec<Slice<'_>> {
     let whole = arena.as_slice();
     (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
 }
@@ -227,7 +228,7 @@ impl Gram<'_> {
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
     ) -> Result<Solution> {
         let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
-        self.all.all_reduce((&mut products).into(), ReduceOp::Sum)?;
+        self.all.all_reduce(&mut products, ReduceOp::Sum)?;
         let criterion = |layer: usize| self.criteria[layer];
         let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients_by(&products, vectors, criterion)?;
         let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
@@ -284,7 +285,7 @@ impl Gram<'_> {
                     sums.iter_mut().zip(of_chunk).for_each(|(sum, dot)| *sum += dot);
                 }
             }
-            self.all.all_reduce((&mut sums).into(), ReduceOp::Sum)?;
+            self.all.all_reduce(&mut sums, ReduceOp::Sum)?;
             for (&pair, sums) in level.iter().zip(sums.chunks_exact(width)) {
                 trees.set_pair(pair, sums, weights)?;
             }
@@ -329,18 +330,17 @@ impl Workspace {
 
 /// Gives every other rank its piece, and puts theirs for this rank into `room`; both in rank order.
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], room: SliceMut<'_>) -> Result<()> {
-    let bytes = pieces.first().map_or(1, |piece| piece.as_bytes().len());
-    let sends: Vec<(usize, &[u8])> = others(across).zip(pieces.iter().map(|piece| piece.as_bytes())).collect();
-    let mut receives: Vec<(usize, &mut [u8])> =
-        others(across).zip(room.as_bytes_mut().chunks_exact_mut(bytes)).collect();
+    let len = pieces.first().map_or(0, Slice::len);
+    let places = room.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
+    let sends: Vec<_> = others(across).zip(pieces.iter().map(|piece| (*piece).into())).collect();
+    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
     across.exchange(&sends, &mut receives)
 }
 
 /// Gives every other rank this one's piece of the result, and puts theirs into their places, which are in rank order.
 fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
-    let sends: Vec<(usize, &[u8])> = others(across).map(|peer| (peer, own.as_bytes())).collect();
-    let mut receives: Vec<(usize, &mut [u8])> =
-        others(across).zip(places.into_iter().map(|place| place.as_bytes_mut())).collect();
+    let sends: Vec<_> = others(across).map(|peer| (peer, own.into())).collect();
+    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
     across.exchange(&sends, &mut receives)
 }
 
@@ -456,7 +456,7 @@ pub(super) fn in_one_space(
     parts: &mut Parts<'_>,
     granularity: Granularity,
 ) -> Result<Option<AdasumReport>> {
-    let Some(ranks) = comm.address_space() else { return Ok(None) };
+    let Some(ranks) = comm.sharing() else { return Ok(None) };
     let own = OwnPart::new(comm, parts, granularity);
     own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow(), &own.are_whole)
 }

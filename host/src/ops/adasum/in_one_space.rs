@@ -10,9 +10,9 @@ use gradsync_device::math::adasum;
 
 use super::AdasumReport;
 use super::gram::{Gram, Solution};
-use crate::comm::AddressSpace;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::memory::SharedWindows;
 use crate::slice::{Slice, SliceMut};
 
 /// Bytes of all vectors' elements that are read and replaced before the next: they fit into the caches of most processors.
@@ -31,12 +31,12 @@ impl Gram<'_> {
     /// of it lies in this rank's part. `None`, and on every rank, if they do not reach each other's.
     pub(super) fn run_in(
         &self,
-        ranks: &dyn AddressSpace,
+        ranks: &dyn SharedWindows,
         vector: SliceMut<'_>,
         are_whole: &[bool],
     ) -> Result<Option<AdasumReport>> {
         let mut report = None;
-        ranks.lend_windows(vector, &mut |parts| {
+        ranks.with_windows(vector, &mut |parts| {
             report = Some(self.replace(parts, are_whole)?);
             Ok(())
         })?;

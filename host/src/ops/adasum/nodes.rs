@@ -10,56 +10,32 @@ use std::ops::Range;
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
-use crate::agreement::{Ranks, Value, same_plan};
+use crate::agreement::{gather, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::call::Value;
+pub use crate::call::WithinNode;
 use crate::call::scope;
-use crate::comm::{Communicator, ReduceOp};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
+use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
-/// The groups that a rank belongs to when nodes reduce together: host communicators
-/// ([`Communicator`]), or device communicators.
+/// The groups that a rank belongs to when nodes reduce together.
 ///
 /// They are those of [`plan::groups`](crate::plan::groups): all ranks of a data group, those of it on this rank's node, and those in
 /// this rank's place on every node. `all` has as many ranks as `node` and `across` multiplied.
-#[derive(Debug)]
-pub struct Nodes<'a, C: ?Sized> {
+#[derive(Clone, Copy, Debug)]
+pub struct Nodes<'a, M: Memory = Host> {
     /// All ranks.
-    pub all: &'a C,
+    pub all: &'a dyn Communicator<M>,
     /// The ranks of this node.
-    pub node: &'a C,
+    pub node: &'a dyn Communicator<M>,
     /// One rank of every node, in the nodes' order: those that have the same rank in their `node`.
-    pub across: &'a C,
-}
-
-// Derived, they would ask the same of `C`.
-impl<C: ?Sized> Clone for Nodes<'_, C> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<C: ?Sized> Copy for Nodes<'_, C> {}
-
-/// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub enum WithinNode {
-    /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
-    /// dtype.
-    Reduce(ReduceOp),
-    /// Their Adasum, rounded once to the dtype: the nodes' Adasum is then that of all ranks, where nodes are adjacent powers of two of
-    /// ranks, and the products are those of a node's ranks and of nodes, where one Gram matrix has those of all ranks.
-    Adasum,
-}
-
-impl From<ReduceOp> for WithinNode {
-    fn from(op: ReduceOp) -> Self {
-        WithinNode::Reduce(op)
-    }
+    pub across: &'a dyn Communicator<M>,
 }
 
 /// A rank's place among the nodes, as ranks compare it.
@@ -198,7 +174,7 @@ impl Levels {
 /// [`Algorithm::Tree`] over a number of nodes that is no power of two; those of the communicators. After one of
 /// those, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it alone.
 pub fn hierarchical_adasum_all_reduce(
-    nodes: Nodes<'_, dyn Communicator + '_>,
+    nodes: Nodes<'_>,
     buffer: &mut GradientBuffer,
     within_node: impl Into<WithinNode>,
     options: AdasumOptions,
@@ -276,8 +252,8 @@ pub fn hierarchical_adasum_all_reduce(
 }
 
 /// Compares tensors, choices and groups over all ranks, and returns every rank's place.
-pub(crate) fn agree<C: Ranks + ?Sized>(
-    nodes: Nodes<'_, C>,
+pub(crate) fn agree<M: Memory>(
+    nodes: Nodes<'_, M>,
     table: &TensorTable,
     (within_node, options): (WithinNode, AdasumOptions),
     lines: &[(&str, Value<'_>)],
@@ -289,12 +265,12 @@ pub(crate) fn agree<C: Ranks + ?Sized>(
 
 /// Refuses groups that do not make a grid of nodes and places, or in which there are ranks that are not among all; returns every rank's
 /// place. The same on every rank.
-pub(crate) fn check_nodes<C: Ranks + ?Sized>(operation: &'static str, nodes: Nodes<'_, C>) -> Result<Vec<Place>> {
+pub(crate) fn check_nodes<M: Memory>(operation: &'static str, nodes: Nodes<'_, M>) -> Result<Vec<Place>> {
     let Nodes { all, node, across } = nodes;
     // Random, so that ranks of another world do not pass for those which have the same numbers in this one.
     let badge = RandomState::new().hash_one(all.rank());
-    let seat = |group: &C| {
-        let members = group.gather(&[all.rank() as u64, badge])?;
+    let seat = |group: &dyn Communicator<M>| {
+        let members = gather(group, &[all.rank() as u64, badge])?;
         Ok::<_, Error>([
             group.rank() as u64,
             group.world_size() as u64,
@@ -303,7 +279,7 @@ pub(crate) fn check_nodes<C: Ranks + ?Sized>(operation: &'static str, nodes: Nod
         ])
     };
     let own = [&seat(node)?[..], &seat(across)?, &[badge]].concat();
-    let words = all.gather(&own)?;
+    let words = gather(all, &own)?;
     let ranks: Vec<&[u64]> = words.chunks_exact(own.len()).collect();
     let (on_node, across) = (0, Seat::WORDS + 1);
     check_members(operation, "node", on_node, &ranks)?;

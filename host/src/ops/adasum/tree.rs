@@ -8,11 +8,12 @@ use std::ops::Range;
 use gradsync_device::math::adasum;
 
 use super::{AdasumReport, Granularity, OPERATION, for_tensors};
-use crate::buffer::{Arena, Parts, Scratch};
-use crate::comm::{Communicator, ReduceOp};
+use crate::buffer::{Parts, Scratch};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::memory::HostBuffer;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
 
@@ -45,7 +46,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn halves(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<[Arena; 2]> {
+    fn halves(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<[HostBuffer; 2]> {
         let mut half = || scratch.take(OPERATION, dtype, len.div_ceil(2));
         Ok([half()?, half()?])
     }
@@ -88,13 +89,13 @@ impl Tree<'_> {
     /// recursive doubling: every rank adds the same numbers in the same tree, and addition commutes, so that all get the same bits.
     fn sum(&self, group_size: usize, values: &mut [f64]) -> Result<()> {
         if let Some(node) = self.node {
-            node.all_reduce((&mut *values).into(), ReduceOp::Sum)?;
+            node.all_reduce(&mut *values, ReduceOp::Sum)?;
         }
         let mut received = vec![0.0; values.len()];
         let mut distance = 1;
         while distance < group_size {
             let peer = self.across.rank() ^ distance;
-            self.across.send_recv((&*values).into(), peer, (&mut received).into(), peer)?;
+            self.across.send_recv(&*values, peer, &mut received, peer)?;
             values.iter_mut().zip(&received).for_each(|(value, received)| *value += received);
             distance *= 2;
         }

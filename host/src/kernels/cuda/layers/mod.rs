@@ -18,9 +18,8 @@ pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::same_len;
 use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.

@@ -4,11 +4,12 @@ use super::gram::Gram;
 use super::layer_count;
 use super::tree::Tree;
 use crate::agreement::all_prepared;
-use crate::buffer::DeviceGradientBuffer;
+use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::error::{Error, Operation, Result};
+use crate::memory::Cuda;
 use crate::ops::adasum::{Levels, agree};
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 
@@ -26,7 +27,7 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// nodes as much as the arena.
 #[derive(Debug)]
 pub struct HierarchicalAdasum<'c> {
-    nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
+    nodes: Nodes<'c, Cuda>,
     /// With the choices that it was made with.
     operation: Operation,
     fingerprint: u64,
@@ -59,15 +60,15 @@ enum Across {
 
 impl Inside {
     /// Reduces the arena of every rank of the node.
-    fn all_reduce(&mut self, node: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+    fn all_reduce(&mut self, node: &dyn Communicator<Cuda>, arena: DeviceSliceMut<'_>) -> Result<()> {
         match self {
-            Inside::Reduce(op) => node.all_reduce(arena, *op, Scaling::NONE),
+            Inside::Reduce(op) => node.all_reduce(arena, *op),
             Inside::Adasum(gram) => gram.run(node, node, arena),
         }
     }
 
     /// As that, leaving this rank's shard of the result in its place.
-    fn reduce_scatter(&mut self, node: &dyn DeviceCommunicator, arena: DeviceSliceMut<'_>) -> Result<()> {
+    fn reduce_scatter(&mut self, node: &dyn Communicator<Cuda>, arena: DeviceSliceMut<'_>) -> Result<()> {
         match self {
             Inside::Reduce(op) => node.reduce_scatter_in_place(arena, *op),
             Inside::Adasum(gram) => gram.reduce(node, node, arena),
@@ -76,7 +77,7 @@ impl Inside {
 }
 
 impl Across {
-    fn run(&mut self, nodes: Nodes<'_, dyn DeviceCommunicator + '_>, shard: DeviceSliceMut<'_>) -> Result<()> {
+    fn run(&mut self, nodes: Nodes<'_, Cuda>, shard: DeviceSliceMut<'_>) -> Result<()> {
         let Nodes { all, node, across } = nodes;
         match self {
             Across::Gram(gram) => gram.run(across, all, shard),
@@ -88,15 +89,15 @@ impl Across {
 impl Steps {
     /// What this rank needs, without the others.
     fn prepare(
-        Nodes { all, node, across }: Nodes<'_, dyn DeviceCommunicator + '_>,
-        buffer: &DeviceGradientBuffer,
+        Nodes { all, node, across }: Nodes<'_, Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         within_node: WithinNode,
         levels: Levels,
         granularity: Granularity,
     ) -> Result<Self> {
         let table = buffer.table();
         let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
-        let gram = |of: &dyn DeviceCommunicator, range| Gram::new(of, buffer, range, granularity).map(Box::new);
+        let gram = |of: &dyn Communicator<Cuda>, range| Gram::new(of, buffer, range, granularity).map(Box::new);
         let layers = layer_count(granularity, table.tensor_count());
         let inside = || {
             Ok::<_, Error>(match within_node {
@@ -135,8 +136,8 @@ impl<'c> HierarchicalAdasum<'c> {
     /// does not suffice. Where that is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of
     /// the communicators.
     pub fn new(
-        nodes: Nodes<'c, dyn DeviceCommunicator + 'c>,
-        buffer: &DeviceGradientBuffer,
+        nodes: Nodes<'c, Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         within_node: impl Into<WithinNode>,
         options: AdasumOptions,
     ) -> Result<Self> {
@@ -156,7 +157,7 @@ impl<'c> HierarchicalAdasum<'c> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for; those of the communicators. After one of those the
     /// contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
 use crate::kernels::cuda::Layers;
+use crate::memory::Cuda;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
 use super::super::in_place;
@@ -22,15 +23,15 @@ pub(super) struct Gram {
 }
 
 /// Adds sums up over all ranks.
-fn add_up(comm: &dyn DeviceCommunicator, totals: DeviceSliceMut<'_>) -> Result<()> {
-    comm.all_reduce(totals, ReduceOp::Sum, Scaling::NONE)
+fn add_up(comm: &dyn Communicator<Cuda>, totals: DeviceSliceMut<'_>) -> Result<()> {
+    comm.all_reduce(totals, ReduceOp::Sum)
 }
 
 impl Gram {
     /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks.
     pub(super) fn new(
-        across: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        across: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         range: Range<usize>,
         granularity: Granularity,
     ) -> Result<Self> {
@@ -47,8 +48,8 @@ impl Gram {
     /// Replaces the vectors of the ranks of `across` by their Adasum, with products of all parts that the ranks of `all` hold.
     pub(super) fn run(
         &mut self,
-        across: &dyn DeviceCommunicator,
-        all: &dyn DeviceCommunicator,
+        across: &dyn Communicator<Cuda>,
+        all: &dyn Communicator<Cuda>,
         mut arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
         self.reduce(across, all, arena.reborrow())?;
@@ -58,8 +59,8 @@ impl Gram {
     /// As [`run`](Self::run), leaving this rank's shard of the result in its place.
     pub(super) fn reduce(
         &mut self,
-        across: &dyn DeviceCommunicator,
-        all: &dyn DeviceCommunicator,
+        across: &dyn Communicator<Cuda>,
+        all: &dyn Communicator<Cuda>,
         arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let view = arena.as_slice();
@@ -71,10 +72,11 @@ impl Gram {
         let mut receives = Vec::with_capacity(world_size - 1);
         for peer in peers() {
             let (part, others) = rest.split_at_mut(len);
-            receives.push((peer, part));
+            receives.push((peer, part.into()));
             rest = others;
         }
-        across.exchange(peers().map(|peer| (peer, shard(peer))).collect(), receives)?;
+        let sends: Vec<_> = peers().map(|peer| (peer, shard(peer).into())).collect();
+        across.exchange(&sends, &mut receives)?;
 
         // This rank's own vector is read where it lies.
         let received = self.received.as_slice();

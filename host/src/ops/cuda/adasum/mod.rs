@@ -15,11 +15,12 @@ use std::ops::Range;
 pub use self::across_nodes::HierarchicalAdasum;
 pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{Communicator, DeviceCommunicator};
+use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
 use crate::driver::DeviceSliceMut;
 use crate::error::Result;
 use crate::kernels::cuda::{Layers, zero_all};
+use crate::memory::Cuda;
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
 
@@ -31,9 +32,9 @@ pub enum ReduceAlgo<'a> {
     /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
     Cpu(&'a dyn Communicator),
     /// Sum, mean or Adasum inside nodes, Adasum across them, on the device (GpuHierarchicalReduction).
-    GpuHierarchical(Nodes<'a, dyn DeviceCommunicator + 'a>, WithinNode),
+    GpuHierarchical(Nodes<'a, Cuda>, WithinNode),
     /// Adasum of all ranks, on the device.
-    Gpu(&'a dyn DeviceCommunicator),
+    Gpu(&'a dyn Communicator<Cuda>),
 }
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step (AdasumAllReduce).
@@ -52,7 +53,7 @@ impl<'c> AdasumAllReduce<'c> {
     ///
     /// # Errors
     /// As [`StagedAdasum::new`], [`HierarchicalAdasum::new`] and [`Adasum::new`].
-    pub fn new(algo: ReduceAlgo<'c>, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    pub fn new(algo: ReduceAlgo<'c>, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
         Ok(match algo {
             ReduceAlgo::Cpu(comm) => Self::Cpu(StagedAdasum::new(comm, buffer, options)?),
             ReduceAlgo::GpuHierarchical(nodes, within_node) => {
@@ -66,7 +67,7 @@ impl<'c> AdasumAllReduce<'c> {
     ///
     /// # Errors
     /// As [`StagedAdasum::all_reduce`], [`HierarchicalAdasum::all_reduce`] and [`Adasum::all_reduce`].
-    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         match self {
             Self::Cpu(staged) => staged.all_reduce(buffer),
             Self::GpuHierarchical(nodes) => nodes.all_reduce(buffer),
@@ -89,7 +90,7 @@ impl<'c> AdasumAllReduce<'c> {
 
 /// The layers of a window of a buffer, for `vectors` vectors.
 fn layers(
-    buffer: &DeviceGradientBuffer,
+    buffer: &GradientBuffer<Cuda>,
     window: Range<usize>,
     granularity: Granularity,
     vectors: usize,
@@ -103,7 +104,7 @@ fn layers(
 }
 
 /// The elements of each layer of a buffer in all ranks' windows together, without gaps.
-fn whole_lens(buffer: &DeviceGradientBuffer, granularity: Granularity) -> Vec<usize> {
+fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<usize> {
     let segments = buffer.table().segments();
     match granularity {
         Granularity::Tensor => segments.iter().map(Range::len).collect(),

@@ -1,12 +1,13 @@
 //! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
 //! processors.
 
+use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp};
+use gradsync::comm::{Communicator, Ranks, ReduceOp};
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, StagedAdasum};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes};
-use gradsync::{DeviceGradientBuffer, GradientBuffer};
 
 use super::collectives::unreachable_peers;
 use super::plain::Plain;
@@ -59,7 +60,7 @@ pub(super) struct Reduction<'a> {
     comm: &'a NcclCommunicator,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(DeviceGradientBuffer, Way<'a>)>,
+    buffers: Vec<(GradientBuffer<Cuda>, Way<'a>)>,
     host: GradientBuffer,
     baseline: Option<Baseline<'a>>,
 }
@@ -82,10 +83,9 @@ impl<'a> Reduction<'a> {
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
             let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
-            let buffer = DeviceGradientBuffer::new(queue, row.types.to, row.ranks, tensors)?;
+            let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors)?;
             if let (Some(on), Some(groups)) = (row.nodes(), groups) {
-                let nodes: Nodes<'a, dyn DeviceCommunicator> =
-                    Nodes { all: comm, node: &groups.node, across: &groups.across };
+                let nodes: Nodes<'a, Cuda> = Nodes { all: comm, node: &groups.node, across: &groups.across };
                 let adasum = HierarchicalAdasum::new(nodes, &buffer, on.within(), on.options())?;
                 buffers.push((buffer, Way::InNodes(adasum)));
                 continue;
@@ -152,7 +152,7 @@ impl Subject for Reduction<'_> {
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
         self.prepare()?;
         // No rank reads from a buffer that its owner is still filling.
-        self.comm.agree_on("perf", "round", 0)?;
+        self.comm.barrier()?;
         self.call(side, 0)?;
         self.comm.synchronize(self.queue)?;
         self.buffers[0].0.copy_to_host(&mut self.host)?;

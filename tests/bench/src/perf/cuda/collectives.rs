@@ -1,10 +1,11 @@
 //! Collectives over NCCL, and the reduction of peers' buffers, each beside plain NCCL on the same memory.
 
+use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
-use gradsync::{DeviceGradientBuffer, GradientBuffer};
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};
@@ -76,7 +77,7 @@ impl<'a> Collective<'a> {
             return Ok(ordered.run(output)?);
         }
         match (self.row.operation, side) {
-            (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op, Scaling::NONE)?,
+            (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
             (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
             (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(output)?,
             (Operation::AllGather, _) => comm.all_gather(input, output)?,
@@ -85,7 +86,7 @@ impl<'a> Collective<'a> {
             }
             (Operation::ReduceScatter, _) => comm.reduce_scatter(input, output, op)?,
             (Operation::AllToAll, _) => comm.all_to_all(input, output)?,
-            _ => comm.exchange(vec![((rank + 1) % ranks, input)], vec![((rank + ranks - 1) % ranks, output)])?,
+            _ => comm.send_recv(input, (rank + 1) % ranks, output, (rank + ranks - 1) % ranks)?,
         }
         Ok(())
     }
@@ -153,7 +154,7 @@ pub(super) struct Peers<'a> {
     plain: &'a Plain,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(DeviceGradientBuffer, PeerAllReduce<'a>)>,
+    buffers: Vec<(GradientBuffer<Cuda>, PeerAllReduce<'a>)>,
     host: GradientBuffer,
 }
 
@@ -168,7 +169,7 @@ impl<'a> Peers<'a> {
         let tensors = || [("all", [row.len])];
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, row.bytes(), MOST_MAPPED)? {
-            let buffer = DeviceGradientBuffer::new(queue, row.types.to, row.ranks, tensors())?;
+            let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors())?;
             let reduction = PeerAllReduce::new(comm, &buffer, op(row))?.ok_or_else(unreachable_peers)?;
             buffers.push((buffer, reduction));
         }
@@ -202,7 +203,7 @@ impl Subject for Peers<'_> {
         let place = round % self.buffers.len();
         let (buffer, reduction) = &mut self.buffers[place];
         match side {
-            Side::Baseline => self.plain.all_reduce(buffer.tensor_mut(0), op(&self.row)),
+            Side::Baseline => self.plain.all_reduce(buffer.tensor_mut(0).into_data(), op(&self.row)),
             _ => Ok(reduction.run(buffer)?),
         }
     }
@@ -211,10 +212,10 @@ impl Subject for Peers<'_> {
         let op = op(&self.row);
         self.prepare()?;
         // No rank writes into a buffer that its owner is still filling.
-        self.comm.agree_on("perf", "round", 0)?;
+        self.comm.barrier()?;
         self.call(side, 0)?;
         self.comm.synchronize(self.queue)?;
         let table = reduced(op, self.comm.world_size());
-        wrong(self.buffers[0].0.tensor(0), tolerance(op), |index| table[index % PERIOD])
+        wrong(self.buffers[0].0.tensor(0).data(), tolerance(op), |index| table[index % PERIOD])
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradsync::DType;
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{DeviceCommunicator, ReduceOp};
+use gradsync::comm::{Ranks, ReduceOp};
 use gradsync::driver::{DeviceSlice, DeviceSliceMut};
 use gradsync::sys::nccl::{Comm, Config, DataTypeCode, Nccl, RedOp, ResultCode, UniqueId};
 

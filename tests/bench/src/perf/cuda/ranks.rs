@@ -1,11 +1,12 @@
 //! Ranks with a GPU each: the processes of a launcher, or threads of this process.
 
+use gradsync::memory::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{self, Call, Communicator, DeviceCommunicator, local};
+use gradsync::comm::{self, Call, Communicator, Ranks, local};
 use gradsync::driver::{Graph, Queue};
 
 use super::adasum::{self, Reduction};
@@ -116,14 +117,14 @@ fn measure(
 ) -> Result<Found, PerfError> {
     // All ranks have their operands.
     queue.synchronize()?;
-    comm.agree_on("perf", "row", 0)?;
+    comm.barrier()?;
     let mut launch = |graph: &Graph| {
         let call = Call::without_data(comm::Operation::Graph);
         Ok(comm.run_kernels(call, queue, &mut || Ok(graph.launch()?))?)
     };
     let seconds = timing::time(queue, subject, output.counts, &mut launch)?;
     comm.synchronize(queue)?;
-    comm.agree_on("perf", "row", 1)?;
+    comm.barrier()?;
     let own = Found { seconds, wrong: subject::check(subject, output.counts)? };
     let bytes: Vec<u8> = own.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
     let all = comm.member().all_gather(&bytes, DEADLINE).map_err(gradsync::Error::from)?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gradsync::GradientBuffer;
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, hierarchical_adasum_all_reduce};
 
 use super::vectors::{Vectors, slots};
@@ -62,7 +62,7 @@ pub(crate) fn run<C: Communicator + Split>(
 fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfError> {
     let numbers = own.to_numbers();
     let mut all = vec![0.0f64; numbers.len() * comm.world_size()];
-    comm.all_gather((&numbers).into(), (&mut all).into())?;
+    comm.all_gather(&numbers, &mut all)?;
     // This rank's own wrong elements would count twice.
     let (rank, size) = (comm.rank(), numbers.len());
     Ok(own.merge(all.chunks(size).enumerate().filter(|(other, _)| *other != rank).map(|(_, numbers)| numbers)))
@@ -101,7 +101,7 @@ impl<'a> Collective<'a> {
         let buffers = match row.operation {
             Operation::Adasum => {
                 // Threads reach each other's memory of any kind, and ranks of a node may where those of several nodes do not.
-                let may_share = comm.address_space().is_some() || row.nodes().is_some();
+                let may_share = comm.sharing().is_some() || row.nodes().is_some();
                 let is_over_mpi = place == Place::Ranks(TransportChoice::Mpi);
                 let is_shared = is_over_mpi && may_share && !counts.ordinary_buffers;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };

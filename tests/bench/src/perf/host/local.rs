@@ -2,7 +2,7 @@
 //!
 //! They are held against the machine's memory, which carries all of them: a copy by all cores of as many bytes as memory has to move.
 
-use gradsync::comm::{Communicator, local};
+use gradsync::comm::{Ranks, local};
 
 use super::collectives::{self, HostBaseline, HostBaselines};
 use super::vectors::{Copy, slots};
@@ -15,8 +15,9 @@ use crate::perf::record::BaselineName;
 
 /// Measures sections on that many threads.
 pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
-    let outcomes =
-        local::run(ranks, |comm| collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 }))?;
+    let outcomes = local::run_each(ranks, |comm| {
+        collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
+    })?;
     first_failure(outcomes)
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::Communicator;
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{Communicator as _, ReduceOp};
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
 
 use self::plain::Plain;
 use super::PerfError;
@@ -66,7 +66,7 @@ pub(crate) fn look() -> Result<Processes, PerfError> {
         // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
         comm.barrier()?;
         let mut slowest = [start.elapsed().as_secs_f64()];
-        comm.all_reduce((&mut slowest[..]).into(), ReduceOp::Max)?;
+        comm.all_reduce(&mut slowest, ReduceOp::Max)?;
         best = best.min(slowest[0]);
     }
     let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;

@@ -5,8 +5,8 @@
 //! Nothing is reduced here.
 //!
 //! ```
-//! use gradsync::comm::groups::Groups;
-//! use gradsync::comm::{Communicator, ReduceOp, local};
+//! use gradsync::groups::Groups;
+//! use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
 //! use gradsync::plan::groups::{GroupKind, Sizes};
 //!
 //! // Two stages, each of which sees different data on two ranks: ranks 0 and 1 are the first, ranks 2 and 3 the second.
@@ -16,62 +16,30 @@
 //!     let groups = Groups::new(world, sizes)?;
 //!     // The gradients of a stage are added up over the ranks that have it, and over no others.
 //!     let mut gradients = [rank as f32];
-//!     groups.get(GroupKind::Data)?.all_reduce((&mut gradients[..]).into(), ReduceOp::Sum)?;
+//!     groups.get(GroupKind::Data)?.all_reduce(&mut gradients, ReduceOp::Sum)?;
 //!     // What the first stage has computed goes to the second, on the ranks that see the same data.
 //!     let pipeline = groups.get(GroupKind::Pipeline)?;
 //!     let mut activation = [if pipeline.rank() == 0 { 10.0 + rank as f32 } else { 0.0 }];
 //!     match pipeline.rank() {
-//!         0 => pipeline.send((&activation[..]).into(), 1)?,
-//!         _ => pipeline.recv((&mut activation[..]).into(), 0)?,
+//!         0 => pipeline.send(&activation, 1)?,
+//!         _ => pipeline.recv(&mut activation, 0)?,
 //!     }
 //!     Ok((gradients[0], activation[0]))
 //! })?;
-//! let outcomes: Vec<_> = outcomes.into_iter().map(|outcome| outcome.expect("no rank panicked")).collect::<Result<_, _>>()?;
 //! assert_eq!(outcomes, [(1.0, 10.0), (1.0, 11.0), (5.0, 10.0), (5.0, 11.0)]);
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 
 use std::cell::OnceCell;
 
-use super::{Communicator, Split, gather_words};
-use crate::agreement::{Plan, Value, agree_by};
+use crate::agreement::{Plan, agree};
+use crate::call::Value;
 use crate::call::scope;
+use crate::comm::{Ranks, Split};
 use crate::error::{Error, Operation, Result};
 use crate::plan::groups::{GroupKind, Sizes, Topology};
 
 const OPERATION: &str = "groups";
-
-/// What [`Groups`] asks of the communicator of all ranks, be it one for host or for device memory. Every
-/// [`Communicator`] that can be [split](Split) is one.
-pub trait World: Split {
-    /// The number of this rank, and how many there are.
-    fn place(&self) -> (usize, usize);
-
-    /// Every rank's words, in rank order; all ranks bring equally many.
-    ///
-    /// # Errors
-    /// Those of a collective.
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
-}
-
-impl<C: Communicator + Split> World for C {
-    fn place(&self) -> (usize, usize) {
-        (self.rank(), self.world_size())
-    }
-
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        gather_words(self, words)
-    }
-}
-
-/// Fails on every rank unless all have the same plan.
-fn agree(world: &impl World, plan: &Plan<'_>) -> Result<()> {
-    let gather = |words: &[u64]| {
-        let _comparing = scope::comparing();
-        world.gather_words(words)
-    };
-    agree_by(&gather, plan, Ok(()))
-}
 
 /// A rank's communicators of every kind of parallel group, split off at their first use and kept.
 ///
@@ -85,7 +53,7 @@ pub struct Groups<C> {
     split: [OnceCell<C>; GroupKind::ALL.len()],
 }
 
-impl<C: World> Groups<C> {
+impl<C: Ranks + Split> Groups<C> {
     /// Divides all ranks, those of `world`. All of them have to call it.
     ///
     /// # Errors
@@ -102,8 +70,8 @@ impl<C: World> Groups<C> {
             ("pipeline size", Value::Number(pipeline)),
         ];
         // Before anything that a rank might refuse alone.
-        agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) })?;
-        let (rank, world_size) = world.place();
+        agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) }, Ok(()))?;
+        let (rank, world_size) = (world.rank(), world.world_size());
         if ranks != world_size {
             let reason = format!("the world size is {ranks}, and the communicator has {world_size} ranks");
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -137,7 +105,7 @@ impl<C: World> Groups<C> {
         }
         let operation = Operation::Group(kind);
         let _scope = scope::within(operation);
-        agree(&self.world, &Plan::of(operation))?;
+        agree(&self.world, &Plan::of(operation), Ok(()))?;
         // There are fewer ranks than `plan::groups::MOST_RANKS`: both fit.
         let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
             let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());

@@ -1,11 +1,12 @@
-//! [`Arena`]: zeroed memory for the elements of one dtype. It knows no tensors, and never grows.
+//! [`HostBuffer`]: zeroed memory for the elements of one dtype. It knows no tensors, and never grows.
 
 use memmap2::MmapMut;
 
-use crate::dtype::{DType, Element};
+use super::file::{LARGE_PAGE, MemoryFile};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{LARGE_PAGE, MemoryFile};
 use crate::plan::layout::TENSOR_ALIGNMENT;
+use crate::slice::Element;
 use crate::slice::{Slice, SliceMut};
 
 /// The unit of small allocations: what a tensor is aligned to.
@@ -63,13 +64,13 @@ impl Memory {
 }
 
 /// Zeroed memory for elements of one dtype, aligned for every use.
-pub(crate) struct Arena {
+pub struct HostBuffer {
     dtype: DType,
     len: usize,
     memory: Memory,
 }
 
-impl Arena {
+impl HostBuffer {
     pub(crate) fn zeroed(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len * dtype.size_bytes();
         let memory = Memory::zeroed(bytes).ok_or(Error::OutOfMemory { operation, bytes })?;
@@ -88,12 +89,14 @@ impl Arena {
         matches!(self.memory, Memory::File(_))
     }
 
-    pub(crate) fn dtype(&self) -> DType {
+    /// The type of every element.
+    pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    pub(crate) fn as_slice(&self) -> Slice<'_> {
-        fn typed<T: Element>(arena: &Arena) -> Slice<'_> {
+    /// The elements.
+    pub fn as_slice(&self) -> Slice<'_> {
+        fn typed<T: Element>(arena: &HostBuffer) -> Slice<'_> {
             T::slice(bytemuck::cast_slice(&arena.memory.bytes()[..arena.len * size_of::<T>()]))
         }
         match self.dtype {
@@ -104,8 +107,9 @@ impl Arena {
         }
     }
 
-    pub(crate) fn as_mut_slice(&mut self) -> SliceMut<'_> {
-        fn typed<T: Element>(arena: &mut Arena) -> SliceMut<'_> {
+    /// The elements, to write.
+    pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        fn typed<T: Element>(arena: &mut HostBuffer) -> SliceMut<'_> {
             let bytes = arena.len * size_of::<T>();
             T::slice_mut(bytemuck::cast_slice_mut(&mut arena.memory.bytes_mut()[..bytes]))
         }
@@ -119,9 +123,9 @@ impl Arena {
 }
 
 /// Dtype and length; never the elements.
-impl std::fmt::Debug for Arena {
+impl std::fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arena").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("HostBuffer").field("dtype", &self.dtype).field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -134,9 +138,9 @@ mod tests {
         for dtype in DType::ALL {
             let large = LARGE_PAGE / dtype.size_bytes();
             for len in [0, 1, 127, large - 1, large, large + 1, 3 * large + 5] {
-                let mut arenas = vec![Arena::zeroed("test", dtype, len).unwrap()];
+                let mut arenas = vec![HostBuffer::zeroed("test", dtype, len).unwrap()];
                 if cfg!(target_os = "linux") {
-                    arenas.push(Arena::shared("test", dtype, len).unwrap());
+                    arenas.push(HostBuffer::shared("test", dtype, len).unwrap());
                 }
                 for mut arena in arenas {
                     assert_eq!((arena.as_slice().len(), arena.as_slice().dtype()), (len, dtype));
@@ -151,9 +155,9 @@ mod tests {
 
     #[test]
     fn what_no_machine_has_is_refused_with_its_size() {
-        let error = Arena::zeroed("test", DType::F32, 1 << 60).unwrap_err();
+        let error = HostBuffer::zeroed("test", DType::F32, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { operation: "test", bytes } if bytes == 1 << 62), "{error}");
-        let error = Arena::shared("test", DType::F32, 1 << 60).unwrap_err();
+        let error = HostBuffer::shared("test", DType::F32, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::MemoryFile { operation: "test", bytes, .. } if bytes == 1 << 62), "{error}");
     }
 }

@@ -1,25 +1,17 @@
-//! Exchange inside a warp, after `cuda_std::warp`. Always the whole warp: no kernel here lets single lanes leave early.
+//! Sums over the lanes of a warp. Always the whole warp: no kernel here lets single lanes leave early.
 
 use crate::abi::WARP;
-use crate::{arch, thread};
-
-/// Index of this thread in its warp.
-#[inline(always)]
-pub(crate) fn lane_id() -> u32 {
-    thread::thread_idx_x() % WARP
-}
+use crate::arch;
+use crate::dialect::warp::{WarpShuffleValue, lane_id, warp_shuffle_xor};
 
 /// The value of the lane whose index differs by `lane_mask`.
 ///
 /// # Safety
 /// All lanes of the warp must execute this together.
 #[inline(always)]
-pub(crate) unsafe fn warp_shuffle_xor(value: f64, lane_mask: u32) -> f64 {
-    let bits = value.to_bits();
+unsafe fn exchange<T: WarpShuffleValue>(value: T, lane_mask: u32) -> T {
     // SAFETY: the caller's promise.
-    let (low, high) =
-        unsafe { (arch::shuffle_xor(bits as u32, lane_mask), arch::shuffle_xor((bits >> 32) as u32, lane_mask)) };
-    f64::from_bits((high as u64) << 32 | low as u64)
+    unsafe { warp_shuffle_xor(u32::MAX, value, lane_mask, WARP).0 }
 }
 
 /// The sum over each group of `LANES` neighbouring lanes, on every lane of the group: a butterfly, so that all lanes add in the same tree and
@@ -33,7 +25,7 @@ pub(crate) unsafe fn sum_of<const LANES: u32>(value: f64) -> f64 {
     let mut lane_mask = LANES / 2;
     while lane_mask > 0 {
         // SAFETY: the caller's promise.
-        total += unsafe { warp_shuffle_xor(total, lane_mask) };
+        total += unsafe { exchange(total, lane_mask) };
         lane_mask /= 2;
     }
     total
@@ -59,7 +51,7 @@ pub(crate) unsafe fn sums<const K: usize>(mut values: [f64; K], mut write: impl 
             let high = if half + place < count { values[half + place] } else { 0.0 };
             let (kept, sent) = if upper { (high, low) } else { (low, high) };
             // SAFETY: the caller's promise.
-            values[place] = kept + unsafe { warp_shuffle_xor(sent, lane_mask) };
+            values[place] = kept + unsafe { exchange(sent, lane_mask) };
             place += 1;
         }
         if upper {
@@ -89,7 +81,7 @@ pub(crate) unsafe fn exclusive_or(value: u32) -> u32 {
     let mut lane_mask = WARP / 2;
     while lane_mask > 0 {
         // SAFETY: the caller's promise.
-        all ^= unsafe { arch::shuffle_xor(all, lane_mask) };
+        all ^= unsafe { exchange(all, lane_mask) };
         lane_mask /= 2;
     }
     all

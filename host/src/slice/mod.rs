@@ -1,13 +1,17 @@
-//! Slices whose element type is known at run time, and tensors: a slice with a shape.
+//! Slices in the host's memory whose element type is known at run time.
 //!
-//! They borrow; nothing here owns or copies data, or knows an operation.
+//! They borrow; nothing here owns data, or knows an operation.
 
-use std::borrow::Cow;
+mod element;
+
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::dtype::{DType, Element};
+pub use self::element::Element;
+pub(crate) use self::element::{storage, storage_mut};
+
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A borrowed slice of any of the four dtypes.
@@ -89,6 +93,11 @@ impl<'a> Slice<'a> {
     /// The elements, if `T` is their type.
     pub fn typed<T: Element>(self) -> Option<&'a [T]> {
         with_typed!(Slice, self, data => bytemuck_same(data))
+    }
+
+    /// A copy of the elements, if `T` is their type.
+    pub fn to_vec<T: Element>(self) -> Option<Vec<T>> {
+        self.typed().map(<[T]>::to_vec)
     }
 
     /// Every element widened.
@@ -179,29 +188,30 @@ impl<'a> SliceMut<'a> {
     }
 }
 
-impl<'a, T: Element> From<&'a [T]> for Slice<'a> {
-    fn from(data: &'a [T]) -> Self {
-        T::slice(data)
+impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
+    /// The same elements for a shorter borrow.
+    fn from(data: &'a mut SliceMut<'_>) -> Self {
+        data.reborrow()
     }
 }
 
-impl<'a, T: Element> From<&'a Vec<T>> for Slice<'a> {
-    fn from(data: &'a Vec<T>) -> Self {
-        T::slice(data)
-    }
-}
+/// A slice, an array or a vector of elements.
+macro_rules! from_elements {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<'a, T: Element, $($generics)*> From<&'a $type> for Slice<'a> {
+            fn from(data: &'a $type) -> Self {
+                T::slice(data)
+            }
+        }
 
-impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
-    fn from(data: &'a mut [T]) -> Self {
-        T::slice_mut(data)
-    }
+        impl<'a, T: Element, $($generics)*> From<&'a mut $type> for SliceMut<'a> {
+            fn from(data: &'a mut $type) -> Self {
+                T::slice_mut(data)
+            }
+        }
+    )*};
 }
-
-impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a> {
-    fn from(data: &'a mut Vec<T>) -> Self {
-        T::slice_mut(data)
-    }
-}
+from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
 
 /// Elements of a shape; a product that no address space holds is refused.
 pub(crate) fn shape_len(operation: &'static str, shape: &[usize]) -> Result<usize> {
@@ -209,93 +219,4 @@ pub(crate) fn shape_len(operation: &'static str, shape: &[usize]) -> Result<usiz
         operation,
         reason: format!("shape {shape:?} has more elements than memory has addresses"),
     })
-}
-
-fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
-    let expected = shape_len("tensor view", shape)?;
-    if expected == len {
-        return Ok(());
-    }
-    Err(Error::LengthMismatch {
-        operation: "tensor view",
-        left_name: format!("shape {shape:?}"),
-        left: expected,
-        right_name: "the data".into(),
-        right: len,
-    })
-}
-
-/// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.
-#[derive(Clone, Debug)]
-pub struct TensorView<'a> {
-    data: Slice<'a>,
-    shape: Cow<'a, [usize]>,
-}
-
-/// A tensor to write, as [`TensorView`].
-#[derive(Debug)]
-pub struct TensorViewMut<'a> {
-    data: SliceMut<'a>,
-    shape: Cow<'a, [usize]>,
-}
-
-impl<'a> TensorView<'a> {
-    /// Gives a slice a shape.
-    ///
-    /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
-    pub fn new(data: impl Into<Slice<'a>>, shape: &'a [usize]) -> Result<Self> {
-        let data = data.into();
-        check_shape(data.len(), shape)?;
-        Ok(Self { data, shape: Cow::Borrowed(shape) })
-    }
-
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The elements.
-    pub fn data(&self) -> Slice<'a> {
-        self.data
-    }
-}
-
-impl<'a> TensorViewMut<'a> {
-    /// Gives a slice a shape.
-    ///
-    /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
-    pub fn new(data: impl Into<SliceMut<'a>>, shape: &'a [usize]) -> Result<Self> {
-        let data = data.into();
-        check_shape(data.len(), shape)?;
-        Ok(Self { data, shape: Cow::Borrowed(shape) })
-    }
-
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The elements.
-    pub fn data(&self) -> Slice<'_> {
-        self.data.as_slice()
-    }
-
-    /// The elements, to write.
-    pub fn into_data(self) -> SliceMut<'a> {
-        self.data
-    }
-}
-
-impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
-    fn from(data: &'a [T]) -> Self {
-        Self { shape: Cow::Owned(vec![data.len()]), data: T::slice(data) }
-    }
-}
-
-impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
-    fn from(data: &'a mut [T]) -> Self {
-        Self { shape: Cow::Owned(vec![data.len()]), data: T::slice_mut(data) }
-    }
 }

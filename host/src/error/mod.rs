@@ -2,11 +2,17 @@
 //!
 //! Nothing here decides what is an error: the operations do, before anything is written.
 
+mod bootstrap;
+#[cfg(feature = "mpi")]
+mod mpi;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::BootstrapError;
+pub use self::bootstrap::{BootstrapError, Strangers};
+#[cfg(feature = "mpi")]
+pub use self::mpi::MpiError;
 pub use crate::call::{Call, Factor, Operation, Pass};
 use crate::call::{scope, two_calls};
 use crate::dtype::DType;
@@ -104,15 +110,29 @@ pub enum Error {
     /// MPI cannot be used as this crate needs it, or refused a call outside of a collective.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
-    Mpi(#[from] crate::comm::mpi::MpiError),
+    Mpi(#[from] MpiError),
     /// The CUDA driver is missing or refused a call.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Cuda(#[from] crate::driver::CudaError),
+    Cuda(#[from] crate::sys::CudaError),
     /// NCCL is missing, too old, or refused a call.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nccl(#[from] crate::sys::nccl::NcclError),
+}
+
+/// Refuses operands of different lengths.
+pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
+    if left.1 == right.1 {
+        return Ok(());
+    }
+    Err(Error::LengthMismatch {
+        operation,
+        left_name: left.0.into(),
+        left: left.1,
+        right_name: right.0.into(),
+        right: right.1,
+    })
 }
 
 /// The first thing in which the calls of two ranks differ; the same on every rank.
