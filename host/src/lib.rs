@@ -17,7 +17,8 @@
 //!
 //! # Features
 //!
-//! * `cli` (default): the program `gradsync`.
+//! None is on by default. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
+//!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
 //!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C

@@ -5,9 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::process::root;
+use crate::process::{Cmd, root};
 
-const MEMBERS: [&str; 4] = ["host", "device", "xtask", "tests"];
+/// The folders of the repository, in which all members of the workspace lie.
+const FOLDERS: [&str; 4] = ["host", "device", "xtask", "tests"];
+const MEMBERS: [&str; 6] = ["host", "host/cli", "device", "xtask", "tests", "tests/bench"];
 /// Beyond this, a file holds more than one thing. About 400 is the aim.
 const LONGEST: usize = 600;
 
@@ -36,10 +38,10 @@ const ROOMS: [&str; 18] = [
 /// Every source file of ours, with its path relative to the root and its text.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for member in MEMBERS {
-        visit(&root().join(member), &mut found);
+    for folder in FOLDERS {
+        visit(&root().join(folder), &mut found);
     }
-    assert!(found.len() > MEMBERS.len(), "found {} sources under {}", found.len(), root().display());
+    assert!(found.len() > FOLDERS.len(), "found {} sources under {}", found.len(), root().display());
     found
 }
 
@@ -114,7 +116,7 @@ fn files_stay_readable() {
 fn room(path: &str) -> Option<&str> {
     let inside = path.strip_prefix("host/src/")?;
     let room = inside.split('/').next()?.trim_end_matches(".rs");
-    (!matches!(room, "lib" | "bin")).then_some(room)
+    (room != "lib").then_some(room)
 }
 
 #[test]
@@ -177,6 +179,26 @@ fn xtask_depends_on_no_crate_of_the_workspace() {
     let manifest = fs::read_to_string(root().join("xtask/Cargo.toml")).unwrap();
     let dependencies = manifest.lines().filter(|line| line.starts_with("gradsync") || line.contains("path ="));
     assert_eq!(dependencies.count(), 0, "xtask builds the workspace's crates, and must work while they do not compile");
+}
+
+/// Nobody who adds the library gets what only its programs need.
+#[test]
+fn the_library_depends_on_nothing_that_only_programs_need() {
+    let tree = |features: &[&str]| {
+        let arguments = ["--package", "gradsync", "--edges", "normal", "--prefix", "none", "--format", "{p}"];
+        Cmd::cargo("tree").args(arguments).args(features).quiet().read().unwrap()
+    };
+    let of_programs =
+        ["clap", "indicatif", "plotters", "safetensors", "serde_json", "signal-hook", "tempfile", "tracing-subscriber"];
+    let depends = |tree: &str, name: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
+    let plain = tree(&[]);
+    assert!(depends(&plain, "rayon"), "no tree of dependencies: {plain}");
+    let breaches: Vec<String> =
+        of_programs.into_iter().filter(|name| depends(&plain, name)).map(str::to_owned).collect();
+    forbid(&breaches, "gradsync depends on nothing that only its programs need");
+    assert!(plain == tree(&["--no-default-features"]), "no feature of gradsync is on by default");
+    let all = tree(&["--all-features"]);
+    assert!(!depends(&all, "clap"), "no feature of gradsync is for programs: {all}");
 }
 
 #[test]
