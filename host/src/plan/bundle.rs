@@ -348,7 +348,6 @@ fn refused(reason: String) -> Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
-#[non_exhaustive]
 pub enum HeaderError {
     /// There are fewer bytes than the header has.
     #[error("the header has {found} bytes, and needs {needed}")]
