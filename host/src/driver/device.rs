@@ -14,7 +14,6 @@ pub struct Device {
 
 /// What [`Device::attribute`] can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 #[repr(u32)]
 #[allow(missing_docs)] // the names are the driver's
 #[non_exhaustive]
