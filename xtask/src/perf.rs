@@ -41,3 +41,25 @@ pub(crate) fn build(setup: &flags::Setup) -> Result<PathBuf> {
     let package = ["--quiet", "--release", "--package", PROGRAM, "--features", features];
     bundle::executable(libcuda::linked(Cmd::cargo("build").args(package))?, PROGRAM)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::flags::{Command, Xtask};
+
+    #[test]
+    fn arguments_are_handed_on_as_they_stand() {
+        let parse = |arguments: &[&str]| {
+            let parsed = Xtask::try_parse_from([&["xtask", "perf"], arguments].concat()).unwrap();
+            let Command::Perf(perf) = parsed.command else { panic!("{arguments:?} is another command") };
+            let words: Vec<String> = perf.arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            (perf.processes.map(usize::from), words.join(" "))
+        };
+        let own = ["cast", "-b", "1K", "--backend", "cpu", "--help"];
+        assert_eq!(parse(&own), (None, own.join(" ")));
+        assert_eq!(parse(&["--help"]), (None, "--help".into()));
+        assert_eq!(parse(&["--model", "--processes", "2"]), (None, "--model --processes 2".into()));
+        assert_eq!(parse(&["--processes", "4", "adasum", "-n", "2"]), (Some(4), "adasum -n 2".into()));
+    }
+}
