@@ -3,13 +3,19 @@
 //!
 //! ```no_run
 //! use gradsync::comm::mpi::MpiCommunicator;
-//! use gradsync::comm::{Communicator, ReduceOp};
+//! use gradsync::comm::{Collectives, Ranks, ReduceOp};
 //!
 //! let comm = MpiCommunicator::world()?;
 //! let mut gradients = vec![comm.rank() as f32; 1000];
-//! comm.all_reduce((&mut gradients).into(), ReduceOp::Mean)?;
+//! comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
 //! # Ok::<(), gradsync::Error>(())
 //! ```
+//!
+//! [`CommError::InvalidCall`]: crate::CommError::InvalidCall
+//! [`CommError::Mismatch`]: crate::CommError::Mismatch
+//! [`CommError::PeerGone`]: crate::CommError::PeerGone
+//! [`CommError::Timeout`]: crate::CommError::Timeout
+//! [`CommError::Transport`]: crate::CommError::Transport
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
@@ -107,7 +113,7 @@ impl MpiCommunicator {
     /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`] if a rank
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`](crate::CommError::Timeout) if a rank
     /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
     /// go on, and can be split.
     pub fn world() -> Result<Self> {
