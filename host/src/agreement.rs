@@ -7,49 +7,17 @@
 //! differ in can be said. Ranks exchange hashes alone as long as these are equal; where they are not, they look for the first line that
 //! differs, by halves, and show each other nothing but that.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
-use crate::call::scope;
+use crate::call::{Value, Visit, scope};
 use crate::comm::Ranks;
-use crate::dtype::DType;
 use crate::error::{Disagreement, Error, Operation, Result};
 
 /// Bytes in one number that a communicator carries.
 const WORD: usize = size_of::<u64>();
 /// The longest text that ranks show each other.
 const LONGEST_TEXT: usize = 2048;
-
-/// What a rank has in a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Value<'a> {
-    Operation(Operation),
-    DType(DType),
-    Number(usize),
-    Shape(&'a [usize]),
-    /// Somebody's choice.
-    Name(&'a str),
-    /// This crate's own words.
-    Words(&'static str),
-}
-
-impl fmt::Display for Value<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Operation(operation) => write!(f, "{operation}"),
-            Value::DType(dtype) => write!(f, "{dtype}"),
-            Value::Number(number) => write!(f, "{number}"),
-            Value::Shape(shape) => write!(f, "shape {shape:?}"),
-            Value::Name(name) => write!(f, "{name:?}"),
-            Value::Words(words) => f.write_str(words),
-        }
-    }
-}
-
-/// What is done with a line, given its label and what this rank has there. A label says nothing that the lines before do not: it is the same
-/// on two ranks whose lines are the same up to there.
-pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;
 
 /// What a rank is about to do, as far as all ranks must do the same.
 #[derive(Clone, Copy)]

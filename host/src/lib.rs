@@ -20,7 +20,7 @@
 //! | whole training steps | [`train`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
 //! | ranks as threads; as MPI processes; with a GPU each | [`comm::local`]; `comm::mpi`; `comm::nccl` |
-//! | groups of ranks for data, tensor and pipeline parallelism | [`comm::groups`] |
+//! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
 //! | GPUs, queues, device memory, graphs | `driver` |
@@ -35,7 +35,8 @@
 //!
 //! # Features
 //!
-//! * `cli` (default): the program `gradsync`.
+//! None is on by default. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
+//!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
 //!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
@@ -50,6 +51,7 @@ pub mod comm;
 pub mod docs;
 pub mod dtype;
 pub mod error;
+pub mod groups;
 pub mod kernels;
 pub mod memory;
 pub mod nvtx;
@@ -64,11 +66,11 @@ pub mod driver;
 pub mod sys;
 
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, DataType, Element};
+pub use dtype::{DType, DataType};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use memory::{TensorView, TensorViewMut};
-pub use slice::{Slice, SliceMut};
+pub use slice::{Element, Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]

@@ -10,11 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use gradsync::comm::Communicator;
-use gradsync::comm::local::{LocalCommunicator, run};
+use gradsync::comm::local::{LocalCommunicator, run_each};
 
 /// What every rank returned, in rank order; a panic of a rank is the panic of the test.
 pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {
-    let outcomes = run(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
+    let outcomes =
+        run_each(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
     assert_eq!(outcomes.len(), world_size, "one outcome per rank");
     let mut results = Vec::new();
     for (rank, outcome) in outcomes.into_iter().enumerate() {

@@ -9,6 +9,7 @@ mod demo;
 mod flags;
 mod libcuda;
 mod multi_gpu;
+mod perf;
 mod process;
 mod ptx;
 mod ptxas;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Ptxas(flags) => flags.run(),
         Command::Libcuda(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
+        Command::Perf(flags) => flags.run(),
         Command::Bench(flags) => flags.run(),
     };
     match outcome {

@@ -217,22 +217,27 @@ enum Links {
     Both,
 }
 
-/// Every feature set that somebody builds.
-const FEATURE_SETS: [(&[&str], Links); 7] = [
-    (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
-    (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
-    (&["--package", "gradsync", "--features", "cuda"], Links::Driver),
-    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Driver),
-    (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
-    (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
+/// Every feature set that somebody builds: of some packages, or of all members that have the features.
+const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
+    (&[], &["gradsync-tests/prepared"], Links::Nothing),
+    (&["gradsync"], &[], Links::Nothing),
+    (&["gradsync"], &["cuda"], Links::Driver),
+    (&["gradsync-tests"], &["demo"], Links::Nothing),
     (
+        &[],
+        &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
+        Links::Driver,
+    ),
+    (&[], &["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"], Links::Mpi),
+    (
+        &[],
         &[
-            "--package",
-            "gradsync",
-            "--package",
-            "gradsync-tests",
-            "--features",
-            "gradsync-tests/cuda,gradsync-tests/mpi",
+            "gradsync-tests/cuda",
+            "gradsync-tests/mpi",
+            "gradsync-cli/cuda",
+            "gradsync-cli/mpi",
+            "gradsync-bench/cuda",
+            "gradsync-bench/mpi",
         ],
         Links::Both,
     ),
@@ -241,8 +246,11 @@ const FEATURE_SETS: [(&[&str], Links); 7] = [
 fn clippy() -> Result<Outcome> {
     let has_mpi = toolchain::mpi::is_here();
     let mut left_out = 0;
-    for (features, links) in FEATURE_SETS {
-        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
+    for (packages, features, links) in FEATURE_SETS {
+        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
+        let cmd = if packages.is_empty() { cmd.arg("--workspace") } else { cmd };
+        let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
+        let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
             Links::Driver => libcuda::linked(cmd)?.run()?,
@@ -277,7 +285,7 @@ fn docs() -> Result<Outcome> {
     if toolchain::mpi::is_here() {
         libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]))?.run()?;
     }
-    passed(doc(&["--package", "gradsync-device"]).run())
+    passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
 fn tests() -> Result<Outcome> {
@@ -300,7 +308,7 @@ fn tests() -> Result<Outcome> {
 /// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it. Its library has the
 /// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
-    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda,nvtx", "--bin", "gradsync"]);
+    let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
     let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;

@@ -7,13 +7,13 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use super::client;
-use super::error::BootstrapError;
 use super::file;
 use super::gathering::Applicant;
 use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
 use super::server;
+use crate::error::BootstrapError;
 
 /// Rank 0, which listens.
 #[derive(Debug)]

@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{LINGER, Outbox, Threads, drain};
-use super::error::BootstrapError;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
 use super::handshake::{self, Identity};
@@ -18,6 +17,7 @@ use super::message::{Event, Network, Request};
 use super::seal::{Seal, Session};
 use super::seat::Seat;
 use super::secret::Secret;
+use crate::error::BootstrapError;
 
 /// How long one attempt to connect may take, and one handshake.
 const ATTEMPT_TIME: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 //! Launchers' variables are read and compared, never guessed: where two launchers disagree, nobody can tell which of
 //! them started this process.
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::Result;
 
 /// The variables of one launcher.

@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::{BootstrapError, Strangers};
 use super::hub::{Hub, Place, Violation};
 use super::message::{Event, Network, Request};
+use crate::error::{BootstrapError, Strangers};
 
 /// A rank that asks to join.
 #[derive(Clone, Copy, Debug)]

@@ -15,9 +15,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-use super::error::BootstrapError;
 use super::seal::{Seal, Session, TAG};
 use super::secret::{Secret, random};
+use crate::error::BootstrapError;
 
 /// What every conversation begins with.
 const MAGIC: [u8; 8] = *b"gradsync";

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::{Call, CommError, Departure, Operation};
 
 /// The most bytes that a rank may contribute to one exchange.
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::frame::{FRAME_LIMIT, encode};
     use crate::bootstrap::handshake::VERSION;
-    use crate::comm::ReduceOp;
+    use crate::call::ReduceOp;
     use crate::dtype::DataType;
 
     #[test]

@@ -54,7 +54,6 @@ mod carried;
 mod client;
 mod connection;
 mod environment;
-mod error;
 mod file;
 mod frame;
 mod gathering;
@@ -79,7 +78,7 @@ mod unproven;
 #[cfg(feature = "mpi")]
 pub(crate) use self::carried::{Host, accept};
 pub use self::environment::Launch;
-pub use self::error::{BootstrapError, Strangers};
 pub use self::member::Member;
 pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
 pub use self::secret::Secret;
+pub use crate::error::{BootstrapError, Strangers};

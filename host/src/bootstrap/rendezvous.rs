@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
 use super::environment::Launch;
-use super::error::BootstrapError;
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, Gathering};
 use super::hosts::OWN_NAME_TIME;
@@ -18,6 +17,7 @@ use super::member::Member;
 use super::seat::Seat;
 use super::secret::Secret;
 use super::server;
+use crate::error::BootstrapError;
 use crate::error::Result;
 
 /// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use hkdf::Hkdf;
 use sha2::{Digest, Sha256};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::{Error, Result};
 
 /// What the text of every secret begins with, so that one is known for what it is in a log or a repository.

@@ -11,7 +11,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, Tc
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::connection::{LINGER, Outbox, Threads, drain, is_closed};
-use super::error::BootstrapError;
 use super::frame::FRAME_LIMIT;
 use super::gathering::{Applicant, Gathering};
 use super::handshake::Identity;
@@ -23,6 +22,7 @@ use super::seal::{Seal, Session};
 use super::seat::Seat;
 use super::secret::Secret;
 use super::unproven::{Proven, Stranger, Unproven};
+use crate::error::BootstrapError;
 
 /// How many connections may wait to be accepted: where strangers come in crowds, the system would otherwise drop the ranks
 /// among them, which try again only after a second.

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::client::{self, Invitation};
-use super::error::BootstrapError;
 use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::secret::random;
 use super::server;
 use crate::call::scope;
+use crate::error::BootstrapError;
 use crate::error::{CommError, Operation, Result};
 
 /// The kinds of exchange that a split consists of.

@@ -1,15 +1,16 @@
 //! What one rank asks of the others: [`Call`], as the ranks compare it and as their errors quote it.
 
+mod arguments;
+mod compared;
 pub(crate) mod scope;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::ReduceOp;
+pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
+pub(crate) use self::compared::{Value, Visit};
 use crate::dtype::DataType;
-use crate::ops::{AdasumOptions, Granularity, WithinNode};
-use crate::plan::groups::GroupKind;
 
 /// What one rank asked of a communicator, as the other ranks' errors quote it.
 ///
@@ -145,54 +146,23 @@ pub enum Operation {
     TrainingStep,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
-    NcclAllReduce(ReduceOp),
-    NcclAllGather,
-    NcclReduceScatter(ReduceOp),
+    AllReduceTensors(ReduceOp),
+    AllGatherTensors,
+    ReduceScatterTensors(ReduceOp),
     /// Bundles of tensors to and from any number of peers.
     ExchangeBundles,
     RunSchedule,
     RunStage,
     TensorParallel(Pass),
     Split,
-    /// [`Groups::new`](crate::comm::groups::Groups::new).
+    /// [`Groups::new`](crate::groups::Groups::new).
     Groups,
-    /// [`Groups::get`](crate::comm::groups::Groups::get).
+    /// [`Groups::get`](crate::groups::Groups::get).
     Group(GroupKind),
     GatherWords,
     Share,
     /// The control channel of an MPI job.
     Member,
-}
-
-/// A pass of a [tensor-parallel](crate::ops::tensor_parallel) operation that communicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-#[allow(missing_docs)] // an operation and a direction
-pub enum Pass {
-    AllReduceForward,
-    AllReduceGradientBackward,
-    AllGatherForward,
-    AllGatherBackward,
-    ReduceScatterForward,
-    ReduceScatterBackward,
-    PipelineForward,
-    PipelineBackward,
-}
-
-impl Pass {
-    /// The operation and the direction, such as `AllGather backward`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pass::AllReduceForward => "AllReduce forward",
-            Pass::AllReduceGradientBackward => "AllReduceGradient backward",
-            Pass::AllGatherForward => "AllGather forward",
-            Pass::AllGatherBackward => "AllGather backward",
-            Pass::ReduceScatterForward => "ReduceScatter forward",
-            Pass::ReduceScatterBackward => "ReduceScatter backward",
-            Pass::PipelineForward => "Pipeline forward",
-            Pass::PipelineBackward => "Pipeline backward",
-        }
-    }
 }
 
 impl Operation {
@@ -220,9 +190,9 @@ impl Operation {
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
             Operation::ZeroPartition => "ZeRO partition",
-            Operation::NcclAllReduce(_) => "nccl_all_reduce",
-            Operation::NcclAllGather => "nccl_all_gather",
-            Operation::NcclReduceScatter(_) => "nccl_reduce_scatter",
+            Operation::AllReduceTensors(_) => "all_reduce_tensors",
+            Operation::AllGatherTensors => "all_gather_tensors",
+            Operation::ReduceScatterTensors(_) => "reduce_scatter_tensors",
             Operation::ExchangeBundles => "exchange",
             Operation::RunSchedule => "run_schedule",
             Operation::RunStage => "run_stage",
@@ -243,8 +213,8 @@ impl fmt::Display for Operation {
             Operation::AllReduce(op)
             | Operation::ReduceScatter(op)
             | Operation::OrderedAllReduce(op)
-            | Operation::NcclAllReduce(op)
-            | Operation::NcclReduceScatter(op) => write!(f, "({op})"),
+            | Operation::AllReduceTensors(op)
+            | Operation::ReduceScatterTensors(op) => write!(f, "({op})"),
             Operation::ScaledAllReduce { op, before, after } => {
                 write!(f, "({op}, scaled by {before:?} before and {after:?} after)")
             }

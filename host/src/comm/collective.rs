@@ -65,6 +65,7 @@ pub enum Operands<'a, M: Memory = Host> {
 
 /// A call of a collective.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Collective<'a, M: Memory = Host> {
     /// The reduction of all ranks' inputs, on every rank; operands have one length.
     AllReduce {
@@ -227,14 +228,14 @@ impl Operands<'_> {
         self.output().2
     }
 
-    /// The bytes of the input and of the output, which are the same ones or have none in common.
-    pub(super) fn bytes(&mut self) -> (*const [u8], &mut [u8]) {
+    /// The bytes of the input, to read, and of the output, which are the same ones or have none in common; borrowed as the operands are.
+    pub(super) fn raw_bytes(&mut self) -> (*const [u8], *mut [u8]) {
         match self {
             Self::InPlace(data) => {
-                let bytes = data.reborrow().as_bytes_mut();
-                (std::ptr::from_ref(bytes), bytes)
+                let bytes: *mut [u8] = data.reborrow().as_bytes_mut();
+                (bytes.cast_const(), bytes)
             }
-            Self::Apart { input, output } => (std::ptr::from_ref(input.as_bytes()), output.reborrow().as_bytes_mut()),
+            Self::Apart { input, output } => (input.as_bytes(), output.reborrow().as_bytes_mut()),
         }
     }
 }

@@ -15,11 +15,10 @@ use crate::memory::{Host, Memory};
 ///
 /// let sums = local::run(3, |comm| {
 ///     let mut gradients = vec![comm.rank() as f32 + 1.0; 4];
-///     comm.all_reduce(&mut gradients, ReduceOp::Sum).map(|()| gradients)
+///     comm.all_reduce(&mut gradients, ReduceOp::Sum)?;
+///     Ok::<_, gradsync::Error>(gradients)
 /// })?;
-/// for sum in sums {
-///     assert_eq!(sum.expect("no rank panicked")?, [6.0; 4]);
-/// }
+/// assert_eq!(sums, [[6.0; 4]; 3]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 pub trait Collectives<M: Memory = Host>: Communicator<M> {

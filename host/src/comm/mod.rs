@@ -14,8 +14,8 @@
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
-//! Each transport implements the traits on its own. [`groups`] divides the ranks of any of them into data, tensor-parallel and pipeline groups.
-//! How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
+//! Each transport implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
+//! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
 //!
 //! # Deadlines
 //!
@@ -25,14 +25,13 @@
 //!
 //! | made by | with another deadline |
 //! |---|---|
-//! | [`local::run`], [`local::group`] | [`local::run_with_deadline`], [`local::group_with_deadline`] |
+//! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
 
 mod collective;
 mod collectives;
-pub mod groups;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -48,33 +47,10 @@ pub use self::collective::{Collective, Operands, Scaling};
 pub use self::collectives::Collectives;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
+pub use crate::call::ReduceOp;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
-
-/// How a reduction joins the ranks' values of one element.
-///
-/// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
-/// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // the variants are what their names say
-pub enum ReduceOp {
-    Sum,
-    Mean,
-    Max,
-    Min,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "mean",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-        })
-    }
-}
 
 /// Which ranks there are, and the few numbers that they show each other.
 pub trait Ranks {

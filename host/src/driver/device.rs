@@ -17,6 +17,7 @@ pub struct Device {
 #[non_exhaustive]
 #[repr(u32)]
 #[allow(missing_docs)] // the names are the driver's
+#[non_exhaustive]
 pub enum DeviceAttribute {
     MultiprocessorCount = 16,
     /// In kHz.

@@ -22,6 +22,7 @@ mod queue;
 mod recording;
 mod residency;
 
+pub use crate::sys::CudaError;
 use crate::sys::cuda::Status;
 
 pub use device::{Device, DeviceAttribute};
@@ -38,24 +39,6 @@ pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
 pub(crate) use recording::Memory;
 pub(crate) use residency::{Claim, Sharers};
-
-/// A refusal of the CUDA driver, or its absence.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("CUDA: {call} failed with code {code}: {text}")]
-pub struct CudaError {
-    /// What was asked of the driver.
-    pub call: String,
-    /// The driver's result code (`CUresult`).
-    pub code: u32,
-    /// The driver's own words, or its name for the code.
-    pub text: String,
-}
-
-impl CudaError {
-    fn of(call: String, status: Status) -> Self {
-        CudaError { call, code: status.0, text: status.text() }
-    }
-}
 
 fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)

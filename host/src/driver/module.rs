@@ -152,6 +152,7 @@ pub enum KernelSource {
 
 /// A kernel that a queue has loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LoadedKernel {
     /// The entry point.
     pub name: &'static str,

@@ -3,9 +3,10 @@
 use memmap2::MmapMut;
 
 use super::file::{LARGE_PAGE, MemoryFile};
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::layout::TENSOR_ALIGNMENT;
+use crate::slice::Element;
 use crate::slice::{Slice, SliceMut};
 
 /// The unit of small allocations: what a tensor is aligned to.

@@ -5,8 +5,9 @@
 use std::borrow::Cow;
 
 use super::{Host, Memory};
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
+use crate::slice::Element;
 use crate::slice::{Slice, SliceMut, shape_len};
 
 /// A tensor to read: elements in row-major order and their shape. `[]` is a scalar, with one element.

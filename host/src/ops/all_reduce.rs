@@ -1,7 +1,8 @@
 //! All-reduce of a whole gradient buffer: one collective, whatever the number of tensors (ONNX Runtime's NcclAllReduce).
 
-use crate::agreement::{Plan, Value, agree_once};
+use crate::agreement::{Plan, agree_once};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp, Scaling, reduce_windows};
 use crate::error::Result;

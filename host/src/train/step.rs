@@ -8,8 +8,9 @@
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, Value, agree, all_prepared};
+use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
@@ -28,6 +29,7 @@ const DELTAS: (&str, &str) = (
 
 /// What ranks join in a step, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reduction {
     /// The mean of all ranks' gradients; every optimizer sees the same.
     Mean,
@@ -61,6 +63,7 @@ impl From<Reduction> for StepOptions {
 /// How a step ended. The same on every rank.
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StepOutcome {
     /// The weights have moved.
     Applied,
@@ -87,6 +90,7 @@ pub enum StepOutcome {
 /// ```
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct StepReport {
     /// How it ended.
     pub outcome: StepOutcome,
@@ -120,7 +124,7 @@ pub struct StepReport {
 /// use gradsync::{DType, GradientBuffer};
 ///
 /// let train = |reduction| {
-///     let ranks = local::run(2, |comm| {
+///     local::run(2, |comm| {
 ///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
@@ -129,8 +133,7 @@ pub struct StepReport {
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
 ///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
-///     })?;
-///     ranks.into_iter().map(|rank| rank.expect("no rank panicked")).collect::<gradsync::Result<Vec<_>>>()
+///     })
 /// };
 /// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
 /// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);

@@ -58,7 +58,7 @@ pub(crate) struct Outcome {
 /// Trains, and gives rank 0's account.
 pub(crate) fn run(spec: &Spec, data: &dyn Data) -> Result<Outcome, TrainError> {
     let order = order(spec, data);
-    let outcomes = local::run(spec.arm.ranks, |comm| Rank::new(&comm, spec, data)?.train(&order))?;
+    let outcomes = local::run_each(spec.arm.ranks, |comm| Rank::new(&comm, spec, data)?.train(&order))?;
     let mut account = None;
     let mut consequence = None;
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn one_different_bit_on_one_rank_is_found_by_all() {
         let (images, spec) = (Images::random(160), spec(Reduction::Mean, 4, 0.1));
-        let outcomes = local::run(4, |comm| {
+        let outcomes = local::run_each(4, |comm| {
             let mut rank = Rank::new(&comm, &spec, &images).unwrap();
             rank.check_weights(7).unwrap();
             if comm.rank() == 2 {

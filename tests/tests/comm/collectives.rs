@@ -200,5 +200,5 @@ fn ranks_know_themselves_and_meet_at_barriers() {
 #[test]
 fn no_ranks_is_an_error() {
     assert!(gradsync::comm::local::group(0).is_err());
-    assert!(gradsync::comm::local::run(0, |_| ()).is_err());
+    assert!(gradsync::comm::local::run_each(0, |_| ()).is_err());
 }

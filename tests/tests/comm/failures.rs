@@ -195,7 +195,7 @@ fn a_receiver_times_out() {
 fn leaving_after_the_last_call_is_no_failure() {
     guarded(60, || {
         for _ in 0..300 {
-            for outcome in gradsync::comm::local::run(5, |comm| {
+            for outcome in gradsync::comm::local::run_each(5, |comm| {
                 let mut data = Array::new(Format::F32, &[1.0; 3]);
                 comm.all_reduce(data.slice_mut(), ReduceOp::Sum).map(|()| data.values())
             })
@@ -210,7 +210,7 @@ fn leaving_after_the_last_call_is_no_failure() {
 #[test]
 fn run_reports_the_panic_of_the_rank_that_panicked() {
     guarded(30, || {
-        let outcomes = gradsync::comm::local::run(3, |comm| {
+        let outcomes = gradsync::comm::local::run_each(3, |comm| {
             assert!(comm.rank() != 1, "on purpose");
             comm.barrier().is_err()
         })

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::comm::local::{LocalCommunicator, run};
+use gradsync::comm::local::{LocalCommunicator, run_each};
 use gradsync::comm::{CommError, Ranks};
 use gradsync::{Error, Result};
 use gradsync_tests::inputs::Random;
@@ -99,7 +99,7 @@ fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Res
 /// What each rank's calls come to.
 fn outcomes(transfers: Vec<Transfer>, calls: Vec<Vec<Call>>) -> Vec<Result<()>> {
     guarded(20, move || {
-        let ranks = run(calls.len(), |comm| make(&comm, &transfers, &calls[comm.rank()])).unwrap();
+        let ranks = run_each(calls.len(), |comm| make(&comm, &transfers, &calls[comm.rank()])).unwrap();
         ranks.into_iter().map(|outcome| outcome.expect("a rank panicked")).collect()
     })
 }

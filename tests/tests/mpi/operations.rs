@@ -1,9 +1,9 @@
 //! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::groups::Groups;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split, local};
+use gradsync::groups::Groups;
 use gradsync::ops::{
     AdasumOptions, Algorithm, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
 };
@@ -11,7 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::transfers;
+use gradsync_tests::{tensors, transfers};
 
 use crate::adasum::Memory;
 use crate::cases::{Cases, fresh};
@@ -33,6 +33,10 @@ pub(crate) fn run(cases: &mut Cases) {
         });
     }
     cases.done("send and recv");
+    for case in tensors::ALL {
+        cases.check(case.name, |comm| (case.run)(comm));
+    }
+    cases.done("tensors");
     nodes(cases);
     groups(cases);
 }
@@ -57,7 +61,7 @@ fn nodes(cases: &mut Cases) {
             cases.check(&what, |comm| {
                 let how = (within_node, AdasumOptions { algorithm, ..AdasumOptions::default() });
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
-                let ranks = local::run(world_size, |comm| over_threads(&comm));
+                let ranks = local::run_each(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
                 for &memory in Memory::ALL {
                     let got = across_nodes(comm, memory, per_node, kind, how);
@@ -83,7 +87,7 @@ fn nodes(cases: &mut Cases) {
                 all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
                 (adasum, patterns_of(buffer.as_slice()))
             };
-            let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
+            let mut ranks = local::run_each(world_size, |comm| run(&comm, Memory::Own)).unwrap();
             let expected = ranks.swap_remove(rank).expect("no rank panicked");
             for &memory in Memory::ALL {
                 assert!(run(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");

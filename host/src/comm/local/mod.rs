@@ -14,7 +14,8 @@ mod transfer;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use self::posts::{Memory, Post, Transfer};
@@ -50,8 +51,7 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
     Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
 }
 
-/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank
-/// order; a rank that panicked has its panic's payload there.
+/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, waits for all of them, and gives their results in rank order.
 ///
 /// The threads are new ones and belong to no pool, so that it may be called from anywhere, tasks of rayon included; `body` may use rayon.
 ///
@@ -60,29 +60,57 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
 ///
 /// let sums = local::run(3, |comm| {
 ///     let mut data = [comm.rank() as f32 + 1.0; 4];
-///     comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data)
+///     comm.all_reduce(&mut data, ReduceOp::Sum)?;
+///     Ok::<_, gradsync::Error>(data)
 /// })?;
-/// for sum in sums {
-///     assert_eq!(sum.expect("no rank panicked")?, [6.0; 4]);
-/// }
+/// assert_eq!(sums, [[6.0; 4]; 3]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 ///
 /// # Errors
+/// The first error that a rank had, in time: others that come of it are left out. [`Error::InvalidArgument`] for 0 ranks.
+///
+/// # Panics
+/// With the panic of a rank, once all ranks have ended.
+pub fn run<T: Send, E: Send + From<Error>>(
+    world_size: usize,
+    body: impl Fn(LocalCommunicator) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let first = Mutex::new(None);
+    let keep_first = |comm: LocalCommunicator| {
+        // No other rank fails because this one has gone before its error is noted.
+        let _membership = Arc::clone(&comm.membership);
+        let note = |error: E| {
+            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        };
+        body(comm).map_err(note).ok()
+    };
+    let outcomes = run_each(world_size, keep_first)?;
+    let results: Vec<Option<T>> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic))).collect();
+    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// As [`run`], with the result of each rank for itself: what its thread returned, or the payload of its panic.
+///
+/// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
-pub fn run<T: Send>(
+pub fn run_each<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Result<Vec<std::thread::Result<T>>> {
-    run_with_deadline(world_size, DEFAULT_DEADLINE, body)
+    run_each_with_deadline(world_size, DEFAULT_DEADLINE, body)
 }
 
-/// As [`run`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
+/// As [`run_each`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
 /// take as long as it likes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
-pub fn run_with_deadline<T: Send>(
+pub fn run_each_with_deadline<T: Send>(
     world_size: usize,
     deadline: Duration,
     body: impl Fn(LocalCommunicator) -> T + Sync,
@@ -100,12 +128,27 @@ pub fn run_with_deadline<T: Send>(
 pub struct LocalCommunicator {
     rank: usize,
     shared: Arc<Rendezvous>,
+    membership: Arc<Membership>,
     one_thread: PhantomData<Cell<()>>,
+}
+
+/// A rank's place in its group; the other ranks learn of its end.
+#[derive(Debug)]
+struct Membership {
+    rank: usize,
+    shared: Arc<Rendezvous>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.depart(self.rank);
+    }
 }
 
 impl LocalCommunicator {
     fn new(rank: usize, shared: Arc<Rendezvous>) -> Self {
-        LocalCommunicator { rank, shared, one_thread: PhantomData }
+        let membership = Arc::new(Membership { rank, shared: Arc::clone(&shared) });
+        LocalCommunicator { rank, shared, membership, one_thread: PhantomData }
     }
 
     /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
@@ -213,11 +256,5 @@ impl SharedWindows for LocalCommunicator {
             work(posts.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
         })?;
         Ok(true)
-    }
-}
-
-impl Drop for LocalCommunicator {
-    fn drop(&mut self) {
-        self.shared.depart(self.rank);
     }
 }

@@ -33,8 +33,9 @@ impl Memory {
 
     /// The memory of an input and of an output, which is the same for both or apart.
     pub(super) fn of_operands(mut operands: Operands<'_>) -> (Self, Self) {
-        let (input, output) = operands.bytes();
-        (Memory { start: input.cast::<u8>().cast_mut(), bytes: input.len() }, Memory::of_bytes_mut(output))
+        let (input, output) = operands.raw_bytes();
+        let memory = |bytes: *mut [u8]| Memory { start: bytes.cast(), bytes: bytes.len() };
+        (memory(input.cast_mut()), memory(output))
     }
 
     /// Memory that is only read.

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use mpi::ffi;
 use serde::{Deserialize, Serialize};
 
-use super::library::{Library, MpiError};
+use super::library::Library;
+use crate::error::MpiError;
 use crate::error::{Call, CommError, Operation};
 
 /// The longest encoded record, for which MPIs do not wait until the receiver has room, as they are set at first.

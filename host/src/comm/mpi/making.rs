@@ -15,8 +15,9 @@ use std::time::Duration;
 use mpi::ffi;
 
 use super::channel::Channel;
-use super::library::{Library, MpiError, lock};
+use super::library::{Library, lock};
 use super::meeting::Wait;
+use crate::error::MpiError;
 use crate::error::{CommError, Operation, Result};
 
 /// Communicators that this process has begun to duplicate, by their handles: one duplicate at a time, as MPI demands. A handle that MPI uses again

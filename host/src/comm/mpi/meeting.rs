@@ -15,8 +15,8 @@ use super::boards::{Boards, Brings};
 #[cfg(feature = "cuda")]
 use super::channel::Requests;
 use super::channel::{Channel, Enclosed, Record};
-use super::library::MpiError;
 use super::stream::{Stall, Stream};
+use crate::error::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
 /// How long a wait is a busy one, and how long it sleeps between two looks afterwards.

@@ -11,33 +11,27 @@
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
-//! [`CommError::InvalidCall`]: crate::CommError::InvalidCall
-//! [`CommError::Mismatch`]: crate::CommError::Mismatch
-//! [`CommError::PeerGone`]: crate::CommError::PeerGone
-//! [`CommError::Timeout`]: crate::CommError::Timeout
-//! [`CommError::Transport`]: crate::CommError::Transport
-//!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
 //! 7.4.2) and never meet the caller's own.
 //!
 //! Ranks compare their calls before data move, in two rounds, so that all go on or none does; collectives of few data inside of a loan
-//! ([`AddressSpace`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
+//! ([`SharedWindows`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
 //! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
 //! data take two or three rounds of messages behind; those of reduce-scatter, and of all-reduce from three ranks on, go through the memory of
 //! one machine in chunks instead, up to some hundred ranks.
 //!
 //! # What fails how
 //!
-//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`], with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`] on the others.
-//! * A rank that does not come is [`CommError::Timeout`]; one that dropped its communicator, or whose process is gone, is no different:
-//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
-//! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
+//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
+//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the others.
+//! * A rank that does not come is [`CommError::Timeout`](crate::CommError::Timeout); one that dropped its communicator, or whose process is gone, is no different:
+//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, as where a process is stopped: messages are pieces in memory of this
 //!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
 //! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not come to [`MpiCommunicator::world`] in time, and the
 //!   job makes no other communicator of all.
-//! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * What MPI refuses is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
 //! The first failure sticks, as everywhere. A communicator of all that has failed, or a group of which has, is not given back to MPI before the
 //! process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
@@ -49,7 +43,7 @@
 //! talk as ranks of several machines.
 //!
 //! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that is stopped while memory is lent
+//! are: ranks lend each other windows of them ([`SharedWindows`]) instead of sending copies. A process that is stopped while memory is lent
 //! is a timeout to the others, which take their memory back: they go on with a copy at the same address, and the stopped one with the old file.
 //! Only a part of a buffer, lent alone, cannot be taken back: a rank that still uses that a deadline after a failure ends the job.
 //!
@@ -86,7 +80,6 @@ pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
 use self::channel::{Channel, Incoming, Outgoing, Tags};
-pub use self::library::MpiError;
 use self::loan::Neighbours;
 use self::meeting::Meeting;
 use self::point_to_point::Half;
@@ -95,6 +88,7 @@ use super::collective::check_peer;
 use super::reduction::Reduction;
 use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
 use crate::call::scope;
+pub use crate::error::MpiError;
 use crate::error::{Call, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};
@@ -236,17 +230,20 @@ impl MpiCommunicator {
     fn run_reduce_scatter(&self, call: Call, mut operands: Operands<'_>, op: ReduceOp) -> Result<()> {
         let (reduction, bytes) = (Reduction::new(operands.dtype(), op), call.bytes());
         let is_in_place = matches!(operands, Operands::InPlace(_));
-        let (input, output) = operands.bytes();
-        let output = if is_in_place { &mut output[self.rank() * bytes..][..bytes] } else { output };
+        let (input, output) = operands.raw_bytes();
+        let begin = if is_in_place { self.rank() * bytes } else { 0 };
+        let shard = output.cast::<u8>().wrapping_add(begin);
         if self.meeting.encloses(bytes) {
-            // SAFETY: the memory of the input, borrowed by the operands.
+            // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
             let input = unsafe { &*input };
             let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
-            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, output);
+            // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
+            let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
+            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, shard);
         }
         let transfer = self.agree(call)?;
         // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
-        unsafe { transfer.reduce_scatter(reduction, input.cast(), output.as_mut_ptr(), call.len) }
+        unsafe { transfer.reduce_scatter(reduction, input.cast(), shard, call.len) }
     }
 
     fn run_all_gather(&self, call: Call, operands: Operands<'_>) -> Result<()> {

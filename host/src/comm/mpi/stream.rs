@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Incoming, Outgoing, Requests};
-use super::library::MpiError;
+use crate::error::MpiError;
 
 /// Bytes of a piece, the same on all ranks: few handshakes, and still in the caches when it is copied.
 const PIECE_BYTES: usize = 1 << 20;

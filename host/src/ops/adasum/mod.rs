@@ -12,7 +12,6 @@ mod tree;
 use std::ops::Range;
 
 use gradsync_device::math::adasum::Criterion;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
@@ -23,8 +22,9 @@ pub(crate) use self::nodes::{Levels, agree};
 pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
-use crate::agreement::{Value, same_plan};
+use crate::agreement::same_plan;
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::dtype::DType;
@@ -32,41 +32,9 @@ use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 
+pub use crate::call::{AdasumOptions, Algorithm, Granularity};
+
 const OPERATION: &str = "adasum_all_reduce";
-
-/// How the ranks' vectors are combined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Algorithm {
-    /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
-    /// Ranks that reach each other's memory on a host send nothing but products, and stay with Gram. A switch is logged with its reason.
-    /// Given the nodes, [`hierarchical_adasum_all_reduce`] chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
-    #[default]
-    Auto,
-    /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
-    Gram,
-    /// Pair by pair along the tree; powers of two; intermediate results are rounded to the dtype at every level.
-    Tree,
-}
-
-/// What shares one set of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Granularity {
-    /// Each tensor on its own ("per layer"), as upstream has it.
-    #[default]
-    Tensor,
-    /// All tensors together, as one vector.
-    Whole,
-}
-
-/// Choices of an Adasum all-reduce; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct AdasumOptions {
-    /// The algorithm.
-    pub algorithm: Algorithm,
-    /// What shares one set of weights.
-    pub granularity: Granularity,
-}
 
 /// What an Adasum all-reduce did.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,8 +10,10 @@ use std::ops::Range;
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
-use crate::agreement::{Value, gather, same_plan};
+use crate::agreement::{gather, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
+use crate::call::Value;
+pub use crate::call::WithinNode;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Result};
@@ -34,23 +36,6 @@ pub struct Nodes<'a, M: Memory = Host> {
     pub node: &'a dyn Communicator<M>,
     /// One rank of every node, in the nodes' order: those that have the same rank in their `node`.
     pub across: &'a dyn Communicator<M>,
-}
-
-/// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub enum WithinNode {
-    /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
-    /// dtype.
-    Reduce(ReduceOp),
-    /// Their Adasum, rounded once to the dtype: the nodes' Adasum is then that of all ranks, where nodes are adjacent powers of two of
-    /// ranks, and the products are those of a node's ranks and of nodes, where one Gram matrix has those of all ranks.
-    Adasum,
-}
-
-impl From<ReduceOp> for WithinNode {
-    fn from(op: ReduceOp) -> Self {
-        WithinNode::Reduce(op)
-    }
 }
 
 /// A rank's place among the nodes, as ranks compare it.

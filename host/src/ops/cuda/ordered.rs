@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use super::in_place;
 use super::peers::{Connection, peers};
-use crate::agreement::{Plan, Value, agree, same_plan};
+use crate::agreement::{Plan, agree, same_plan};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};

@@ -14,6 +14,7 @@ use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
 /// What the receiver knows of the tensors that it gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Shapes {
     /// Types and shapes: nothing but the payload travels.
     #[default]
@@ -141,6 +142,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
 
 /// What a receiver knows of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Expected {
     /// Types and shapes, which the sender must have too: the length of the payload is all that is compared.
     Known(Vec<TensorSpec>),

@@ -5,7 +5,8 @@
 //! know no kind of memory either.
 
 use super::Tensor;
-use crate::agreement::{Plan, Value, agree_once};
+use crate::agreement::{Plan, agree_once};
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};

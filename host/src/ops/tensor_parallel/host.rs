@@ -7,9 +7,10 @@ use half::{bf16, f16};
 
 use super::Tensor;
 use super::tensor::sealed::Sealed;
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Host, TensorView};
+use crate::slice::Element;
 use crate::slice::{Slice, SliceMut, shape_len};
 
 /// Elements of one of the four dtypes.

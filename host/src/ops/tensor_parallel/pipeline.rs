@@ -3,7 +3,8 @@
 //! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
 
 use super::{HostTensor, Tensor, TensorOp};
-use crate::agreement::{Plan, Value, agree_once};
+use crate::agreement::{Plan, agree_once};
+use crate::call::Value;
 use crate::call::{Pass, scope};
 use crate::comm::Communicator;
 use crate::dtype::DType;
@@ -32,7 +33,7 @@ struct Forward {
 ///     pipeline.backward(output, &comm)
 /// })?;
 /// for gradient in outcomes {
-///     assert_eq!(gradient.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![4.0; 3]));
+///     assert_eq!(gradient.into_vec::<f32>(), Some(vec![4.0; 3]));
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```

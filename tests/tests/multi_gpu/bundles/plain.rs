@@ -1,4 +1,4 @@
-//! nccl_all_reduce, and nccl_all_gather and nccl_reduce_scatter with their plain meaning.
+//! All-reduces, gathers and scatters of tensors that lie anywhere.
 
 use std::rc::Rc;
 
@@ -200,7 +200,7 @@ fn mixed(world: &World<'_>) {
     let queue = &world.context.queue;
     let mut tensors = [Format::F32, Format::F32, Format::BF16].map(|format| Placed::unwritten(queue, format, 5, 0));
     match all_reduce_tensors(world.comm, &mut slices_mut(&mut tensors), ReduceOp::Sum, Scaling::NONE) {
-        Err(Error::DTypeMismatch { operation: "nccl_all_reduce", what, .. }) => {
+        Err(Error::DTypeMismatch { operation: "all_reduce_tensors", what, .. }) => {
             assert!(what.contains("tensor 0") && what.contains("tensor 2"), "{what}");
         }
         other => panic!("mixed dtypes gave {other:?}"),
@@ -220,7 +220,7 @@ fn indivisible(world: &World<'_>) {
             .map(|shape| Placed::unwritten(queue, Format::F32, shape.iter().product::<usize>() / size, 0))
             .collect();
         match reduce_scatter_tensors(world.comm, &slices(&inputs), shapes, &mut slices_mut(&mut outputs)) {
-            Err(Error::InvalidArgument { operation: "nccl_reduce_scatter", reason }) => {
+            Err(Error::InvalidArgument { operation: "reduce_scatter_tensors", reason }) => {
                 for part in [format!("input {wanted} "), format!("{:?}", shapes[wanted]), format!("{size} shards")] {
                     assert!(reason.contains(&part), "{reason} does not say {part}");
                 }

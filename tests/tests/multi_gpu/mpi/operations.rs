@@ -2,10 +2,10 @@
 //! processors, and the communicators of a topology's groups, of MPI's and of NCCL's.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::groups::Groups;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
+use gradsync::groups::Groups;
 use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{AdasumAllReduce, ReduceAlgo, StagedAdasum};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};

@@ -7,8 +7,8 @@ mod pipeline;
 mod refusals;
 mod tensors;
 
+use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclOptions;
-use gradsync::comm::{Communicator, Ranks as _};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Completion, SendRecv, recv, recv_described, send};

@@ -70,6 +70,7 @@ const BLOCKS: usize = 8;
 
 /// How data get from a device to MPI, and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MpiPath {
     /// As [`Direct`](Self::Direct) where every rank's MPI can, else as [`Staged`](Self::Staged).
     #[default]

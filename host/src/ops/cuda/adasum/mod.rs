@@ -28,6 +28,7 @@ const OPERATION: &str = "adasum_all_reduce";
 
 /// Where and among whom gradients are reduced: ONNX Runtime's attribute `reduce_algo` with the groups that each choice needs.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum ReduceAlgo<'a> {
     /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
     Cpu(&'a dyn Communicator),
