@@ -1,11 +1,11 @@
-//! Ranks and their collectives.
+//! Ranks and their collectives: the calls of MPI and NCCL, with operands that are checked, calls that are compared, and deadlines.
 //!
 //! | trait | contract |
 //! |---|---|
-//! | [`Ranks`] | which ranks there are, and the few numbers that they show each other |
+//! | [`Ranks`] | the number of this rank, how many ranks there are, and exchanging a few numbers with all of them |
 //! | [`Communicator<M>`] | implemented by a transport: runs one [`Collective`] on memory `M`, and exchanges messages |
 //! | [`Collectives<M>`] | the named calls of every communicator: `all_reduce`, `all_gather`, `send` and so on |
-//! | [`Split`] | ranks form groups |
+//! | [`Split`] | ranks form groups (MPI_Comm_split, ncclCommSplit) |
 //!
 //! | transport | ranks | memory |
 //! |---|---|---|
@@ -14,11 +14,12 @@
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
-//! Transports never meet: each implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them.
+//! Each transport implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
+//! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
 //!
 //! # Deadlines
 //!
-//! Every transport has one: how long a call waits for the other ranks before it becomes a [`CommError::Timeout`] that names those that did
+//! Every transport has a deadline: a call that has waited so long for other ranks fails with a [`CommError::Timeout`] that names the ranks which did
 //! not come. It is a [`Duration`](std::time::Duration), [`DEFAULT_DEADLINE`] unless another is given when the communicator is made, and
 //! groups that are split off keep it.
 //!

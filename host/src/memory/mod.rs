@@ -1,4 +1,15 @@
-//! [`Memory`]: the host's memory and that of a GPU, as one type parameter of everything that works in either.
+//! [`Memory`]: host memory and GPU memory as one type parameter of everything that works in either.
+//!
+//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A call has
+//! the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
+//!
+//! | here | contents |
+//! |---|---|
+//! | [`Host`], `Cuda` | the two kinds of memory |
+//! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
+//! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
+//! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
+//! | [`SharedWindows`], `PeerMemory` | ranks that reach each other's memory |
 //!
 //! Nothing here communicates or does arithmetic.
 

@@ -3,11 +3,11 @@
 //!
 //! ```no_run
 //! use gradsync::comm::mpi::MpiCommunicator;
-//! use gradsync::comm::{Communicator, ReduceOp};
+//! use gradsync::comm::{Collectives, Ranks, ReduceOp};
 //!
 //! let comm = MpiCommunicator::world()?;
 //! let mut gradients = vec![comm.rank() as f32; 1000];
-//! comm.all_reduce((&mut gradients).into(), ReduceOp::Mean)?;
+//! comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!

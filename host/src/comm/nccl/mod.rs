@@ -7,12 +7,12 @@
 //!
 //! ```no_run
 //! use gradsync::bootstrap::{Launch, Rendezvous};
-//! use gradsync::comm::Communicator;
 //! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::comm::{Communicator, Ranks};
 //! use gradsync::driver::Queue;
 //! use gradsync::ops::AdasumOptions;
 //! use gradsync::ops::cuda::Adasum;
-//! use gradsync::{DType, GradientBuffer<Cuda>};
+//! use gradsync::{DType, GradientBuffer};
 //!
 //! let launch = Launch::from_env()?;
 //! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
