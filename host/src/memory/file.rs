@@ -1,4 +1,4 @@
-//! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`Ticket`].
+//! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`FileHandle`].
 //!
 //! It gives out memory, knows which is of that kind, and finds that of others. It never waits for anybody, and does not know who uses what lies
 //! in it, or when.
@@ -14,12 +14,12 @@ use memmap2::{MmapOptions, MmapRaw};
 /// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
 /// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
-/// What stands in front of a file's bytes: the number that a ticket names, so that nobody takes another file for the one that was meant.
+/// What stands in front of a file's bytes: the number that a handle names, so that nobody takes another file for the one that was meant.
 /// A page, which leaves the bytes behind it aligned for everything.
 const HEADER_BYTES: usize = 4096;
 
 /// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
-/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the ticket included.
+/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the handle included.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     map: MmapRaw,
@@ -29,7 +29,7 @@ pub(crate) struct MemoryFile {
 
 /// Where other processes of this machine find a file: which process has it, as what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct FileHandle {
     process: u32,
     descriptor: u32,
     number: u64,
@@ -38,10 +38,10 @@ pub(crate) struct Ticket {
 /// A file of this process that others can find.
 #[derive(Debug)]
 struct Open {
-    ticket: Ticket,
+    handle: FileHandle,
     /// Behind the header.
     bytes: usize,
-    /// What the ticket's descriptor stands for.
+    /// What the handle's descriptor stands for.
     file: File,
 }
 
@@ -114,10 +114,10 @@ impl Open {
         let (file, descriptor) = system::create(file_bytes as u64)?;
         let map = map(&file, file_bytes)?;
         system::reserve(&file, &map)?;
-        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
         // SAFETY: within the header, aligned; nobody else has it.
-        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(ticket.number) };
-        Ok((map, Self { ticket, bytes, file }))
+        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
+        Ok((map, Self { handle, bytes, file }))
     }
 
     /// Gives the memory back, and tells those who have it mapped.
@@ -137,7 +137,7 @@ impl Open {
 /// # Safety
 /// Nobody in this process uses the bytes meanwhile.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
-pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
+pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
     let address = bytes.cast::<u8>().addr();
     let is_whole = files.get(&address).is_some_and(|open| open.bytes == bytes.len());
@@ -169,8 +169,8 @@ pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
 }
 
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
-impl Ticket {
-    /// How many words a ticket is.
+impl FileHandle {
+    /// How many words a handle is.
     pub(crate) const WORDS: usize = 2;
     /// Stands for none: no process has this number.
     pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
@@ -178,12 +178,12 @@ impl Ticket {
     /// That of the file of this process which begins with these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         let files = files();
-        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.ticket)
+        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.handle)
     }
 
     /// Whether this process has its file.
     pub(crate) fn is_own(self) -> bool {
-        files().values().any(|open| open.ticket == self)
+        files().values().any(|open| open.handle == self)
     }
 
     /// As it travels.
@@ -196,7 +196,7 @@ impl Ticket {
         Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
     }
 
-    /// Maps the memory of the process that has given this ticket.
+    /// Maps the memory of the process that has given this handle.
     ///
     /// # Errors
     /// What the system says, as that the process is another user's; and that no file of it is the one that was meant, which has at least so
@@ -218,7 +218,7 @@ impl Ticket {
 impl Mapped {
     /// Whether the memory is still what it was: its owner has not dropped it.
     pub(crate) fn has_owner(&self) -> bool {
-        // SAFETY: within the header, aligned; its owner has written it before it gave the ticket away.
+        // SAFETY: within the header, aligned; its owner has written it before it gave the handle away.
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
     }
 
@@ -370,52 +370,52 @@ mod tests {
             let mut file = MemoryFile::zeroed(bytes).unwrap();
             assert_eq!(file.bytes().len(), bytes);
             assert!(file.bytes().iter().all(|&byte| byte == 0));
-            let ticket = Ticket::of(file.bytes()).expect("a file");
-            assert_eq!(ticket, Ticket::of_words(ticket.words()));
-            assert!(ticket.is_own());
-            let other = ticket.map(bytes).unwrap();
+            let handle = FileHandle::of(file.bytes()).expect("a file");
+            assert_eq!(handle, FileHandle::of_words(handle.words()));
+            assert!(handle.is_own());
+            let other = handle.map(bytes).unwrap();
             file.bytes_mut().fill(7);
             // SAFETY: nobody writes now.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
             assert!(other.has_owner());
             drop(file);
-            assert!(!other.has_owner() && !ticket.is_own());
+            assert!(!other.has_owner() && !handle.is_own());
             // SAFETY: as above; the address is mapped still.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
         }
     }
 
     #[test]
-    fn a_ticket_of_something_else_finds_nothing() {
+    fn a_handle_of_something_else_finds_nothing() {
         let file = MemoryFile::zeroed(100).unwrap();
-        let ticket = Ticket::of(file.bytes()).expect("a file");
+        let handle = FileHandle::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
         for (wrong, bytes, what) in [
-            (ticket, 101, "another length"),
-            (Ticket { number: ticket.number ^ 1, ..ticket }, 100, "another number"),
-            (Ticket { descriptor, ..ticket }, 100, "not the kind"),
+            (handle, 101, "another length"),
+            (FileHandle { number: handle.number ^ 1, ..handle }, 100, "another number"),
+            (FileHandle { descriptor, ..handle }, 100, "not the kind"),
         ] {
             let error = wrong.map(bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound);
             assert!(error.to_string().contains(what), "{error}");
         }
-        assert!(Ticket { process: u32::MAX, ..ticket }.map(100).is_err());
+        assert!(FileHandle { process: u32::MAX, ..handle }.map(100).is_err());
         drop(file);
-        assert!(ticket.map(100).is_err());
+        assert!(handle.map(100).is_err());
     }
 
     #[test]
-    fn memory_of_other_kinds_has_no_ticket() {
+    fn memory_of_other_kinds_has_no_handle() {
         let file = MemoryFile::zeroed(100).unwrap();
         let behind = vec![0; 101];
-        assert_eq!(Ticket::of(&behind), None);
-        assert_eq!(Ticket::of(&file.bytes()[1..]), None, "it does not begin there");
-        assert!(Ticket::of(&file.bytes()[..99]).is_some());
-        let ticket = Ticket::of(file.bytes());
+        assert_eq!(FileHandle::of(&behind), None);
+        assert_eq!(FileHandle::of(&file.bytes()[1..]), None, "it does not begin there");
+        assert!(FileHandle::of(&file.bytes()[..99]).is_some());
+        let handle = FileHandle::of(file.bytes());
         drop(file);
         let next = MemoryFile::zeroed(100).unwrap();
-        assert_ne!(Ticket::of(next.bytes()), ticket, "wherever the next one lies");
+        assert_ne!(FileHandle::of(next.bytes()), handle, "wherever the next one lies");
     }
 
     #[test]
@@ -444,21 +444,21 @@ mod tests {
     fn memory_that_is_taken_back_is_out_of_reach_and_the_old_one_stays_with_the_others() {
         let mut file = MemoryFile::zeroed(3 << 20).unwrap();
         file.bytes_mut().fill(7);
-        let ticket = Ticket::of(file.bytes()).expect("a file");
-        let other = ticket.map(3 << 20).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let other = handle.map(3 << 20).unwrap();
         // SAFETY: nobody uses them.
-        unsafe { take_back(file.bytes_mut()) }.unwrap();
+        unsafe { revoke(file.bytes_mut()) }.unwrap();
         assert!(file.bytes().iter().all(|&byte| byte == 7));
-        assert!(!other.has_owner() && !ticket.is_own() && ticket.map(3 << 20).is_err());
+        assert!(!other.has_owner() && !handle.is_own() && handle.map(3 << 20).is_err());
         // SAFETY: mapped still, and nobody else's.
         unsafe { other.start().write_bytes(9, 3 << 20) };
         assert!(file.bytes().iter().all(|&byte| byte == 7));
-        let next = Ticket::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
+        let next = FileHandle::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
         file.bytes_mut()[5] = 8;
         // SAFETY: nobody writes now.
         assert_eq!(unsafe { next.start().add(5).read() }, 8);
         // SAFETY: a part of a file's memory, which nobody else uses.
-        assert!(unsafe { take_back(&raw mut file.bytes_mut()[1..]) }.is_err());
+        assert!(unsafe { revoke(&raw mut file.bytes_mut()[1..]) }.is_err());
         drop(file);
         assert!(!next.has_owner());
     }
@@ -468,15 +468,15 @@ mod tests {
         use std::os::fd::AsRawFd;
         use std::os::unix::fs::{FileExt, PermissionsExt};
         let file = MemoryFile::zeroed(100).unwrap();
-        let ticket = Ticket::of(file.bytes()).expect("a file");
-        let mode = system::open(ticket.process, ticket.descriptor).unwrap().unwrap().metadata().unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let mode = system::open(handle.process, handle.descriptor).unwrap().unwrap().metadata().unwrap();
         assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
         // The same but for the seals.
         let stranger = rustix::fs::memfd_create("gradsync", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let stranger = std::fs::File::from(stranger);
         stranger.set_len(100 + HEADER_BYTES as u64).unwrap();
-        stranger.write_all_at(&ticket.number.to_ne_bytes(), 0).unwrap();
-        let error = Ticket { descriptor: stranger.as_raw_fd() as u32, ..ticket }.map(100).unwrap_err();
+        stranger.write_all_at(&handle.number.to_ne_bytes(), 0).unwrap();
+        let error = FileHandle { descriptor: stranger.as_raw_fd() as u32, ..handle }.map(100).unwrap_err();
         assert!(error.to_string().contains("not the kind"), "{error}");
     }
 }

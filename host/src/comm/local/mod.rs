@@ -199,7 +199,7 @@ impl Communicator for LocalCommunicator {
 
 impl SharedWindows for LocalCommunicator {
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
-        let (operation, world_size) = (Operation::LendWindows, self.world_size());
+        let (operation, world_size) = (Operation::SharedWindows, self.world_size());
         let (window, dtype) = (vector.len() / world_size, vector.dtype());
         check_shards("with_windows", world_size, ("vector", vector.len(), dtype), ("windows", window, dtype))
             .map_err(|error| self.refuse(operation, error))?;

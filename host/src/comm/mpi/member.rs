@@ -36,7 +36,7 @@ impl MpiCommunicator {
         Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)
     }
 
-    /// Gives all ranks the message of `root`; that of another rank is ignored.
+    /// Broadcasts the message of `root`; the messages of other ranks are ignored.
     pub(super) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
         let transfer = self.agree(what.call())?;
         let mut message = if self.rank() == root { message } else { Vec::new() };

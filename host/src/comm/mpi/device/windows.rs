@@ -9,7 +9,7 @@ use crate::error::Result;
 /// How many windows are fetched ahead of the one that is worked on.
 const AHEAD: usize = 2;
 
-/// What of a window lies where on the device, and where in its block.
+/// A piece of a window: its address on the device, and its offset in the block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) address: u64,
@@ -17,7 +17,7 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// What the windows of one call go through.
+/// The pinned blocks and queues of one call.
 pub(super) struct Windows<'a> {
     pub(super) pinned: &'a Pinned,
     /// Carries pieces from the device; it waits already for what `queue` held before the call.
