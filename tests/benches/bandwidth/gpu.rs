@@ -1,7 +1,7 @@
 //! The CUDA backend's half: 20 rounds after warm-up, timed by events on the queue, the driver's copy in every round.
 
 use gradsync::driver::{DeviceBuffer, Queue, devices};
-use gradsync::kernels::cuda::{self, Layers};
+use gradsync::kernels::cuda::{self, SegmentWorkspace};
 use gradsync::{DType, Result};
 
 use crate::{Figure, print_table};
@@ -107,7 +107,7 @@ fn reductions(queue: &Queue, bytes: usize, title: &dyn Fn(&str) -> String) -> Re
         let vectors = (0..8).map(|_| random(queue, dtype, len)).collect::<Result<Vec<_>>>()?;
         let views: Vec<_> = vectors.iter().map(DeviceBuffer::as_slice).collect();
         let mut result = DeviceBuffer::zeroed(queue, dtype, len)?;
-        let layers = |ranks| Layers::new(queue, len, &[0..len], ranks);
+        let layers = |ranks| SegmentWorkspace::new(queue, len, &[0..len], ranks);
         let (mut one, mut two, mut gram_two, mut four, mut eight, mut weighted) =
             (layers(1)?, layers(2)?, layers(2)?, layers(4)?, layers(8)?, layers(4)?);
         let cases: Vec<Case<'_>> = vec![

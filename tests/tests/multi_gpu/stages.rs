@@ -2,7 +2,7 @@
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, DeviceSlice};
-use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::plan::layout::Layout;
 use gradsync::plan::segments::clip;
 
@@ -22,7 +22,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             let vectors: Vec<DeviceBuffer> = (0..4).map(|_| DeviceBuffer::zeroed(queue, dtype, len).unwrap()).collect();
             let mut result = DeviceBuffer::zeroed(queue, dtype, len).unwrap();
             let views: Vec<DeviceSlice<'_>> = vectors.iter().map(DeviceBuffer::as_slice).collect();
-            let mut layers = Layers::new(queue, len, &parts, 4).unwrap();
+            let mut layers = SegmentWorkspace::new(queue, len, &parts, 4).unwrap();
             let cell = std::cell::RefCell::new((&mut layers, &mut result));
             let mut gram = || cell.borrow_mut().0.gram(&views).unwrap();
             let mut coefficients = || cell.borrow_mut().0.coefficients().unwrap();

@@ -438,7 +438,7 @@ pub(super) fn in_place(
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
-    if let Some(report) = in_one_space(comm, &mut parts, granularity)? {
+    if let Some(report) = shared_memory(comm, &mut parts, granularity)? {
         return Ok(report);
     }
     let own = OwnPart::new(comm, &parts, granularity);
@@ -451,14 +451,14 @@ pub(super) fn in_place(
 }
 
 /// The same for all of it, where ranks reach each other's memory; `None`, and on every rank, if they do not.
-pub(super) fn in_one_space(
+pub(super) fn shared_memory(
     comm: &dyn Communicator,
     parts: &mut Parts<'_>,
     granularity: Granularity,
 ) -> Result<Option<AdasumReport>> {
     let Some(ranks) = comm.sharing() else { return Ok(None) };
     let own = OwnPart::new(comm, parts, granularity);
-    own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow(), &own.are_whole)
+    own.gram(comm, Extent::All).run_in_shared_memory(ranks, parts.arena.reborrow(), &own.are_whole)
 }
 
 /// What a rank reduces of an arena.

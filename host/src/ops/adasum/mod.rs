@@ -1,12 +1,12 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
-//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `in_one_space` is the former for ranks that reach each
+//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the former for ranks that reach each
 //! other's memory, and `nodes` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
 //! a transport.
 
 mod gram;
-mod in_one_space;
-mod nodes;
+mod hierarchical;
+mod shared_memory;
 mod tree;
 
 use std::ops::Range;
@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
-pub(crate) use self::nodes::check_nodes;
+pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
-pub(crate) use self::nodes::{Levels, agree};
-pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
+pub(crate) use self::hierarchical::{Levels, agree};
+pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
 use crate::agreement::{Value, same_plan};
@@ -121,7 +121,7 @@ pub fn adasum_all_reduce(
         Algorithm::Tree => {
             if options.algorithm == Algorithm::Auto {
                 // Where nothing is sent but products, as many are no reason for a tree.
-                if let Some(report) = gram::in_one_space(comm, &mut parts, options.granularity)? {
+                if let Some(report) = gram::shared_memory(comm, &mut parts, options.granularity)? {
                     return Ok(report);
                 }
             }

@@ -17,7 +17,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{Layers, PeerKernel, cast};
+use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, cast};
 use crate::memory::{Cuda, DeviceWireSliceMut};
 
 const OPERATION: &str = "ordered all_reduce";
@@ -38,7 +38,7 @@ pub struct OrderedAllReduce<'c> {
     /// Longest window.
     part_len: usize,
     op: ReduceOp,
-    layers: Layers,
+    layers: SegmentWorkspace,
     /// The other ranks' parts.
     received: DeviceBuffer,
     /// The data in the dtype of the wire, if that is another.
@@ -80,7 +80,7 @@ impl<'c> OrderedAllReduce<'c> {
         let part_len = len.div_ceil(world_size).next_multiple_of(8);
         let own = window(comm.rank(), part_len, len);
         let own_len = own.len();
-        let mut layers = Layers::new(queue, own_len, &[0..own_len], world_size)?;
+        let mut layers = SegmentWorkspace::new(queue, own_len, &[0..own_len], world_size)?;
         layers.write_coefficients(&Coefficients {
             weights: vec![factor(op, world_size); world_size],
             cancelled: vec![false],

@@ -7,7 +7,7 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::Layers;
+use crate::kernels::cuda::SegmentWorkspace;
 use crate::memory::Cuda;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
@@ -16,7 +16,7 @@ use super::layers;
 
 #[derive(Debug)]
 pub(super) struct Gram {
-    layers: Layers,
+    layers: SegmentWorkspace,
     shard_len: usize,
     /// The other ranks' vectors in this rank's window, in rank order.
     received: DeviceBuffer,
@@ -101,7 +101,7 @@ impl Gram {
 }
 
 /// What the kernels of these layers did last; waits for the queue.
-pub(super) fn report(layers: &Layers) -> Result<AdasumReport> {
+pub(super) fn report(layers: &SegmentWorkspace) -> Result<AdasumReport> {
     let Coefficients { weights, cancelled } = layers.read_coefficients()?;
     let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
     Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })

@@ -1,4 +1,4 @@
-//! [`Layers`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
+//! [`SegmentWorkspace`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
 //!
 //! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
 
@@ -24,7 +24,7 @@ use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
 #[derive(Debug)]
-pub struct Layers {
+pub struct SegmentWorkspace {
     queue: Queue,
     len: usize,
     count: usize,
@@ -84,7 +84,7 @@ fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
     Ok(buffer)
 }
 
-impl Layers {
+impl SegmentWorkspace {
     /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
 
-use super::Layers;
+use super::SegmentWorkspace;
 use super::grid::Grids;
 use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
@@ -69,9 +69,9 @@ const BARRIER: &str = "peer_barrier";
 pub(crate) enum PeerKernel {
     /// Sums in rank order: [`PeerGroup::reduce`].
     Reduce,
-    /// Adasum by one Gram matrix: [`Layers::adasum_of_peers`].
+    /// Adasum by one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
     Gram,
-    /// Adasum along the tree: [`Layers::tree_of_peers`].
+    /// Adasum along the tree: [`SegmentWorkspace::tree_of_peers`].
     Tree,
 }
 
@@ -191,7 +191,7 @@ impl Places {
     }
 }
 
-impl Layers {
+impl SegmentWorkspace {
     /// As [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
     /// [`tree_of_peers`](Self::tree_of_peers).
     pub(crate) fn for_peers(
