@@ -93,7 +93,7 @@ impl Launch {
         Launch::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// As [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
+    /// Like [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).

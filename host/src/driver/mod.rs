@@ -43,7 +43,7 @@ pub(crate) use residency::{Claim, Sharers};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA: {call} failed with code {code}: {text}")]
 pub struct CudaError {
-    /// What was asked of the driver.
+    /// The call of the driver.
     pub call: String,
     /// The driver's result code (`CUresult`).
     pub code: u32,
@@ -61,7 +61,7 @@ fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)
 }
 
-/// As [`check`], where the call's name has to be put together.
+/// Like [`check`], where the call's name has to be put together.
 fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), CudaError> {
     if status == Status::SUCCESS {
         return Ok(());

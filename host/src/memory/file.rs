@@ -1,7 +1,7 @@
 //! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`FileHandle`].
 //!
-//! It gives out memory, knows which is of that kind, and finds that of others. It never waits for anybody, and does not know who uses what lies
-//! in it, or when.
+//! It allocates such memory, recognises it by its address, and maps the memory of other processes. It never waits, and does not know
+//! who uses the memory, or when.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,8 +14,8 @@ use memmap2::{MmapOptions, MmapRaw};
 /// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
 /// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
-/// What stands in front of a file's bytes: the number that a handle names, so that nobody takes another file for the one that was meant.
-/// A page, which leaves the bytes behind it aligned for everything.
+/// The header in front of a file's bytes: the number that a handle names, by which another file is not mistaken for it.
+/// A page, so the bytes behind it are aligned for all types.
 const HEADER_BYTES: usize = 4096;
 
 /// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
@@ -27,7 +27,7 @@ pub(crate) struct MemoryFile {
     process: u32,
 }
 
-/// Where other processes of this machine find a file: which process has it, as what.
+/// By which other processes of this machine find a file: the process that has it, and its descriptor there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     process: u32,
@@ -41,7 +41,7 @@ struct Open {
     handle: FileHandle,
     /// Behind the header.
     bytes: usize,
-    /// What the handle's descriptor stands for.
+    /// The file behind the handle's descriptor.
     file: File,
 }
 
@@ -64,7 +64,7 @@ impl MemoryFile {
     /// So many zeros, for which there is memory: a page that the system cannot give later on would end whoever touches it by a signal.
     ///
     /// # Errors
-    /// What the system says: too many open files, no memory or address space left, a limit on the length of files, or that it knows no such
+    /// The system's error: too many open files, no memory or address space left, a limit on the length of files, or no support for such
     /// files.
     pub(crate) fn zeroed(bytes: usize) -> io::Result<Self> {
         let (map, open) = Open::create(bytes)?;
@@ -73,7 +73,7 @@ impl MemoryFile {
         Ok(file)
     }
 
-    /// Leaves the memory to those who have it mapped, until the last of them has not; nobody finds it any more.
+    /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
     #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
@@ -81,7 +81,7 @@ impl MemoryFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, len) = self.behind_header();
-        // SAFETY: mapped for as long as this lives; processes that have it mapped too write only what they were lent.
+        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure epoch.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -120,7 +120,7 @@ impl Open {
         Ok((map, Self { handle, bytes, file }))
     }
 
-    /// Gives the memory back, and tells those who have it mapped.
+    /// Gives the memory back to the system; other processes that have it mapped read zeros.
     fn clear(&self) {
         if let Err(error) = system::clear(&self.file, (self.bytes + HEADER_BYTES) as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
@@ -128,14 +128,14 @@ impl Open {
     }
 }
 
-/// Moves the bytes of a whole file to another one, at the same address: processes that have the old one mapped keep that, and reach this memory
-/// no more. What they write meanwhile is there in part.
+/// Moves the bytes of a whole file to another one, at the same address: processes that have the old file mapped keep it, and can access this memory
+/// no more. Their concurrent writes may be lost in part.
 ///
 /// # Errors
-/// What the system says, and that these are not all bytes of a file; then nothing has changed.
+/// The system's error, or that these are not all bytes of a file; then nothing has changed.
 ///
 /// # Safety
-/// Nobody in this process uses the bytes meanwhile.
+/// No other code of this process uses the bytes meanwhile.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
 pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
@@ -158,7 +158,7 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
         std::ptr::copy_nonoverlapping(bytes.cast::<u8>().cast_const(), to, bytes.len());
         system::replace(&map, bytes.cast::<u8>().sub(HEADER_BYTES))?;
     }
-    // It is where the other one was, which is unmapped by whoever has mapped that.
+    // It has replaced the other mapping, whose owner unmaps the address.
     let _ = ManuallyDrop::new(map);
     let old = match open {
         Some(open) => files.insert(address, open),
@@ -175,7 +175,7 @@ impl FileHandle {
     /// Stands for none: no process has this number.
     pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
 
-    /// That of the file of this process which begins with these bytes.
+    /// The handle of the file of this process that begins with these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         let files = files();
         files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.handle)
@@ -191,7 +191,7 @@ impl FileHandle {
         [u64::from(self.process) << 32 | u64::from(self.descriptor), self.number]
     }
 
-    /// What [`words`](Self::words) made words of.
+    /// The inverse of [`words`](Self::words).
     pub(crate) fn of_words(words: [u64; Self::WORDS]) -> Self {
         Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
     }
@@ -199,8 +199,8 @@ impl FileHandle {
     /// Maps the memory of the process that has given this handle.
     ///
     /// # Errors
-    /// What the system says, as that the process is another user's; and that no file of it is the one that was meant, which has at least so
-    /// many bytes: the process may be one of another machine.
+    /// The system's error, for example that the process is another user's; or that the process has no such file of at least `bytes` bytes:
+    /// it may be a process of another machine.
     pub(crate) fn map(self, bytes: usize) -> io::Result<Mapped> {
         let other = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{what} of {self:?}"));
         let file = system::open(self.process, self.descriptor)?.ok_or_else(|| other("not the kind of file"))?;
@@ -216,7 +216,7 @@ impl FileHandle {
 
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
 impl Mapped {
-    /// Whether the memory is still what it was: its owner has not dropped it.
+    /// Whether its owner has not dropped the memory.
     pub(crate) fn has_owner(&self) -> bool {
         // SAFETY: within the header, aligned; its owner has written it before it gave the handle away.
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }

@@ -1,5 +1,5 @@
-//! What composes operations into whole steps of training: gradients joined over ranks before the optimizer, or steps of
-//! optimizers joined by Adasum (ONNX Runtime's "delta mode").
+//! Whole steps of training, composed of operations: gradients reduced over ranks before the optimizer, or steps of
+//! optimizers combined by Adasum (ONNX Runtime's "delta mode").
 //!
 //! The room above [`ops`](crate::ops): it may use every operation, and none uses it. It holds no weights and runs no
 //! model.

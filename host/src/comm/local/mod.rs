@@ -38,7 +38,7 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, DEFAULT_DEADLINE)
 }
 
-/// As [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
+/// Like [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.

@@ -32,7 +32,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// As [`all_gather_eager`](Self::all_gather_eager), always in two rounds: either all ranks have the result, or none.
+    /// Like [`all_gather_eager`](Self::all_gather_eager), always in two rounds: either all ranks have the result, or none.
     pub(super) fn all_gather_confirmed(&self, call: Call, own: &[u8], output: &mut [u8]) -> Result<()> {
         self.concatenate(own, &self.agree_with(call, Payload::for_all(own))?, output);
         Ok(())

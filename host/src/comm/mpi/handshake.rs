@@ -146,7 +146,7 @@ impl Handshake {
         self.agree_with(call, Payload::EMPTY).map(drop)
     }
 
-    /// As [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
+    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
     pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
         let outcome = self.first_round(call, payload).and_then(|received| self.second_round(call).map(|()| received));

@@ -241,7 +241,7 @@ impl Mailboxes {
         self.closed(Mailbox::rounds, self.round.get())
     }
 
-    /// As [`close_round`](Self::close_round), for the end of the epochs that this rank has ended.
+    /// Like [`close_round`](Self::close_round), for the end of the epochs that this rank has ended.
     pub(super) fn close_epochs(&self, failure: &CommError) -> Option<(usize, CommError)> {
         self.close(failure, Mailbox::epochs, self.ended_epochs.get())
     }

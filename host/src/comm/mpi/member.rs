@@ -15,7 +15,7 @@ impl MpiCommunicator {
     /// With it `mpirun -n 4 ./train` is enough to start NCCL: `NcclCommunicator::new(comm.member(deadline)?, …)`.
     ///
     /// # Errors
-    /// Those of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
+    /// The errors of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
     /// does not reach it within `deadline`.
     pub fn member(&self, deadline: Duration) -> Result<Member> {
         let _scope = scope::within(Operation::Member);

@@ -51,7 +51,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// As [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    /// Like [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
     ///
     /// # Safety
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
@@ -104,7 +104,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
     ///
     /// # Safety
     /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
@@ -185,7 +185,7 @@ impl Transfer<'_> {
     /// device memory in.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
         let channel = self.handshake.channel();
@@ -231,7 +231,7 @@ impl Transfer<'_> {
     /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn pairwise_as_it_is(
         self,

@@ -120,7 +120,7 @@ impl MpiDeviceCommunicator {
     /// [`Error::Cuda`] where memory or a stream cannot be had, which is
     /// [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks;
     /// [`Error::InvalidArgument`], on every rank, for paths that differ, and for [`MpiPath::Direct`] where some rank's MPI does not take
-    /// device memory; those of a collective.
+    /// device memory; errors of a collective.
     pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
         let prepare =
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
@@ -174,7 +174,7 @@ impl MpiDeviceCommunicator {
         self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
     }
 
-    /// As [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
+    /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
     fn admit_direct(
         &self,
         queue: &Queue,

@@ -84,7 +84,7 @@ impl<'a> Slots<'a> {
         Ok(None)
     }
 
-    /// As [`take`](Self::take), when the device has failed, and copies nothing any more.
+    /// Like [`take`](Self::take), when the device has failed, and copies nothing any more.
     fn take_anyway(&self, is_outward: bool) -> Option<usize> {
         let middle = self.pinned.count() / 2;
         let mut is_held = self.is_held.borrow_mut();

@@ -70,7 +70,7 @@ impl Windows<'_> {
     /// # Safety
     /// As [`run`](Self::run).
     unsafe fn fetch(&self, block: usize, pieces: Vec<Piece>) -> Result<(), CudaError> {
-        self.pinned.hold_back(self.down, block)?;
+        self.pinned.make_queue_wait(self.down, block)?;
         for Piece { address, offset, bytes } in pieces {
             // SAFETY: the caller's promise.
             unsafe { self.pinned.fetch(self.down, block, offset, address, bytes)? };

@@ -181,7 +181,7 @@ impl<'c> HierarchicalAdasum<'c> {
         }
     }
 
-    /// What the last reduction did across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
+    /// The report of the last reduction across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
     /// for the queue.
     ///
     /// # Errors

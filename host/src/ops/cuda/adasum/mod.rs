@@ -1,6 +1,6 @@
 //! Adasum all-reduce of gradient buffers in device memory, in each of the ways that ONNX Runtime names ([`AdasumAllReduce`]).
 //!
-//! Numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce) everywhere. The steps are in `plan`, the arithmetic in
+//! The numerics are the same as in [`adasum_all_reduce`](crate::ops::adasum_all_reduce). The steps are in `plan`, the arithmetic in
 //! `kernels`; nothing here depends on a transport.
 
 mod gram;
@@ -75,7 +75,7 @@ impl<'c> AdasumAllReduce<'c> {
         }
     }
 
-    /// What the last reduction did; waits for the queue.
+    /// The report of the last reduction; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -113,7 +113,7 @@ fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<us
     }
 }
 
-/// How many layers so many tensors are.
+/// The number of layers of `tensors` tensors.
 fn layer_count(granularity: Granularity, tensors: usize) -> usize {
     match granularity {
         Granularity::Tensor => tensors,

@@ -67,7 +67,7 @@ impl Peers {
         peers(comm).run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
     }
 
-    /// What the last run did; waits for the queue.
+    /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         match self.connection.group.kernel() {
             PeerKernel::Tree => Ok(AdasumReport::of_tree()),
