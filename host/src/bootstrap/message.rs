@@ -1,7 +1,7 @@
-//! What members and their hub say to each other, and how much of it.
+//! The messages between members and their coordinator, and the limits of their sizes.
 //!
-//! Members in the hub's process pass the same messages by calls. A member waits in one post at a time and messages keep
-//! their order, so that no message needs to say which post it is about. The handshake before them is in `handshake`.
+//! Members in the coordinator's process pass the same messages by calls. A member waits in one post at a time and messages keep
+//! their order, so no message needs to name its post. The handshake before them is in `handshake`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,30 +15,30 @@ use crate::error::{Call, CommError, Departure, Operation};
 pub(super) const CONTRIBUTION_LIMIT: usize = 64 << 10;
 /// The most calls in one post: with the longest of them, the frame keeps within its limit.
 pub(super) const CALLS_LIMIT: usize = 16 << 10;
-/// How many announced calls of a rank may be unmatched: about four times as much as a stream of CUDA takes before it makes
-/// the host wait. It bounds what the hub keeps.
+/// How many announced calls of a rank may be unmatched: about four times as many as a CUDA stream takes before it blocks
+/// the host. It bounds the coordinator's queues.
 pub(super) const ANNOUNCED_LIMIT: u64 = 4 << 10;
 /// The longest text of an error that is passed on.
 const REASON_LIMIT: usize = 4 << 10;
 
-/// From a member to the hub.
+/// From a member to the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The deadline of the join has passed.
     GiveUp { deadline: Duration },
-    /// This rank waits until these calls fit with the others'. `contribution` goes to everybody when they do.
+    /// This rank waits until these calls are matched. `contribution` is sent to all ranks when they are.
     Post { calls: Vec<Call>, contribution: Option<Vec<u8>> },
     /// This rank makes these calls, and goes on.
     Announce { calls: Vec<Call> },
-    /// This rank wants to know when so many of its announced calls have been matched.
+    /// Requests a report when so many of this rank's announced calls have been matched.
     Confirm { calls: u64 },
     /// The deadline for that has passed.
     Unconfirmed { calls: u64, deadline: Duration },
     /// The deadline of this rank's post has passed.
     Overdue { deadline: Duration },
-    /// This rank's collective did not complete in time: who has not come to it?
+    /// This rank's collective did not complete in time: asks for the ranks that have not reached it.
     Late { sequence: u64, operation: Operation, deadline: Duration },
-    /// Who has not answered that question by now will not be waited for.
+    /// Ends the query: ranks that have not answered by now are missing.
     Conclude,
     /// An answer to [`Event::Probe`].
     Progress { inquiry: u64, sequence: u64 },
@@ -48,7 +48,7 @@ pub(super) enum Request {
     Leave { departure: Departure, sequence: u64 },
 }
 
-/// From the hub to a member.
+/// From the coordinator to a member.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Event {
     /// All ranks have joined.
@@ -65,16 +65,16 @@ pub(super) enum Event {
     Failed(CommError),
     /// A rank has left in good order.
     Departed { rank: usize, departure: Departure, sequence: u64 },
-    /// Which collective has this rank come to?
+    /// Asks for the number of the collective that this rank has reached.
     Probe { inquiry: u64 },
 }
 
-/// Where the ranks of a group can be reached by others, for groups that are split off.
+/// The addresses of the ranks of a group, for groups that are split off.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Network {
-    /// The loopback address that everything is bound to, if the group keeps to one machine.
+    /// The loopback address that all sockets are bound to, if the group is confined to one machine.
     pub(super) loopback: Option<IpAddr>,
-    /// Where each rank's connection came from; nowhere for rank 0.
+    /// The origin of each rank's connection; `None` for rank 0.
     pub(super) addresses: Vec<Option<IpAddr>>,
 }
 

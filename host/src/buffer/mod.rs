@@ -65,7 +65,7 @@ impl GradientBuffer {
         Self::with(HostBuffer::zeroed, TensorTable::new(dtype, world_size, tensors)?)
     }
 
-    /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
+    /// Like [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
     /// over MPI: Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors where they lie instead of exchanging them
     /// ([`SharedWindows`](crate::memory::SharedWindows)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
     /// has this memory in common with its parent.

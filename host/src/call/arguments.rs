@@ -35,8 +35,8 @@ impl fmt::Display for ReduceOp {
 #[non_exhaustive]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
-    /// Ranks that reach each other's memory on a host send nothing but products, and stay with Gram. A switch is logged with its reason.
+    /// ranks, once the products of all pairs and the bytes between nodes take noticeable time: from 16, 32 or 64 ranks on, by size.
+    /// Ranks that share memory on a host send only products, and stay with Gram. A switch is logged with its reason.
     /// Given the nodes, [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce) chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
     #[default]
     Auto,
@@ -46,7 +46,7 @@ pub enum Algorithm {
     Tree,
 }
 
-/// What shares one set of weights.
+/// The granularity of Adasum's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Granularity {
@@ -62,19 +62,19 @@ pub enum Granularity {
 pub struct AdasumOptions {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// What shares one set of weights.
+    /// The elements that share one set of weights.
     pub granularity: Granularity,
 }
 
-/// What becomes of the vectors of a node's ranks before nodes combine; equal on all ranks.
+/// The reduction of the vectors of a node's ranks, before nodes combine; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum WithinNode {
     /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
     /// dtype.
     Reduce(ReduceOp),
-    /// Their Adasum, rounded once to the dtype: the nodes' Adasum is then that of all ranks, where nodes are adjacent powers of two of
-    /// ranks, and the products are those of a node's ranks and of nodes, where one Gram matrix has those of all ranks.
+    /// Their Adasum, rounded once to the dtype. Where every node has a power of two of adjacent ranks, the result is the Adasum of all ranks. The Gram
+    /// matrices have the products of a node's ranks, and of the nodes, instead of the products of all ranks.
     Adasum,
 }
 

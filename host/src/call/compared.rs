@@ -5,16 +5,16 @@ use std::fmt;
 use super::Operation;
 use crate::dtype::DType;
 
-/// What a rank has in a line.
+/// The value of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Value<'a> {
     Operation(Operation),
     DType(DType),
     Number(usize),
     Shape(&'a [usize]),
-    /// Somebody's choice.
+    /// A text of the caller's.
     Name(&'a str),
-    /// This crate's own words.
+    /// A text of this crate's.
     Words(&'static str),
 }
 
@@ -31,6 +31,6 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// What is done with a line, given its label and what this rank has there. A label says nothing that the lines before do not: it is the same
-/// on two ranks whose lines are the same up to there.
+/// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on two ranks whose
+/// earlier lines are the same.
 pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;

@@ -7,8 +7,8 @@ use crate::memory::{Host, Memory};
 
 /// The collectives and transfers of a [`Communicator`], after MPI-4.1 chapters 3 and 6 and NCCL's API of the same names.
 ///
-/// Operands are slices, arrays and vectors of elements on the host, and buffers and slices of device memory on a GPU. What ranks must have in
-/// common, what a call waits for and what it fails with is said there.
+/// Operands are slices, arrays and vectors of elements on the host, and buffers and slices of device memory on a GPU. [`Communicator`] documents
+/// the arguments that must be equal on all ranks, the waits of a call, and its errors.
 ///
 /// ```
 /// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
@@ -25,23 +25,23 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// Replaces every rank's data by their reduction (MPI_Allreduce in place, 6.9.6).
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
         self.all_reduce_scaled(data, op, Scaling::NONE)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), with factors before and after the reduction.
+    /// Like [`all_reduce`](Self::all_reduce), with factors before and after the reduction.
     ///
     /// # Errors
-    /// As there, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
+    /// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
     fn all_reduce_scaled<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp, scaling: Scaling) -> Result<()> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling })
     }
 
-    /// As [`all_reduce_scaled`](Self::all_reduce_scaled), leaving the input alone (MPI_Allreduce, 6.9.6; ncclAllReduce).
+    /// Like [`all_reduce_scaled`](Self::all_reduce_scaled), with an output of its own (MPI_Allreduce, 6.9.6; ncclAllReduce).
     ///
     /// # Errors
-    /// As there.
+    /// As for that method.
     fn all_reduce_into<'a>(
         &self,
         input: impl Into<M::Slice<'a>>,
@@ -57,7 +57,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// `output`'s length (MPI_Reduce_scatter_block, 6.10.1; ncclReduceScatter).
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn reduce_scatter<'a>(
         &self,
         input: impl Into<M::Slice<'a>>,
@@ -68,11 +68,11 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::ReduceScatter { operands, op })
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), where this rank's shard of `data` receives the result. The contents of the other shards
+    /// Like [`reduce_scatter`](Self::reduce_scatter), where this rank's shard of `data` receives the result. The contents of the other shards
     /// are unspecified afterwards. `data`'s length must be a multiple of the world size.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn reduce_scatter_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
         self.run(Collective::ReduceScatter { operands: Operands::InPlace(data.into()), op })
     }
@@ -80,17 +80,17 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// Concatenates the ranks' inputs, in rank order, on every rank (MPI_Allgather, 6.7; ncclAllGather).
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn all_gather<'a>(&self, input: impl Into<M::Slice<'a>>, output: impl Into<M::SliceMut<'a>>) -> Result<()> {
         let operands = Operands::Apart { input: input.into(), output: output.into() };
         self.run(Collective::AllGather { operands })
     }
 
-    /// As [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
+    /// Like [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
     /// be a multiple of the world size.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn all_gather_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>) -> Result<()> {
         self.run(Collective::AllGather { operands: Operands::InPlace(data.into()) })
     }
@@ -99,7 +99,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// (MPI_Alltoall, 6.8).
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn all_to_all<'a>(&self, input: impl Into<M::Slice<'a>>, output: impl Into<M::SliceMut<'a>>) -> Result<()> {
         self.run(Collective::AllToAll { input: input.into(), output: output.into() })
     }
@@ -107,7 +107,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4; ncclBroadcast).
     ///
     /// # Errors
-    /// Those of every call, and [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that there is not.
+    /// The errors of every call, and [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that there is not.
     fn broadcast<'a>(&self, data: impl Into<M::SliceMut<'a>>, root: usize) -> Result<()> {
         self.run(Collective::Broadcast { data: data.into(), root })
     }

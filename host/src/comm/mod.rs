@@ -60,16 +60,16 @@ pub trait Ranks {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
-    /// Every rank's words, in rank order; all ranks bring equally many. The host waits for the other ranks.
+    /// Gathers every rank's words, in rank order; all ranks give equally many. The host waits for the other ranks.
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
 
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn barrier(&self) -> Result<()> {
         self.gather_words(&[]).map(drop)
     }
@@ -84,7 +84,7 @@ pub trait Ranks {
     /// rely on different agreements fail as those whose calls differ. Does nothing by default.
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn recall(&self, agreement: u64) -> Result<()> {
         let _ = agreement;
         Ok(())
@@ -105,7 +105,7 @@ pub trait Ranks {
     /// Waits until they are.
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn confirm(&self, calls: u64) -> Result<()> {
         let _ = calls;
         Ok(())
@@ -151,13 +151,13 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// Runs one collective.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn run(&self, collective: Collective<'_, M>) -> Result<()>;
 
     /// Runs several collectives, at once where the transport can (a group of NCCL's), and else in order.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn run_all(&self, collectives: Vec<Collective<'_, M>>) -> Result<()> {
         collectives.into_iter().try_for_each(|collective| self.run(collective))
     }
@@ -168,10 +168,10 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// lists. All operands belong to one queue.
     ///
     /// # Errors
-    /// Those of every call, and [`CommError::InvalidPeer`] for this rank itself or one that there is not.
+    /// The errors of every call, and [`CommError::InvalidPeer`] for this rank itself or one that there is not.
     fn exchange(&self, sends: &[(usize, M::Wire<'_>)], receives: &mut [(usize, M::WireMut<'_>)]) -> Result<()>;
 
-    /// What ranks can do beside that reach each other's memory; `None`, and so on every rank, for all others.
+    /// The windows of shared or peer memory, where all ranks can reach each other's memory; `None`, on every rank, otherwise.
     fn sharing(&self) -> Option<&M::Sharing> {
         None
     }
@@ -180,7 +180,7 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// all calls of this rank so far have been compared too. Does nothing on host memory.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     fn synchronize(&self, queue: &M::Queue) -> Result<()> {
         let _ = queue;
         Ok(())
@@ -199,7 +199,7 @@ pub trait Split: Sized {
     /// colour a rank takes part and gets nothing. All ranks have to call it. The new group fails, and ends, on its own.
     ///
     /// # Errors
-    /// Those of a collective, and those of making a communicator.
+    /// The errors of a collective, and those of making a communicator.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>>;
 }
 

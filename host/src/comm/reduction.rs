@@ -31,14 +31,14 @@ pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
     });
 }
 
-/// What is computed.
+/// The reduction to compute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Reduction {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
-    /// What every element is multiplied by once it is an `f64`; 1 leaves it alone.
+    /// The factor of every element once it is an `f64`; 1 leaves it unchanged.
     pub(super) before: f64,
-    /// What the reduction is multiplied by before its one rounding.
+    /// The factor of the reduction before its single rounding.
     pub(super) after: f64,
 }
 

@@ -48,7 +48,7 @@ impl DeviceBuffer {
         Self::filled(queue, dtype, len, 0)
     }
 
-    /// As [`zeroed`](Self::zeroed), with every byte the same.
+    /// Like [`zeroed`](Self::zeroed), with every byte the same.
     pub(crate) fn filled(queue: &Queue, dtype: DType, len: usize, byte: u8) -> Result<Self> {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
@@ -69,7 +69,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Allocates without writing: the elements are whatever was there. Whoever calls this writes them before anything reads them.
+    /// Allocates without writing: the elements are unspecified. The caller writes them before they are read.
     pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
@@ -161,10 +161,10 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSliceMut<'a> {
-    /// As [`DeviceSlice::from_raw_parts`], to write.
+    /// Like [`DeviceSlice::from_raw_parts`], to write.
     ///
     /// # Safety
-    /// As there, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
+    /// As for that method, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
         // SAFETY: the caller's promise.
         Self { view: unsafe { DeviceSlice::from_raw_parts(queue, address, dtype, len) }, unique: PhantomData }

@@ -44,7 +44,7 @@ fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)
 }
 
-/// As [`check`], where the call's name has to be put together.
+/// Like [`check`], where the call's name has to be put together.
 fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), CudaError> {
     if status == Status::SUCCESS {
         return Ok(());

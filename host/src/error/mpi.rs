@@ -1,6 +1,6 @@
 //! [`MpiError`]: why MPI cannot be used, or its refusal of a call outside of a collective.
 
-/// Why MPI cannot be used, or what it refused.
+/// Why MPI cannot be used, or the error that it returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
@@ -39,7 +39,7 @@ pub enum MpiError {
         call: &'static str,
         /// Its code.
         code: i32,
-        /// What `MPI_Error_string` says of it.
+        /// The text of `MPI_Error_string`.
         text: String,
     },
 }

@@ -77,7 +77,7 @@ impl HostBuffer {
         Ok(Self { dtype, len, memory })
     }
 
-    /// As [`zeroed`](Self::zeroed), in memory that other processes of this machine can map.
+    /// Like [`zeroed`](Self::zeroed), in memory that other processes of this machine can map.
     pub(crate) fn shared(operation: &'static str, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len * dtype.size_bytes();
         let refused = |source| Error::MemoryFile { operation, bytes, source };

@@ -145,10 +145,10 @@ impl<'a> DeviceWireSlice<'a> {
 }
 
 impl<'a> DeviceWireSliceMut<'a> {
-    /// As [`DeviceWireSlice::from_raw_parts`], to write.
+    /// Like [`DeviceWireSlice::from_raw_parts`], to write.
     ///
     /// # Safety
-    /// As there, and nothing else may read or write the memory for as long but work ordered on `queue`.
+    /// As for that method, and nothing else may read or write the memory for as long but work ordered on `queue`.
     pub unsafe fn from_raw_parts(queue: &'a Queue, data: RawSlice) -> Self {
         // SAFETY: the caller's promise.
         Self { view: unsafe { DeviceWireSlice::from_raw_parts(queue, data) }, unique: PhantomData }

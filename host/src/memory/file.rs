@@ -1,7 +1,7 @@
-//! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`Ticket`].
+//! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`FileHandle`].
 //!
-//! It gives out memory, knows which is of that kind, and finds that of others. It never waits for anybody, and does not know who uses what lies
-//! in it, or when.
+//! It allocates such memory, recognises it by its address, and maps the memory of other processes. It never waits, and does not know
+//! who uses the memory, or when.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,12 +14,12 @@ use memmap2::{MmapOptions, MmapRaw};
 /// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
 /// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
-/// What stands in front of a file's bytes: the number that a ticket names, so that nobody takes another file for the one that was meant.
-/// A page, which leaves the bytes behind it aligned for everything.
+/// The header in front of a file's bytes: the number that a handle names, by which another file is not mistaken for it.
+/// A page, so the bytes behind it are aligned for all types.
 const HEADER_BYTES: usize = 4096;
 
 /// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
-/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the ticket included.
+/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the handle included.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     map: MmapRaw,
@@ -27,9 +27,9 @@ pub(crate) struct MemoryFile {
     process: u32,
 }
 
-/// Where other processes of this machine find a file: which process has it, as what.
+/// By which other processes of this machine find a file: the process that has it, and its descriptor there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct FileHandle {
     process: u32,
     descriptor: u32,
     number: u64,
@@ -38,10 +38,10 @@ pub(crate) struct Ticket {
 /// A file of this process that others can find.
 #[derive(Debug)]
 struct Open {
-    ticket: Ticket,
+    handle: FileHandle,
     /// Behind the header.
     bytes: usize,
-    /// What the ticket's descriptor stands for.
+    /// The file behind the handle's descriptor.
     file: File,
 }
 
@@ -64,7 +64,7 @@ impl MemoryFile {
     /// So many zeros, for which there is memory: a page that the system cannot give later on would end whoever touches it by a signal.
     ///
     /// # Errors
-    /// What the system says: too many open files, no memory or address space left, a limit on the length of files, or that it knows no such
+    /// The system's error: too many open files, no memory or address space left, a limit on the length of files, or no support for such
     /// files.
     pub(crate) fn zeroed(bytes: usize) -> io::Result<Self> {
         let (map, open) = Open::create(bytes)?;
@@ -73,7 +73,7 @@ impl MemoryFile {
         Ok(file)
     }
 
-    /// Leaves the memory to those who have it mapped, until the last of them has not; nobody finds it any more.
+    /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
     #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
@@ -81,7 +81,7 @@ impl MemoryFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, len) = self.behind_header();
-        // SAFETY: mapped for as long as this lives; processes that have it mapped too write only what they were lent.
+        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure epoch.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -114,13 +114,13 @@ impl Open {
         let (file, descriptor) = system::create(file_bytes as u64)?;
         let map = map(&file, file_bytes)?;
         system::reserve(&file, &map)?;
-        let ticket = Ticket { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
         // SAFETY: within the header, aligned; nobody else has it.
-        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(ticket.number) };
-        Ok((map, Self { ticket, bytes, file }))
+        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
+        Ok((map, Self { handle, bytes, file }))
     }
 
-    /// Gives the memory back, and tells those who have it mapped.
+    /// Gives the memory back to the system; other processes that have it mapped read zeros.
     fn clear(&self) {
         if let Err(error) = system::clear(&self.file, (self.bytes + HEADER_BYTES) as u64) {
             tracing::debug!(%error, "memory stays for as long as another process has it mapped");
@@ -128,16 +128,16 @@ impl Open {
     }
 }
 
-/// Moves the bytes of a whole file to another one, at the same address: processes that have the old one mapped keep that, and reach this memory
-/// no more. What they write meanwhile is there in part.
+/// Moves the bytes of a whole file to another one, at the same address: processes that have the old file mapped keep it, and can access this memory
+/// no more. Their concurrent writes may be lost in part.
 ///
 /// # Errors
-/// What the system says, and that these are not all bytes of a file; then nothing has changed.
+/// The system's error, or that these are not all bytes of a file; then nothing has changed.
 ///
 /// # Safety
-/// Nobody in this process uses the bytes meanwhile.
+/// No other code of this process uses the bytes meanwhile.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
-pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
+pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
     let address = bytes.cast::<u8>().addr();
     let is_whole = files.get(&address).is_some_and(|open| open.bytes == bytes.len());
@@ -158,7 +158,7 @@ pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
         std::ptr::copy_nonoverlapping(bytes.cast::<u8>().cast_const(), to, bytes.len());
         system::replace(&map, bytes.cast::<u8>().sub(HEADER_BYTES))?;
     }
-    // It is where the other one was, which is unmapped by whoever has mapped that.
+    // It has replaced the other mapping, whose owner unmaps the address.
     let _ = ManuallyDrop::new(map);
     let old = match open {
         Some(open) => files.insert(address, open),
@@ -169,21 +169,21 @@ pub(crate) unsafe fn take_back(bytes: *mut [u8]) -> io::Result<()> {
 }
 
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
-impl Ticket {
-    /// How many words a ticket is.
+impl FileHandle {
+    /// How many words a handle is.
     pub(crate) const WORDS: usize = 2;
     /// Stands for none: no process has this number.
     pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
 
-    /// That of the file of this process which begins with these bytes.
+    /// The handle of the file of this process that begins with these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         let files = files();
-        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.ticket)
+        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.handle)
     }
 
     /// Whether this process has its file.
     pub(crate) fn is_own(self) -> bool {
-        files().values().any(|open| open.ticket == self)
+        files().values().any(|open| open.handle == self)
     }
 
     /// As it travels.
@@ -191,16 +191,16 @@ impl Ticket {
         [u64::from(self.process) << 32 | u64::from(self.descriptor), self.number]
     }
 
-    /// What [`words`](Self::words) made words of.
+    /// The inverse of [`words`](Self::words).
     pub(crate) fn of_words(words: [u64; Self::WORDS]) -> Self {
         Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
     }
 
-    /// Maps the memory of the process that has given this ticket.
+    /// Maps the memory of the process that has given this handle.
     ///
     /// # Errors
-    /// What the system says, as that the process is another user's; and that no file of it is the one that was meant, which has at least so
-    /// many bytes: the process may be one of another machine.
+    /// The system's error, for example that the process is another user's; or that the process has no such file of at least `bytes` bytes:
+    /// it may be a process of another machine.
     pub(crate) fn map(self, bytes: usize) -> io::Result<Mapped> {
         let other = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{what} of {self:?}"));
         let file = system::open(self.process, self.descriptor)?.ok_or_else(|| other("not the kind of file"))?;
@@ -216,9 +216,9 @@ impl Ticket {
 
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
 impl Mapped {
-    /// Whether the memory is still what it was: its owner has not dropped it.
+    /// Whether its owner has not dropped the memory.
     pub(crate) fn has_owner(&self) -> bool {
-        // SAFETY: within the header, aligned; its owner has written it before it gave the ticket away.
+        // SAFETY: within the header, aligned; its owner has written it before it gave the handle away.
         unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
     }
 
@@ -370,52 +370,52 @@ mod tests {
             let mut file = MemoryFile::zeroed(bytes).unwrap();
             assert_eq!(file.bytes().len(), bytes);
             assert!(file.bytes().iter().all(|&byte| byte == 0));
-            let ticket = Ticket::of(file.bytes()).expect("a file");
-            assert_eq!(ticket, Ticket::of_words(ticket.words()));
-            assert!(ticket.is_own());
-            let other = ticket.map(bytes).unwrap();
+            let handle = FileHandle::of(file.bytes()).expect("a file");
+            assert_eq!(handle, FileHandle::of_words(handle.words()));
+            assert!(handle.is_own());
+            let other = handle.map(bytes).unwrap();
             file.bytes_mut().fill(7);
             // SAFETY: nobody writes now.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
             assert!(other.has_owner());
             drop(file);
-            assert!(!other.has_owner() && !ticket.is_own());
+            assert!(!other.has_owner() && !handle.is_own());
             // SAFETY: as above; the address is mapped still.
             assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
         }
     }
 
     #[test]
-    fn a_ticket_of_something_else_finds_nothing() {
+    fn a_handle_of_something_else_finds_nothing() {
         let file = MemoryFile::zeroed(100).unwrap();
-        let ticket = Ticket::of(file.bytes()).expect("a file");
+        let handle = FileHandle::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
         for (wrong, bytes, what) in [
-            (ticket, 101, "another length"),
-            (Ticket { number: ticket.number ^ 1, ..ticket }, 100, "another number"),
-            (Ticket { descriptor, ..ticket }, 100, "not the kind"),
+            (handle, 101, "another length"),
+            (FileHandle { number: handle.number ^ 1, ..handle }, 100, "another number"),
+            (FileHandle { descriptor, ..handle }, 100, "not the kind"),
         ] {
             let error = wrong.map(bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound);
             assert!(error.to_string().contains(what), "{error}");
         }
-        assert!(Ticket { process: u32::MAX, ..ticket }.map(100).is_err());
+        assert!(FileHandle { process: u32::MAX, ..handle }.map(100).is_err());
         drop(file);
-        assert!(ticket.map(100).is_err());
+        assert!(handle.map(100).is_err());
     }
 
     #[test]
-    fn memory_of_other_kinds_has_no_ticket() {
+    fn memory_of_other_kinds_has_no_handle() {
         let file = MemoryFile::zeroed(100).unwrap();
         let behind = vec![0; 101];
-        assert_eq!(Ticket::of(&behind), None);
-        assert_eq!(Ticket::of(&file.bytes()[1..]), None, "it does not begin there");
-        assert!(Ticket::of(&file.bytes()[..99]).is_some());
-        let ticket = Ticket::of(file.bytes());
+        assert_eq!(FileHandle::of(&behind), None);
+        assert_eq!(FileHandle::of(&file.bytes()[1..]), None, "it does not begin there");
+        assert!(FileHandle::of(&file.bytes()[..99]).is_some());
+        let handle = FileHandle::of(file.bytes());
         drop(file);
         let next = MemoryFile::zeroed(100).unwrap();
-        assert_ne!(Ticket::of(next.bytes()), ticket, "wherever the next one lies");
+        assert_ne!(FileHandle::of(next.bytes()), handle, "wherever the next one lies");
     }
 
     #[test]
@@ -444,21 +444,21 @@ mod tests {
     fn memory_that_is_taken_back_is_out_of_reach_and_the_old_one_stays_with_the_others() {
         let mut file = MemoryFile::zeroed(3 << 20).unwrap();
         file.bytes_mut().fill(7);
-        let ticket = Ticket::of(file.bytes()).expect("a file");
-        let other = ticket.map(3 << 20).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let other = handle.map(3 << 20).unwrap();
         // SAFETY: nobody uses them.
-        unsafe { take_back(file.bytes_mut()) }.unwrap();
+        unsafe { revoke(file.bytes_mut()) }.unwrap();
         assert!(file.bytes().iter().all(|&byte| byte == 7));
-        assert!(!other.has_owner() && !ticket.is_own() && ticket.map(3 << 20).is_err());
+        assert!(!other.has_owner() && !handle.is_own() && handle.map(3 << 20).is_err());
         // SAFETY: mapped still, and nobody else's.
         unsafe { other.start().write_bytes(9, 3 << 20) };
         assert!(file.bytes().iter().all(|&byte| byte == 7));
-        let next = Ticket::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
+        let next = FileHandle::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
         file.bytes_mut()[5] = 8;
         // SAFETY: nobody writes now.
         assert_eq!(unsafe { next.start().add(5).read() }, 8);
         // SAFETY: a part of a file's memory, which nobody else uses.
-        assert!(unsafe { take_back(&raw mut file.bytes_mut()[1..]) }.is_err());
+        assert!(unsafe { revoke(&raw mut file.bytes_mut()[1..]) }.is_err());
         drop(file);
         assert!(!next.has_owner());
     }
@@ -468,15 +468,15 @@ mod tests {
         use std::os::fd::AsRawFd;
         use std::os::unix::fs::{FileExt, PermissionsExt};
         let file = MemoryFile::zeroed(100).unwrap();
-        let ticket = Ticket::of(file.bytes()).expect("a file");
-        let mode = system::open(ticket.process, ticket.descriptor).unwrap().unwrap().metadata().unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let mode = system::open(handle.process, handle.descriptor).unwrap().unwrap().metadata().unwrap();
         assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
         // The same but for the seals.
         let stranger = rustix::fs::memfd_create("gradsync", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let stranger = std::fs::File::from(stranger);
         stranger.set_len(100 + HEADER_BYTES as u64).unwrap();
-        stranger.write_all_at(&ticket.number.to_ne_bytes(), 0).unwrap();
-        let error = Ticket { descriptor: stranger.as_raw_fd() as u32, ..ticket }.map(100).unwrap_err();
+        stranger.write_all_at(&handle.number.to_ne_bytes(), 0).unwrap();
+        let error = FileHandle { descriptor: stranger.as_raw_fd() as u32, ..handle }.map(100).unwrap_err();
         assert!(error.to_string().contains("not the kind"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What ranks do together that reach each other's memory: [`SharedWindows`] of the host's, and with the feature `cuda` `PeerMemory`.
+//! Memory that ranks share: [`SharedWindows`] of host memory, and with the feature `cuda` `PeerMemory`.
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -10,41 +10,41 @@ use crate::driver::{DeviceSlice, HostFlag, Mapping, Queue, Sharers};
 use crate::error::Result;
 use crate::slice::SliceMut;
 
-/// Ranks that can reach each other's memory in the host, as threads of one process can, and processes of one machine where it lies in files
-/// that they can map: they use the others' vectors where these lie, and exchange nothing.
+/// Ranks that share host memory, such as threads of one process, or processes of one machine whose memory lies in files
+/// that they can map: they work on each other's vectors in place, and exchange no data.
 pub trait SharedWindows {
     /// Cuts every rank's vector into as many windows of one length as there are ranks, and hands window `rank` of every rank's vector, in
-    /// rank order, to `work`, which is called once and has these windows to itself. Collectives of this communicator may be called in there,
-    /// by every rank alike. Returns on no rank before `work` has ended on all of them, whatever has failed.
+    /// rank order, to `work`, which is called once and has exclusive access to these windows (an exposure epoch, in the terms of MPI). `work` may call
+    /// collectives of this communicator, on every rank alike. Returns on no rank before `work` has ended on all of them, even after a failure.
     ///
-    /// Of processes, every rank's vector is the arena of a [shared](crate::GradientBuffer::new_shared) buffer, or none is. If none is, or a
+    /// With processes, either every rank's vector is the arena of a [shared](crate::GradientBuffer::new_shared) buffer, or none is. If none is, or a
     /// rank cannot map another rank's memory, this is `false` on every rank: `work` has not run.
     ///
     /// # Errors
-    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
+    /// The errors of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
     /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool>;
 }
 
-/// What a rank does with the windows that are its own for a while.
+/// The work of a rank on the windows of an exposure epoch.
 pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 
 /// Ranks whose kernels can reach each other's memory.
 #[cfg(feature = "cuda")]
 pub trait PeerMemory {
     /// Makes memory that each rank names reachable by the kernels of all others; `None`, on every rank, if some rank cannot reach
-    /// another's, as on different machines. Every rank must call it; the host waits for the others. Whoever uses it must keep its own
+    /// another's, as on different machines. Every rank must call it; the host waits for the others. Every caller must keep its own
     /// memory until every rank is done with it.
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>>;
 
-    /// Runs `launch`, which puts kernels into the queue that meet those of the other ranks, as one collective operation of this
+    /// Runs `launch`, which enqueues kernels that synchronise with the kernels of the other ranks, as one collective operation of this
     /// communicator: compared with the other ranks' calls, watched over, and given up through the abort flag.
     ///
     /// # Errors
-    /// Those of a collective, and of `launch`.
+    /// The errors of a collective, and of `launch`.
     fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 }
 
@@ -53,7 +53,7 @@ pub trait PeerMemory {
 #[derive(Debug)]
 pub struct SharedMemory {
     pub(crate) addresses: Vec<u64>,
-    /// Keeps what the addresses lead to.
+    /// Keeps the memory behind the addresses mapped.
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) abort: Arc<HostFlag>,
     pub(crate) sharers: Sharers,

@@ -19,7 +19,7 @@ pub trait ReducibleMemory: Memory {
     /// Reduces the ranks' buffers where they lie; `false`, on every rank, where that cannot be.
     ///
     /// # Errors
-    /// Those of a collective.
+    /// The errors of a collective.
     fn reduce_in_windows(
         comm: &dyn Communicator<Self>,
         buffer: &mut GradientBuffer<Self>,
@@ -70,10 +70,10 @@ pub fn all_reduce<M: ReducibleMemory>(
     all_reduce_scaled(comm, buffer, op, Scaling::NONE)
 }
 
-/// As [`all_reduce`], with factors before and after the reduction.
+/// Like [`all_reduce`], with factors before and after the reduction.
 ///
 /// # Errors
-/// As there, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
+/// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
 pub fn all_reduce_scaled<M: ReducibleMemory>(
     comm: &dyn Communicator<M>,
     buffer: &mut GradientBuffer<M>,

@@ -28,7 +28,7 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
-    /// ranks have other tensors; those of the communicator.
+    /// ranks have other tensors; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;

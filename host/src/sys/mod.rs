@@ -10,7 +10,7 @@ pub mod nccl;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA: {call} failed with code {code}: {text}")]
 pub struct CudaError {
-    /// What was asked of the driver.
+    /// The call of the driver.
     pub call: String,
     /// The driver's result code (`CUresult`).
     pub code: u32,

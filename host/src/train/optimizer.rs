@@ -14,7 +14,7 @@ pub trait DeltaOptimizer {
     /// steps whose gradients are not finite.
     ///
     /// # Errors
-    /// Whatever the optimizer refuses, with its state as it was: the other ranks' step fails too.
+    /// Any error of the optimizer, with its state unchanged: the other ranks' step fails too.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,

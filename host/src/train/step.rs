@@ -1,8 +1,8 @@
-//! [`Stepper`]: a whole training step on every rank. Ranks join their gradients before the optimizer, as data parallelism
-//! usually does, or the steps of their optimizers after it, by Adasum.
+//! [`Stepper`]: a whole training step on every rank. Ranks reduce their gradients before the optimizer, as data parallelism
+//! usually does, or combine the steps of their optimizers after it, by Adasum.
 //!
-//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. The
-//! order of what happens is all there is here: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
+//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. This
+//! module only orders the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
 //! the caller's choice.
 
 use super::optimizer::DeltaOptimizer;
@@ -20,14 +20,14 @@ use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_no
 
 const OPERATION: &str = "training step";
 
-/// What errors call the numbers that are compared, and what to do about those that differ.
+/// The names of compared numbers in errors, each with advice for the case that they differ.
 const WEIGHTS: (&str, &str) = ("the weights", "Broadcast one rank's weights before the first step");
 const DELTAS: (&str, &str) = (
     "the optimizers' steps",
     "After a mean or a sum of gradients, optimizers need equal options and states on all ranks",
 );
 
-/// What ranks join in a step, and how.
+/// The reduction over ranks in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -36,18 +36,18 @@ pub enum Reduction {
     /// The sum of all ranks' gradients; every optimizer sees the same.
     Sum,
     /// Each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the optimizers
-    /// are joined by Adasum.
+    /// are combined by Adasum.
     Adasum(AdasumOptions),
 }
 
 /// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the other fields as they say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepOptions {
-    /// What ranks join, and how.
+    /// The reduction over ranks.
     pub reduction: Reduction,
     /// How many micro-batches have been added up in the gradients, at least 1: they are divided by it. 1 by default.
     pub accumulation_steps: usize,
-    /// In which dtype steps are made, and exchanged by Adasum; `None`, the default, for that of the weights.
+    /// The dtype in which steps are made, and exchanged by Adasum; `None`, the default, for the dtype of the weights.
     pub delta_dtype: Option<DType>,
     /// Whether ranks make sure that their weights are the same, bit for bit: the first step compares weights, and with a
     /// mean or a sum every step compares the optimizers' deltas. True by default.
@@ -69,8 +69,8 @@ pub enum StepOutcome {
     Applied,
     /// There were NaN or infinities in gradients. No optimizer ran and no weight moved.
     GradientsNotFinite {
-        /// The ranks that brought them; or, where gradients were finite and only their sum or mean was not, the ranks
-        /// that it was for.
+        /// The ranks with such gradients; or, where all gradients were finite and only their sum or mean was not, the ranks
+        /// that share this sum or mean.
         ranks: Vec<usize>,
     },
     /// There were NaN or infinities in the step that the optimizers made. No weight moved, but the optimizers have taken
@@ -78,7 +78,7 @@ pub enum StepOutcome {
     DeltasNotFinite,
 }
 
-/// What a step did.
+/// The outcome of a step.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -94,7 +94,7 @@ pub enum StepOutcome {
 pub struct StepReport {
     /// How it ended.
     pub outcome: StepOutcome,
-    /// What Adasum did, if it came to that.
+    /// The report of Adasum, if it ran.
     pub adasum: Option<AdasumReport>,
 }
 
@@ -111,10 +111,10 @@ pub struct StepReport {
 /// 7. with a mean or a sum, whether all ranks' deltas are the same;
 /// 8. the deltas are added to the weights, each tensor with one rounding.
 ///
-/// Weights that were the same bits on all ranks stay so: with Adasum whatever the optimizers' states, which go different
-/// ways then and each belong into a checkpoint; with a mean or a sum the optimizers' options and states have to be equal,
-/// and deltas that differ are refused. The first step compares the groups and the weights. To compare weights or deltas is
-/// to read them once, about 0.1 s for 1 GB on two cores, and to send 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
+/// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge,
+/// and each belongs into a checkpoint. With a mean or a sum the optimizers' options and states have to be equal,
+/// and deltas that differ are refused. The first step compares the groups and the weights. Comparing weights or deltas
+/// reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
 /// is clipped: an optimizer that should, does.
 ///
 /// ```
@@ -154,8 +154,8 @@ impl<'c> Stepper<'c> {
         Self { options: options.into(), all: comm, nodes: None, is_first: true }
     }
 
-    /// For ranks in nodes, whose gradients become one gradient before [`Reduction::Adasum`] joins the nodes' steps; a mean
-    /// or a sum is that of all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
+    /// For ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A mean
+    /// or a sum runs over all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
     pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
@@ -173,9 +173,8 @@ impl<'c> Stepper<'c> {
     /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
     ///
     /// Later, the optimizer's own error where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
-    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and those of the
-    /// communicators. The weights are left alone by every error; the state of an optimizer is not, once
-    /// it has run.
+    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and errors of the
+    /// communicators. No error changes the weights; the state of an optimizer changes once it has run.
     pub fn step(
         &mut self,
         gradients: &GradientBuffer,
@@ -220,7 +219,7 @@ impl<'c> Stepper<'c> {
         Ok(StepReport { outcome: StepOutcome::Applied, adasum })
     }
 
-    /// Compares what the ranks bring; returns a copy of the gradients, divided, if they change before the optimizer.
+    /// Compares the arguments of all ranks; returns a copy of the gradients, divided, if they change before the optimizer.
     fn begin(&mut self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<Option<GradientBuffer>> {
         let (options, is_first) = (self.options, self.is_first);
         let node_size = self.nodes.map(|nodes| nodes.node.world_size());
@@ -316,7 +315,7 @@ impl<'c> Stepper<'c> {
     }
 }
 
-/// Whether no tensor has a NaN or an infinity; what lies in the gaps between tensors does not count.
+/// Whether no tensor has a NaN or an infinity; the gaps between tensors do not count.
 fn is_finite(buffer: &GradientBuffer) -> bool {
     (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
 }

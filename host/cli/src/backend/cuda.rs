@@ -2,7 +2,7 @@
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cpu::Coefficients;
-use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::{GradientBuffer, Result, Slice};
 use gradsync_device::math::adasum::products;
 
@@ -21,13 +21,13 @@ impl Cuda {
     fn with_device<T>(
         &self,
         vectors: &[Slice<'_>],
-        work: impl FnOnce(&mut Layers, &[DeviceSlice<'_>]) -> Result<T>,
+        work: impl FnOnce(&mut SegmentWorkspace, &[DeviceSlice<'_>]) -> Result<T>,
     ) -> Result<T> {
         let len = vectors[0].len();
         let copies =
             vectors.iter().map(|vector| DeviceBuffer::from_host(&self.queue, *vector)).collect::<Result<Vec<_>>>()?;
         let views: Vec<DeviceSlice<'_>> = copies.iter().map(DeviceBuffer::as_slice).collect();
-        work(&mut Layers::new(&self.queue, len, &[0..len], vectors.len())?, &views)
+        work(&mut SegmentWorkspace::new(&self.queue, len, &[0..len], vectors.len())?, &views)
     }
 }
 

@@ -1,16 +1,16 @@
 //! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
 //!
-//! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for (`posts`), and only then move
-//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also lend each
-//! other their memory for work of their own (`loan`). A rank that panics, leaves or is late turns every other rank's call
+//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move
+//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also open
+//! windows of their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call
 //! into an error within the deadline; nothing hangs. Never spans processes.
 
-mod loan;
-mod posts;
+mod pending;
 mod rendezvous;
 mod signal;
 mod split;
 mod transfer;
+mod windows;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use self::posts::{Memory, Post, Transfer};
+use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
 use super::collective::{check_peer, check_shards};
 use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_words_by};
@@ -39,7 +39,7 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, DEFAULT_DEADLINE)
 }
 
-/// As [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
+/// Like [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -157,10 +157,10 @@ impl LocalCommunicator {
         error
     }
 
-    /// Meets the other ranks with operands that are all read or written where they begin.
-    fn meet(&self, call: Call, operands: Operands<'_>, share: impl FnOnce(&[Post])) -> Result<()> {
-        let (input, output) = Memory::of_operands(operands);
-        self.shared.meet(self.rank, Post { call, input, output }, share)
+    /// Runs a collective whose operands are all read or written from their beginning.
+    fn collective(&self, call: Call, operands: Operands<'_>, share: impl FnOnce(&[CollectiveCall])) -> Result<()> {
+        let (input, output) = Region::of_operands(operands);
+        self.shared.collective(self.rank, CollectiveCall { call, input, output }, share)
     }
 }
 
@@ -179,7 +179,7 @@ impl Ranks for LocalCommunicator {
 
     fn barrier(&self) -> Result<()> {
         let call = Call::without_data(Operation::Barrier);
-        self.shared.meet(self.rank, Post { call, input: Memory::NONE, output: Memory::NONE }, |_| ())
+        self.shared.collective(self.rank, CollectiveCall { call, input: Region::NONE, output: Region::NONE }, |_| ())
     }
 }
 
@@ -188,29 +188,30 @@ impl Communicator for LocalCommunicator {
         let (rank, world_size) = (self.rank, self.shared.world_size());
         collective.check(rank, world_size).map_err(|error| self.refuse(collective.operation(), error))?;
         let call = collective.call(world_size);
-        // Memory that is read and written at once, as the shard that is gathered in place, is written nowhere but where its reader reads it.
+        // Memory that is read and written at once, such as a shard that is gathered in place, is its own source and destination.
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
-                self.meet(call, operands, |posts| transfer::all_reduce(posts, rank, op, scaling))
+                self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, op, scaling))
             }
             Collective::ReduceScatter { operands, op } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
-                let (input, output) = Memory::of_operands(operands);
+                let (input, output) = Region::of_operands(operands);
                 let output = if is_in_place { input.shard(rank, input.bytes / world_size) } else { output };
-                let post = Post { call, input, output };
-                self.shared.meet(rank, post, |posts| transfer::reduce_scatter(posts, rank, op))
+                let collective = CollectiveCall { call, input, output };
+                self.shared.collective(rank, collective, |calls| transfer::reduce_scatter(calls, rank, op))
             }
             Collective::AllGather { operands } => {
                 let is_in_place = matches!(operands, Operands::InPlace(_));
-                let (input, output) = Memory::of_operands(operands);
+                let (input, output) = Region::of_operands(operands);
                 let input = if is_in_place { output.shard(rank, output.bytes / world_size) } else { input };
-                self.shared.meet(rank, Post { call, input, output }, |posts| transfer::all_gather(posts, rank))
+                self.shared
+                    .collective(rank, CollectiveCall { call, input, output }, |calls| transfer::all_gather(calls, rank))
             }
             Collective::AllToAll { input, output } => {
-                self.meet(call, Operands::Apart { input, output }, |posts| transfer::all_to_all(posts, rank))
+                self.collective(call, Operands::Apart { input, output }, |calls| transfer::all_to_all(calls, rank))
             }
             Collective::Broadcast { data, root } => {
-                self.meet(call, Operands::InPlace(data), |posts| transfer::broadcast(posts, rank, root))
+                self.collective(call, Operands::InPlace(data), |calls| transfer::broadcast(calls, rank, root))
             }
         }
     }
@@ -221,10 +222,10 @@ impl Communicator for LocalCommunicator {
             Ok(Transfer { peer, call: Call::new(operation, data.len(), data.dtype()), memory })
         };
         let send = |&(peer, data): &(usize, WireSlice<'_>)| {
-            transfer(Operation::Send { peer }, peer, data, Memory::of_bytes(data.bytes()))
+            transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.bytes()))
         };
         let recv = |(peer, data): &mut (usize, WireSliceMut<'_>)| {
-            let memory = Memory::of_bytes_mut(data.bytes_mut());
+            let memory = Region::of_bytes_mut(data.bytes_mut());
             transfer(Operation::Recv { peer: *peer }, *peer, data.as_wire(), memory)
         };
         let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
@@ -242,18 +243,18 @@ impl Communicator for LocalCommunicator {
 
 impl SharedWindows for LocalCommunicator {
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
-        let (operation, world_size) = (Operation::LendWindows, self.world_size());
+        let (operation, world_size) = (Operation::SharedWindows, self.world_size());
         let (window, dtype) = (vector.len() / world_size, vector.dtype());
         check_shards("with_windows", world_size, ("vector", vector.len(), dtype), ("windows", window, dtype))
             .map_err(|error| self.refuse(operation, error))?;
         let call = Call::new(operation, vector.len(), dtype);
-        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(vector) };
-        self.shared.lend(self.rank, post, |posts| {
-            let window = |post: &Post| post.output.shard(self.rank, window * dtype.size_bytes());
+        let collective = CollectiveCall { call, input: Region::NONE, output: Region::of_mut(vector) };
+        self.shared.expose(self.rank, collective, |calls| {
+            let window = |peer: &CollectiveCall| peer.output.shard(self.rank, window * dtype.size_bytes());
             // SAFETY: the vectors are of one length and dtype, by the compared calls; their owners stay in this call, which has borrowed
             // them, until no rank works any more; no other rank has the window of this one's number.
-            let memory = |window: Memory| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };
-            work(posts.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
+            let memory = |window: Region| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };
+            work(calls.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
         })?;
         Ok(true)
     }

@@ -1,8 +1,8 @@
 //! Ranks of an MPI communicator of our own, or a group of them: records, which are small and wait in an inbox, and bulk data between ranks.
 //!
 //! Groups share the communicator, and their messages have tags of their own: MPI's calls that make another communicator know no deadline.
-//! Everything is nonblocking underneath, so that who waits decides for how long. Knows nothing of collectives or failures, and never
-//! lets MPI use memory after the call that lent it.
+//! Everything is nonblocking underneath, so the waiting caller decides for how long. Knows nothing of collectives or failures, and never
+//! lets MPI use memory of the caller after the call has returned.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,37 +20,37 @@ use super::library::Library;
 use crate::error::MpiError;
 use crate::error::{Call, CommError, Operation};
 
-/// The longest encoded record, for which MPIs do not wait until the receiver has room, as they are set at first.
+/// The longest encoded record: by default MPI implementations send as much without waiting for the receiver to post its buffer.
 const RECORD_BYTES: usize = 4000;
-/// The most that a call brings along.
-pub(super) const LONGEST_ENCLOSED: usize = 3 << 10;
+/// The most eager bytes in a record.
+pub(super) const MAX_EAGER_BYTES: usize = 3 << 10;
 /// The longest message: MPI counts in `int`.
 const PIECE_BYTES: usize = 1 << 30;
 /// The lists and texts of a failure are cut to what fits into a record.
 const LONGEST_REASON: usize = 500;
 const MOST_MISSING: usize = 40;
 
-/// What ranks tell each other; those of one rank come in the order in which it sent them.
+/// The messages of the handshake; a rank's records arrive in the order in which it sent them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Record {
-    /// "I am in this collective, and this is what I bring you."
-    Call { call: Call, enclosed: Enclosed },
-    /// "All ranks are in the same collective as I, and I shall do my part."
+    /// The sender is in this collective; with the eager bytes for the receiver.
+    Call { call: Call, eager: EagerBytes },
+    /// All ranks are in the same collective, and the sender proceeds.
     Go,
-    /// "I have data for you." `is_alone`: in the same call I receive nothing from you.
+    /// The sender has data for the receiver. `is_alone`: in the same call it receives nothing from the receiver.
     Offer { call: Call, is_alone: bool },
-    /// "Send what you offered."
+    /// The receiver of an offer is ready for the data.
     Accept,
-    /// "What I have sent is what I was to send": behind data that are staged, whose sender can fail half-way.
+    /// The data were sent without an error: follows data of devices, whose sender can fail half-way.
     Sent,
-    /// "I have done my part of a collective": behind those that are staged.
+    /// The sender has done its part of a collective on memory of devices.
     Closed,
-    /// "I have failed, after so many collectives."
+    /// The sender has failed, after this many collectives.
     Failed { completed: u64, error: CommError },
 }
 
 impl Record {
-    /// What stands for one of a rank that cannot be read.
+    /// Replaces a record of `rank` that cannot be decoded.
     pub(super) fn unreadable(rank: usize, error: &postcard::Error) -> Self {
         let reason = format!("it speaks another language, perhaps another version of this crate: {error}");
         Record::Failed { completed: 0, error: CommError::Transport { operation: Operation::Exchange, rank, reason } }
@@ -59,9 +59,9 @@ impl Record {
 
 /// Operands of a call. Errors quote records, and say only how many bytes these are.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Enclosed(#[serde(with = "serde_bytes")] pub(super) Vec<u8>);
+pub(super) struct EagerBytes(#[serde(with = "serde_bytes")] pub(super) Vec<u8>);
 
-impl fmt::Debug for Enclosed {
+impl fmt::Debug for EagerBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }
@@ -90,7 +90,7 @@ pub(super) struct Requests {
     error: Option<MpiError>,
 }
 
-/// A record that MPI is writing. It may need its sender for that, who may not call MPI again for long, and nobody waits for it here.
+/// A record that MPI is receiving. The sender may have to call MPI again before it arrives, so nothing waits for it here.
 #[derive(Debug)]
 struct Arriving {
     peer: usize,
@@ -132,7 +132,7 @@ impl Tags {
 struct Shared {
     library: Library,
     comm: ffi::MPI_Comm,
-    /// Tags from here on are no group's that this process is in, or was in: messages of such a group may still be on their way.
+    /// All tags below may be in use: this process is or was in a group that has them, and messages of it may still be under way.
     free_tags: AtomicI32,
     highest_tag: c_int,
     /// Whether all its channels that are gone were quiet at their ends.
@@ -143,7 +143,7 @@ struct Shared {
 pub(super) struct Channel {
     shared: Arc<Shared>,
     library: Library,
-    /// That of `shared`.
+    /// The communicator of `shared`.
     comm: ffi::MPI_Comm,
     tags: Tags,
     rank: usize,
@@ -151,13 +151,13 @@ pub(super) struct Channel {
     numbers: Vec<usize>,
     /// The rank here of each rank in the communicator that is here.
     ranks: Vec<usize>,
-    /// What was received and not yet used, by the rank that sent it.
+    /// Records that were received and not yet used, by sender.
     inbox: RefCell<Vec<VecDeque<Record>>>,
-    /// Records on their way to the inbox, in the order in which they came.
+    /// Records on their way to the inbox, in the order of their arrival.
     arriving: RefCell<VecDeque<Arriving>>,
     /// Records that MPI may still be reading.
     outbox: RefCell<Vec<(ffi::MPI_Request, Box<[u8]>)>>,
-    /// Whether nothing is on its way that this end knows of, as it ends.
+    /// Whether, as far as this end knows, no message is under way when it ends.
     is_quiet: bool,
 }
 
@@ -177,7 +177,7 @@ impl Channel {
             ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN)
         })?;
         // SAFETY: as above.
-        let (rank, world_size) = unsafe { library.place(comm) }?;
+        let (rank, world_size) = unsafe { library.rank_and_size(comm) }?;
         let (free_tags, is_quiet) = (AtomicI32::new(Tags::FIRST.next().0), AtomicBool::new(true));
         let shared = Arc::new(Shared { library, comm, free_tags, highest_tag: library.highest_tag()?, is_quiet });
         Ok(Self::over(shared, Tags::FIRST, rank, (0..world_size).collect()))
@@ -243,7 +243,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Takes in every record that has come, and lets go of those that are out.
+    /// Receives all records that have arrived, and frees the buffers of records that were sent.
     pub(super) fn pump(&self) -> Result<(), MpiError> {
         let mut outbox = self.outbox.borrow_mut();
         let mut index = 0;
@@ -260,7 +260,7 @@ impl Channel {
         }
         let mut index = 0;
         while index < arriving.len() {
-            // Those of one rank stay in order.
+            // The records of one rank stay in order.
             let is_behind = arriving.range(..index).any(|earlier| earlier.peer == arriving[index].peer);
             if is_behind || !self.test(&mut arriving[index].request)? {
                 index += 1;
@@ -273,7 +273,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Begins to receive the next record, if one has come.
+    /// Begins to receive the next record, if one has arrived.
     fn receive_record(&self) -> Result<Option<Arriving>, MpiError> {
         let mut is_there = 0;
         // SAFETY: a structure of integers, for which 0 is a value, and MPI's own constants.
@@ -291,7 +291,7 @@ impl Channel {
         }
         let mut bytes = vec![0u8; RECORD_BYTES].into_boxed_slice();
         self.library.call("MPI_Imrecv", || {
-            // SAFETY: a message of at most so many bytes, for which the room stays until it is in, for ever if need be; writes one handle.
+            // SAFETY: a message of at most so many bytes, whose buffer stays until it is received, for ever if need be; writes one handle.
             unsafe {
                 let (start, len) = (bytes.as_mut_ptr().cast(), RECORD_BYTES as c_int);
                 ffi::MPI_Imrecv(start, len, ffi::RSMPI_UINT8_T, &mut message, &mut request)
@@ -300,7 +300,7 @@ impl Channel {
         Ok(Some(Arriving { peer: self.ranks[status.MPI_SOURCE as usize], request, bytes }))
     }
 
-    /// What has come, by rank.
+    /// The received records, by sender.
     pub(super) fn inbox(&self) -> std::cell::RefMut<'_, Vec<VecDeque<Record>>> {
         self.inbox.borrow_mut()
     }
@@ -320,8 +320,8 @@ impl Channel {
     /// Starts to send and to receive, in pieces that MPI can count.
     ///
     /// # Safety
-    /// The memory stays as it is described, and is used by nobody else where it is received into, until [`finish`](Self::finish) has
-    /// returned, or [`progress`](Self::progress) has said that all is done.
+    /// The memory stays valid, and nothing else uses memory that is received into, until [`finish`](Self::finish) has returned, or
+    /// [`progress`](Self::progress) has returned true.
     pub(super) unsafe fn start(&self, receive: &[Incoming], send: &[Outgoing], requests: &mut Requests) {
         let pieces = |bytes: usize| (0..bytes).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(bytes - at)));
         for incoming in receive {
@@ -351,7 +351,7 @@ impl Channel {
     }
 
     /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
-    /// aborted: MPI would go on to use memory that is no longer lent to it.
+    /// aborted: MPI would go on to use memory after the call that has borrowed it.
     #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, mut requests: Requests, deadline: Duration) -> Result<(), MpiError> {
         let mut failed: Option<Instant> = None;
@@ -367,7 +367,7 @@ impl Channel {
 
     /// Ends all processes of the job.
     pub(super) fn abort(&self, code: i32) -> ! {
-        // SAFETY: our own live handle. It is called whoever's turn it is: nothing comes after it.
+        // SAFETY: our own live handle. Called even if another thread is in MPI: nothing comes after it.
         unsafe { ffi::MPI_Abort(self.comm, code) };
         std::process::abort()
     }
@@ -415,7 +415,7 @@ impl Channel {
 impl Drop for Shared {
     fn drop(&mut self) {
         if *self.is_quiet.get_mut() && Library::get().is_ok() {
-            // Nobody is there to hear of a failure.
+            // A failure is not reported: nobody is left to hear of it.
             // SAFETY: our own handle, which is not used again.
             let _ = self.library.call("MPI_Comm_free", || unsafe { ffi::MPI_Comm_free(&mut self.comm) });
         }
@@ -471,11 +471,11 @@ mod tests {
     use crate::error::Operation;
 
     #[test]
-    fn a_record_is_long_enough_for_what_a_call_encloses() {
+    fn a_record_is_long_enough_for_an_eager_call() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
         let call = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::BF16) };
-        let record = Record::Call { call, enclosed: Enclosed(vec![255; LONGEST_ENCLOSED]) };
+        let record = Record::Call { call, eager: EagerBytes(vec![255; MAX_EAGER_BYTES]) };
         let bytes = postcard::to_stdvec(&record).unwrap();
         assert!(bytes.len() + 100 < RECORD_BYTES, "{} bytes", bytes.len());
         assert!(!format!("{record:?}").contains("255"), "{record:?}");

@@ -12,14 +12,14 @@ use mpi::ffi;
 
 use crate::error::MpiError;
 
-/// What an MPI function returns when all is well, in every implementation.
+/// The return code of success, in every implementation of MPI.
 const SUCCESS: c_int = 0;
 /// Every MPI has tags up to this one (MPI-4.1, 9.1.2).
 const LEAST_HIGHEST_TAG: c_int = 32_767;
 
-/// What this crate initialised, until the process ends.
+/// The MPI that this crate has initialised, until the process ends.
 static UNIVERSE: Mutex<Option<Universe>> = Mutex::new(None);
-/// Whose turn it is to call MPI, where it allows one thread at a time.
+/// Serialises calls of MPI, where it allows one thread at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The right to call MPI: it is initialised, and its level of thread support is known.
@@ -29,14 +29,14 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Initialises MPI unless somebody has.
+    /// Initialises MPI unless it is initialised.
     pub(super) fn get() -> Result<Self, MpiError> {
         let mut universe = lock(&UNIVERSE);
         if flag(ffi::MPI_Finalized) {
             return Err(MpiError::Finalised);
         }
         if !flag(ffi::MPI_Initialized) {
-            // Nothing, if somebody else was faster, which is as good.
+            // `None` if another thread has initialised it meanwhile, which is as good.
             if let Some((made, _)) = mpi::initialize_with_threading(Threading::Multiple) {
                 *universe = Some(made);
                 // SAFETY: `finalise` needs nothing of this process but its statics, and never unwinds. Refused, it is not called, and
@@ -61,10 +61,10 @@ impl Library {
         }
     }
 
-    /// Whether a request is over, or none; goes on with it.
+    /// Whether a request is over or null; makes progress on it.
     ///
     /// # Safety
-    /// The request is one that is under way, whose memory stays, or none.
+    /// The request is pending, and its memory stays valid, or it is null.
     pub(super) unsafe fn test(self, request: &mut ffi::MPI_Request) -> Result<bool, MpiError> {
         let mut is_over = 0;
         // SAFETY: the caller's promise; writes one integer.
@@ -77,7 +77,7 @@ impl Library {
     ///
     /// # Safety
     /// The communicator is live.
-    pub(super) unsafe fn place(self, comm: ffi::MPI_Comm) -> Result<(usize, usize), MpiError> {
+    pub(super) unsafe fn rank_and_size(self, comm: ffi::MPI_Comm) -> Result<(usize, usize), MpiError> {
         let (mut rank, mut size) = (0, 0);
         // SAFETY: the caller's promise; writes one integer.
         self.call("MPI_Comm_rank", || unsafe { ffi::MPI_Comm_rank(comm, &mut rank) })?;

@@ -1,5 +1,5 @@
-//! Duplicates of communicators, whose messages never meet those of the original. MPI makes them with all ranks together, and the caller's deadline
-//! says for how long a rank waits for the others.
+//! Duplicates of communicators, whose messages are separate from those of the original. MPI makes a duplicate with all ranks together; the caller's
+//! deadline limits how long a rank waits for the others.
 //!
 //! Ranks first hand each other a byte, which shows the ranks that do not come; then MPI makes the duplicate. A rank that gives up leaves both under
 //! way. MPI takes what the other ranks do later for a part of them, and would put together what does not belong together, so no further duplicate of
@@ -15,8 +15,8 @@ use std::time::Duration;
 use mpi::ffi;
 
 use super::channel::Channel;
+use super::handshake::Wait;
 use super::library::{Library, lock};
-use super::meeting::Wait;
 use crate::error::MpiError;
 use crate::error::{CommError, Operation, Result};
 
@@ -108,12 +108,12 @@ impl Drop for Turn {
     }
 }
 
-/// Shows which ranks have come to make a duplicate, where there is no communicator of ours yet: every rank hands each other one a byte.
+/// Finds the ranks that have not arrived to make a duplicate, before there is a communicator of our own: every rank sends each other rank one byte.
 #[derive(Debug)]
 struct RollCall {
     library: Library,
     rank: usize,
-    /// A byte for every rank, and room for one of every rank: MPI's until all requests are over, which may be never.
+    /// A byte to send to every rank, and room for one byte from every rank: MPI's until all requests are over, which may be never.
     bytes: *mut [u8],
     /// By the rank that sends.
     requests: Vec<ffi::MPI_Request>,
@@ -124,7 +124,7 @@ impl RollCall {
     /// As [`duplicate`].
     unsafe fn begin(library: Library, original: ffi::MPI_Comm) -> Result<Self, MpiError> {
         // SAFETY: the caller's promise.
-        let (rank, world_size) = unsafe { library.place(original) }?;
+        let (rank, world_size) = unsafe { library.rank_and_size(original) }?;
         let bytes = Box::into_raw(vec![0u8; 2 * world_size].into_boxed_slice());
         let mut roll_call = Self { library, rank, bytes, requests: Vec::with_capacity(world_size) };
         let sent = bytes.cast::<u8>();
@@ -144,7 +144,7 @@ impl RollCall {
         Ok(roll_call)
     }
 
-    /// Other ranks that have not come. Where MPI hands bytes on from rank to rank, ranks that such a one hands bytes to are among them.
+    /// Other ranks that have not arrived. Where MPI forwards bytes from rank to rank, ranks behind a missing one are among them.
     fn missing(&mut self) -> Result<Vec<usize>, MpiError> {
         let mut missing = Vec::new();
         for (rank, request) in self.requests.iter_mut().enumerate() {
@@ -168,7 +168,7 @@ impl Drop for RollCall {
     }
 }
 
-/// A duplicate on its way.
+/// A duplicate that MPI is making.
 #[derive(Debug)]
 struct Making {
     library: Library,

@@ -13,65 +13,66 @@
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and never meet the caller's own.
+//! 7.4.2) and are never matched with the caller's own.
 //!
-//! Ranks compare their calls before data move, in two rounds, so that all go on or none does; collectives of few data inside of a loan
-//! ([`SharedWindows`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
-//! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
-//! data take two or three rounds of messages behind; those of reduce-scatter, and of all-reduce from three ranks on, go through the memory of
-//! one machine in chunks instead, up to some hundred ranks.
+//! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; collectives of few data within an exposure
+//! epoch ([`SharedWindows`]) leave the second round to its end. The operands of small calls of all-reduce, reduce-scatter, all-gather and
+//! all-to-all travel with the call (the eager protocol): up to 3 KiB for each rank and 64 KiB for all together in messages, and 256 KiB for all
+//! together in the memory of one machine. Larger operands take two or three rounds of messages after the call; only reduce-scatter, and all-reduce
+//! from three ranks on, go through the memory of one machine in chunks instead (pipelined), up to some hundred ranks.
 //!
-//! # What fails how
+//! # Failures
 //!
-//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the others.
-//! * A rank that does not come is [`CommError::Timeout`](crate::CommError::Timeout); one that dropped its communicator, or whose process is gone, is no different:
-//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
-//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, as where a process is stopped: messages are pieces in memory of this
-//!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
-//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not come to [`MpiCommunicator::world`] in time, and the
-//!   job makes no other communicator of all.
-//! * What MPI refuses is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
+//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
+//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or whose process has ended, because
+//!   MPI does not tell. A rank that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is stopped. Messages are pieces in buffers of
+//!   this module, which are left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
+//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not call [`MpiCommunicator::world`] in time, and the
+//!   job makes no other communicator of all ranks.
+//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
-//! The first failure sticks, as everywhere. A communicator of all that has failed, or a group of which has, is not given back to MPI before the
-//! process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
+//! The first failure is permanent, as with every communicator. A failed communicator of all ranks, or one with a failed group, is not freed before
+//! the process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
-//! # Memory of one machine
+//! # Shared memory of one machine
 //!
-//! Where all ranks are processes of one machine and one user, they meet in memory of each other that all have mapped, without messages
-//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they do not, and
-//! talk as ranks of several machines.
+//! Where all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
+//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send messages,
+//! as ranks of several machines do.
 //!
-//! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks lend each other windows of them ([`SharedWindows`]) instead of sending copies. A process that is stopped while memory is lent
-//! is a timeout to the others, which take their memory back: they go on with a copy at the same address, and the stopped one with the old file.
-//! Only a part of a buffer, lent alone, cannot be taken back: a rank that still uses that a deadline after a failure ends the job.
+//! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
+//! are: ranks open windows of them to each other ([`SharedWindows`]) instead of sending copies. A process that is stopped during such an exposure
+//! epoch is a timeout to the others, which revoke its access: they go on with a copy at the same address, and the stopped process with the old file.
+//! Access to only a part of a buffer cannot be revoked: a rank that still uses it a deadline after a failure ends the job.
 //!
-//! # Beside the host's memory
+//! # Device memory
 //!
 //! With the feature `cuda` there is `device`: the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the ranks of
 //! a job the control channel by which NCCL starts, and `device::connect` chooses between the two.
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several; records
-//! that go by a tree: on several machines each rank sends two to every other in a collective, which hundreds of ranks feel.
+//! Overlap of the windows of a reduction on host memory; memory that only some of the ranks share, such as the ranks of one of several nodes; records
+//! that go by a tree: on several machines each rank sends two records to every other rank in a collective, which is noticeable from hundreds of ranks
+//! on.
 
-mod boards;
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
-mod enclosed;
+mod direct;
+mod eager;
+mod handshake;
 mod library;
-mod loan;
+mod mailbox;
 mod making;
-mod meeting;
 mod member;
-mod paged;
+mod pipelined;
 mod point_to_point;
 mod stream;
 mod transfer;
-mod whole;
+mod windows;
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -80,10 +81,10 @@ pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
 use self::channel::{Channel, Incoming, Outgoing, Tags};
-use self::loan::Neighbours;
-use self::meeting::Meeting;
+use self::handshake::Handshake;
 use self::point_to_point::Half;
 use self::transfer::Transfer;
+use self::windows::PeerMappings;
 use super::collective::check_peer;
 use super::reduction::Reduction;
 use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
@@ -96,8 +97,8 @@ use crate::slice::{Slice, SliceMut};
 /// One rank of an MPI job. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
 pub struct MpiCommunicator {
-    meeting: Meeting,
-    neighbours: Neighbours,
+    handshake: Handshake,
+    mappings: PeerMappings,
 }
 
 impl MpiCommunicator {
@@ -142,18 +143,18 @@ impl MpiCommunicator {
     /// shortest wins. Groups that are split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
-        self.meeting.set_deadline(deadline);
+        self.handshake.set_deadline(deadline);
         self
     }
 
     /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.
     pub fn abort(&self, code: i32) -> ! {
-        self.meeting.channel().abort(code)
+        self.handshake.channel().abort(code)
     }
 
     /// Finds tags that no group of these ranks has. Another thread of a rank, which splits another communicator, may take them first.
     fn agree_on_tags(&self) -> Result<Tags> {
-        let channel = self.meeting.channel();
+        let channel = self.handshake.channel();
         loop {
             let free = self.gather(SetUp::Tags.call(), &[channel.free_tags().word()])?;
             let tags = Tags::of_word(free.into_iter().max().unwrap_or_default());
@@ -165,39 +166,40 @@ impl MpiCommunicator {
     }
 
     fn over(channel: Channel, deadline: Duration) -> Result<Self> {
-        let mut comm = MpiCommunicator { meeting: Meeting::new(channel, deadline), neighbours: Neighbours::default() };
-        comm.put_up_boards()?;
+        let mut comm =
+            MpiCommunicator { handshake: Handshake::new(channel, deadline), mappings: PeerMappings::default() };
+        comm.open_mailboxes()?;
         Ok(comm)
     }
 
-    /// Whether all ranks are processes of one machine that reach each other's memory: they meet there, and their
+    /// Whether all ranks are processes of one machine that share memory: their handshakes run there, and
     /// [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie.
     pub fn shares_memory(&self) -> bool {
-        self.meeting.boards().is_some()
+        self.handshake.mailboxes().is_some()
     }
 
-    /// Meets the other ranks, after which data may move.
+    /// Agrees with the other ranks on this call, after which data may move.
     fn agree(&self, call: Call) -> Result<Transfer<'_>> {
-        self.meeting.meet(call)?;
-        Ok(Transfer { meeting: &self.meeting, operation: call.operation })
+        self.handshake.agree(call)?;
+        Ok(Transfer { handshake: &self.handshake, operation: call.operation })
     }
 
-    /// Every rank's words, in rank order; all bring equally many. All ranks have them, or none.
+    /// Gathers every rank's words, in rank order; all ranks give equally many. Either all ranks have the result, or none.
     fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; own.len() * self.world_size()];
         let (own, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
-        if self.meeting.encloses(own.len()) {
-            self.meeting.all_gather_for_certain(call, own, output)?;
+        if self.handshake.is_eager(own.len()) {
+            self.handshake.all_gather_confirmed(call, own, output)?;
         } else {
             self.gather_bytes(call, own, output)?;
         }
         Ok(all)
     }
 
-    /// The same of bytes, into a place that has room for all ranks'.
+    /// Gathers byte strings of equal length into `all`.
     fn gather_bytes(&self, call: Call, own: &[u8], all: &mut [u8]) -> Result<()> {
-        if self.meeting.encloses(own.len()) {
-            return self.meeting.all_gather_enclosed(call, own, all);
+        if self.handshake.is_eager(own.len()) {
+            return self.handshake.all_gather_eager(call, own, all);
         }
         let transfer = self.agree(call)?;
         // SAFETY: there is room for as many bytes of every rank.
@@ -215,8 +217,8 @@ impl MpiCommunicator {
             Operands::InPlace(data) => (None, data.as_bytes_mut()),
             Operands::Apart { input, output } => (Some(input.as_bytes()), output.as_bytes_mut()),
         };
-        if self.world_size() > 1 && self.meeting.encloses(output.len()) {
-            return self.meeting.all_reduce_enclosed(call, reduction, input, output);
+        if self.world_size() > 1 && self.handshake.is_eager(output.len()) {
+            return self.handshake.all_reduce_eager(call, reduction, input, output);
         }
         let transfer = self.agree(call)?;
         input.into_iter().for_each(|input| output.copy_from_slice(input));
@@ -233,13 +235,13 @@ impl MpiCommunicator {
         let (input, output) = operands.raw_bytes();
         let begin = if is_in_place { self.rank() * bytes } else { 0 };
         let shard = output.cast::<u8>().wrapping_add(begin);
-        if self.meeting.encloses(bytes) {
+        if self.handshake.is_eager(bytes) {
             // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
             let input = unsafe { &*input };
             let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
             // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
             let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
-            return self.meeting.reduce_scatter_enclosed(call, reduction, &input, shard);
+            return self.handshake.reduce_scatter_eager(call, reduction, &input, shard);
         }
         let transfer = self.agree(call)?;
         // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
@@ -255,9 +257,9 @@ impl MpiCommunicator {
         };
         let (all, bytes) = (data.as_bytes_mut(), call.bytes());
         let begin = self.rank() * bytes;
-        if self.meeting.encloses(bytes) {
+        if self.handshake.is_eager(bytes) {
             let own = all[begin..begin + bytes].to_vec();
-            return self.meeting.all_gather_enclosed(call, &own, all);
+            return self.handshake.all_gather_eager(call, &own, all);
         }
         let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
         // SAFETY: the data are one shard for every rank, as was checked.
@@ -266,8 +268,8 @@ impl MpiCommunicator {
 
     fn run_all_to_all(&self, call: Call, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
         let (from, to, bytes) = (input.as_bytes(), output.as_bytes_mut(), call.bytes() / self.world_size());
-        if self.meeting.encloses(bytes) {
-            return self.meeting.all_to_all_enclosed(call, from, to);
+        if self.handshake.is_eager(bytes) {
+            return self.handshake.all_to_all_eager(call, from, to);
         }
         let transfer = self.agree(call)?;
         // SAFETY: both have one shard for every rank, as was checked.
@@ -289,7 +291,7 @@ enum SetUp {
     Tags,
     Member,
     Map,
-    Boards,
+    Mailboxes,
     #[cfg(feature = "cuda")]
     Device,
     #[cfg(feature = "cuda")]
@@ -327,17 +329,17 @@ impl Split for MpiCommunicator {
         let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
         members.sort_by_key(|&member| wishes[member][2] as i64);
         let tags = self.agree_on_tags()?;
-        color.map(|_| Self::over(self.meeting.channel().among(&members, tags), self.meeting.deadline())).transpose()
+        color.map(|_| Self::over(self.handshake.channel().among(&members, tags), self.handshake.deadline())).transpose()
     }
 }
 
 impl Ranks for MpiCommunicator {
     fn rank(&self) -> usize {
-        self.meeting.channel().rank()
+        self.handshake.channel().rank()
     }
 
     fn world_size(&self) -> usize {
-        self.meeting.channel().world_size()
+        self.handshake.channel().world_size()
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
@@ -345,7 +347,7 @@ impl Ranks for MpiCommunicator {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meeting.meet(Call::without_data(Operation::Barrier))
+        self.handshake.agree(Call::without_data(Operation::Barrier))
     }
 }
 
@@ -353,7 +355,7 @@ impl Ranks for MpiCommunicator {
 impl Communicator for MpiCommunicator {
     fn run(&self, collective: Collective<'_>) -> Result<()> {
         let checked = collective.check(self.rank(), self.world_size());
-        checked.map_err(|error| self.meeting.refuse(collective.operation(), error))?;
+        checked.map_err(|error| self.handshake.refuse(collective.operation(), error))?;
         let call = collective.call(self.world_size());
         match collective {
             Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
@@ -377,7 +379,7 @@ impl Communicator for MpiCommunicator {
             // SAFETY: over when the exchange is.
             unsafe { incoming(call, data.bytes_mut(), *peer) }
         });
-        point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
+        point_to_point::exchange(&self.handshake, sends.collect(), receives.collect())
     }
 
     fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {

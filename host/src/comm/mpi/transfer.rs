@@ -1,14 +1,14 @@
 //! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
 //!
-//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and hand out the results; those of ranks of one machine
-//! are in `paged`. Never waits for a rank that may not have come.
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory use
+//! `pipelined` instead. Never waits for a rank that may not have arrived.
 
 use std::ptr;
 
 #[cfg(feature = "cuda")]
 use super::channel::Requests;
 use super::channel::{Incoming, Outgoing};
-use super::meeting::Meeting;
+use super::handshake::Handshake;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
@@ -17,29 +17,29 @@ use crate::error::{Operation, Result};
 const WINDOW_BYTES: usize = 8 << 20;
 /// Ranks that data are exchanged with at a time.
 const BATCH: usize = 8;
-/// What a broadcast hands to every rank as a whole, at most.
-const WHOLE_BYTES: usize = 64 << 10;
+/// The most bytes that a broadcast sends to every rank unsplit.
+const UNSPLIT_BYTES: usize = 64 << 10;
 /// Parts are whole cache lines, if there is enough to share out.
 pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer<'a> {
-    pub(super) meeting: &'a Meeting,
+    pub(super) handshake: &'a Handshake,
     pub(super) operation: Operation,
 }
 
-/// Every function below: what it is given is valid memory of the lengths said, used by nobody else until it returns; lengths agree
-/// on all ranks.
+/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
+/// agree on all ranks.
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), reduction.dtype.size_bytes());
-        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that beats any board.
-        if let Some(pages) = self.pages(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
+        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that is faster than mailboxes.
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.all_reduce(reduction, data, len) };
+            return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, WINDOW_BYTES / size, world_size);
         let mut room = Scratch::new(world_size * part * size);
@@ -51,7 +51,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// As [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    /// Like [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
     ///
     /// # Safety
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
@@ -63,7 +63,7 @@ impl Transfer<'_> {
         part: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, size) = (self.meeting.channel(), reduction.dtype.size_bytes());
+        let (channel, size) = (self.handshake.channel(), reduction.dtype.size_bytes());
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
         let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
@@ -88,10 +88,10 @@ impl Transfer<'_> {
         output: *mut u8,
         len: usize,
     ) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), reduction.dtype.size_bytes());
-        if let Some(pages) = self.pages(reduction.dtype, world_size) {
+        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.reduce_scatter(reduction, input, output, len) };
+            return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
         let mut room = Scratch::new(world_size * part * size);
@@ -104,7 +104,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
     ///
     /// # Safety
     /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
@@ -116,7 +116,7 @@ impl Transfer<'_> {
         len: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, bytes) = (self.meeting.channel(), len * reduction.dtype.size_bytes());
+        let (channel, bytes) = (self.handshake.channel(), len * reduction.dtype.size_bytes());
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let room = |peer: usize| room.wrapping_add(peer * bytes);
         // SAFETY: as the caller promises; rooms do not overlap.
@@ -132,7 +132,7 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
     pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
-        let own = output.wrapping_add(self.meeting.channel().rank() * bytes);
+        let own = output.wrapping_add(self.handshake.channel().rank() * bytes);
         if own.cast_const() != input {
             // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
             unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
@@ -146,7 +146,7 @@ impl Transfer<'_> {
     pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
         let room = |peer: usize| output.wrapping_add(peer * bytes);
-        let rank = self.meeting.channel().rank();
+        let rank = self.handshake.channel().rank();
         // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
@@ -154,18 +154,18 @@ impl Transfer<'_> {
         }
     }
 
-    /// From the root to each rank: few bytes whole; of many a part, which it hands on to all others. So every rank waits for those alone that it
-    /// names when it waits in vain.
+    /// From the root to each rank: few bytes unsplit; of many bytes each rank gets a part, and sends it on to all others. So a rank waits only for
+    /// ranks that it names when the wait times out.
     ///
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
     pub(super) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let (rank, world_size) = (self.meeting.channel().rank(), self.meeting.channel().world_size());
-        let part = if bytes <= WHOLE_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
+        let (rank, world_size) = (self.handshake.channel().rank(), self.handshake.channel().world_size());
+        let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
         // The root has no part; the other ranks' are in their order, from the next rank on.
         let range = |peer: usize| {
             let place = (peer + world_size - root - 1) % world_size;
-            let begin = if peer == root || bytes <= WHOLE_BYTES { 0 } else { bytes.min(place * part) };
+            let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(place * part) };
             (data.wrapping_add(begin), if peer == root { 0 } else { part.min(bytes - begin) })
         };
         let is_root = rank == root;
@@ -174,7 +174,7 @@ impl Transfer<'_> {
         unsafe {
             let to = |peer: usize| if peer == root { range(rank) } else { nothing };
             self.pairwise(|peer| if is_root { range(peer) } else { nothing }, to)?;
-            if bytes <= WHOLE_BYTES || is_root {
+            if bytes <= UNSPLIT_BYTES || is_root {
                 return Ok(());
             }
             self.pairwise(|peer| if peer == root { nothing } else { range(rank) }, range)
@@ -185,10 +185,10 @@ impl Transfer<'_> {
     /// device memory in.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let channel = self.meeting.channel();
+        let channel = self.handshake.channel();
         let world_size = channel.world_size();
         // Places in the tree, where the root is 0: place p receives from p without its highest bit.
         let place = (channel.rank() + world_size - root) % world_size;
@@ -197,7 +197,7 @@ impl Transfer<'_> {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the messages are over when `finish` returns.
             unsafe { channel.start(receive, send, &mut requests) };
-            self.meeting.finish(self.operation, requests)
+            self.handshake.finish(self.operation, requests)
         };
         let height = usize::BITS - place.leading_zeros();
         if height > 0 {
@@ -224,14 +224,14 @@ impl Transfer<'_> {
             let inward = receive.iter().map(|incoming| unsafe { Stream::inward(*incoming) });
             // SAFETY: as the caller promises.
             let outward = send.iter().map(|outgoing| unsafe { Stream::outward(*outgoing) });
-            self.meeting.finish_streams(self.operation, inward.chain(outward).collect())
+            self.handshake.finish_streams(self.operation, inward.chain(outward).collect())
         })
     }
 
     /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn pairwise_as_it_is(
         self,
@@ -241,8 +241,8 @@ impl Transfer<'_> {
         self.batches(from, to, |receive, send| {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the message is over when `finish` returns.
-            unsafe { self.meeting.channel().start(receive, send, &mut requests) };
-            self.meeting.finish(self.operation, requests)
+            unsafe { self.handshake.channel().start(receive, send, &mut requests) };
+            self.handshake.finish(self.operation, requests)
         })
     }
 
@@ -252,7 +252,7 @@ impl Transfer<'_> {
         to: impl Fn(usize) -> (*mut u8, usize),
         exchange: impl Fn(&[Incoming], &[Outgoing]) -> Result<()>,
     ) -> Result<()> {
-        let channel = self.meeting.channel();
+        let channel = self.handshake.channel();
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let steps: Vec<usize> = (1..world_size).collect();
         for steps in steps.chunks(BATCH) {

@@ -137,7 +137,7 @@ impl NcclCommunicator {
         Self::part_of(Sharers::ONE, member, queue, options)
     }
 
-    /// As [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
+    /// Like [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
@@ -161,7 +161,7 @@ impl NcclCommunicator {
         Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
     }
 
-    /// As [`Split::split`], on a queue of the same device, with these options.
+    /// Like [`Split::split`], on a queue of the same device, with these options.
     ///
     /// # Errors
     /// As [`Member::split`] and [`new`](Self::new).
@@ -213,7 +213,7 @@ impl NcclCommunicator {
     /// addresses are equal. Means of integers round towards zero, as NCCL's do.
     ///
     /// # Errors
-    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
     /// `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has got past the
@@ -231,10 +231,10 @@ impl NcclCommunicator {
     /// [`reduce_scatter`](super::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
     ///
     /// # Errors
-    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
     pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
         let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
         self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
@@ -248,10 +248,10 @@ impl NcclCommunicator {
     /// [`all_gather`](super::Collectives::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
     ///
     /// # Errors
-    /// As there.
+    /// As for that method.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
     pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
         let primitives = group::all_gather(input, output, (self.rank(), self.world()));
@@ -279,10 +279,10 @@ impl NcclCommunicator {
     /// [`broadcast`](super::Collectives::broadcast) on raw memory.
     ///
     /// # Errors
-    /// As there.
+    /// As for that method.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
     pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
         let operation = Operation::Broadcast { root };
         self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;

@@ -206,7 +206,7 @@ unsafe fn with_reduction(
 /// it.
 ///
 /// # Safety
-/// As [`Primitive::issue`], for each.
+/// Like [`Primitive::issue`], for each.
 pub(super) unsafe fn issue_all(
     primitives: &[Primitive],
     nccl: &Nccl,

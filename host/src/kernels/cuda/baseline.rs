@@ -1,4 +1,4 @@
-//! What kernels are measured against: [`empty`] for the cost of a launch, [`sweep`] for that of reading memory.
+//! Baselines for the measuring of kernels: [`empty`] for the cost of a launch, [`sweep`] for the cost of reading memory.
 //!
 //! For benchmarks; no operation uses them.
 

@@ -173,7 +173,7 @@ fn update_pairs(
     update_all(operation, update, pairs.collect())
 }
 
-/// What a launch over many tensors does with each.
+/// The operation of a launch over many tensors, for each of them.
 #[derive(Clone, Copy)]
 enum Update {
     Cast,

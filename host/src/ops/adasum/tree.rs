@@ -1,5 +1,5 @@
-//! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve what they hold, combine, and go on; then
-//! they give each other back what they have. Vectors may be cut among the ranks of nodes, of which each does that with its part.
+//! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve their current part, combine one half each, and go on; then
+//! they exchange the results. Vectors may be divided among the ranks of a node, each of which does this with its part.
 //!
 //! Intermediate results are rounded to the dtype. Powers of two only, which the caller has checked.
 
@@ -17,7 +17,7 @@ use crate::memory::HostBuffer;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
+/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
     let Parts { arena, tensors, scratch } = parts;
     let layers = granularity.layers(arena.len(), tensors);
@@ -29,7 +29,7 @@ pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: G
 pub(crate) struct Tree<'a> {
     /// One rank for every vector.
     pub(crate) across: &'a dyn Communicator,
-    /// The ranks that hold the other parts of the vectors, if those are cut: as many for every vector.
+    /// The ranks that hold the other parts of the vectors, if they are divided: as many ranks for every vector.
     pub(crate) node: Option<&'a dyn Communicator>,
     /// The layers of this rank's part.
     pub(crate) layers: &'a [Range<usize>],
@@ -38,7 +38,7 @@ pub(crate) struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    /// Has memory ready for the vectors of `len` elements that will be reduced with it.
+    /// Allocates the memory for reductions of vectors of `len` elements in advance.
     #[cfg(feature = "cuda")]
     pub(crate) fn prepare(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<()> {
         let halves = Self::halves(scratch, dtype, len)?;
@@ -51,7 +51,7 @@ impl Tree<'_> {
         Ok([half()?, half()?])
     }
 
-    /// Replaces this rank's part of its vector by that of the Adasum of all vectors.
+    /// Replaces this rank's part of its vector by its part of the Adasum of all vectors.
     pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
         let Tree { across, layers, tensors, .. } = *self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;

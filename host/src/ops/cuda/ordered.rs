@@ -18,7 +18,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{Layers, PeerKernel, cast};
+use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, cast};
 use crate::memory::{Cuda, DeviceWireSliceMut};
 
 const OPERATION: &str = "ordered all_reduce";
@@ -39,7 +39,7 @@ pub struct OrderedAllReduce<'c> {
     /// Longest window.
     part_len: usize,
     op: ReduceOp,
-    layers: Layers,
+    layers: SegmentWorkspace,
     /// The other ranks' parts.
     received: DeviceBuffer,
     /// The data in the dtype of the wire, if that is another.
@@ -67,7 +67,7 @@ impl<'c> OrderedAllReduce<'c> {
         agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::OrderedAllReduce(op)) }, prepared)
     }
 
-    /// What this rank needs, without the others.
+    /// Prepares this rank's resources, without the other ranks.
     fn prepare(
         comm: &'c dyn Communicator<Cuda>,
         queue: &Queue,
@@ -81,7 +81,7 @@ impl<'c> OrderedAllReduce<'c> {
         let part_len = len.div_ceil(world_size).next_multiple_of(8);
         let own = window(comm.rank(), part_len, len);
         let own_len = own.len();
-        let mut layers = Layers::new(queue, own_len, &[0..own_len], world_size)?;
+        let mut layers = SegmentWorkspace::new(queue, own_len, &[0..own_len], world_size)?;
         layers.write_coefficients(&Coefficients {
             weights: vec![factor(op, world_size); world_size],
             cancelled: vec![false],
@@ -113,7 +113,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// Replaces every rank's data by their reduction.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; those of the communicator.
+    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; errors of the communicator.
     pub fn run(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         let view = data.as_slice();
@@ -154,7 +154,7 @@ impl<'c> OrderedAllReduce<'c> {
         // SAFETY: the data are borrowed mutably; the kernel reads each element of this part before it writes it, in one thread.
         self.layers.combine(unsafe { in_place(view.queue(), own) }, &vectors)?;
 
-        // Every window but this rank's own is somebody else's to write.
+        // Every window but this rank's own is written by another rank.
         let (before, rest) = data.reborrow().split_at_mut(self.own.start);
         let (middle, after) = rest.split_at_mut(own_len);
         let sends: Vec<_> = peers().map(|peer| (peer, middle.as_slice().into())).collect();
@@ -186,7 +186,7 @@ impl<'c> PeerAllReduce<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on every rank for a reduction other than `Sum` and `Mean` or a buffer made for another world size,
-    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; those of the communicator.
+    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>, op: ReduceOp) -> Result<Option<Self>> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
@@ -198,7 +198,7 @@ impl<'c> PeerAllReduce<'c> {
     /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
+    /// [`Error::InvalidArgument`] for another buffer than was mapped; errors of the communicator.
     pub fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         self.connection.check(OPERATION, buffer)?;
@@ -219,7 +219,7 @@ fn check_op(op: ReduceOp) -> Result<()> {
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 
-/// What every rank's elements are multiplied by.
+/// The factor of every rank's elements.
 fn factor(op: ReduceOp, world_size: usize) -> f64 {
     if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }

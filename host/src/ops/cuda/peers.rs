@@ -1,6 +1,6 @@
 //! Setting up operations whose kernels reach into the gradient buffers of all ranks.
 //!
-//! It maps and describes memory; what the kernels do with it is the operations' business.
+//! It maps and describes memory; the operations define the kernels that use it.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ pub(super) struct Connection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
     arena: Arc<Memory>,
-    /// What the group's addresses lead to.
+    /// The memory behind the group's addresses.
     _exposure: Exposure,
     _abort: Arc<HostFlag>,
 }
 
-/// What one rank alone can fail to get.
+/// The resources whose allocation can fail on one rank alone.
 struct Prepared<T> {
     flags: DeviceBuffer,
     mailbox: DeviceBuffer,
@@ -102,7 +102,7 @@ impl Connection {
             // which begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses, claim) }
         });
-        // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far.
+        // The peers' kernels write here without waiting, so no rank continues before all have reached this point.
         let group = all_prepared(operation, comm, group)?;
         let arena = buffer.memory().clone();
         Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))

@@ -122,7 +122,7 @@ impl<'c, M: BundleMemory> SendRecv<'c, M> {
     /// Receives tensors of which nothing is known but the tag, into new memory. The host waits for the header.
     ///
     /// # Errors
-    /// As [`recv_described`], but for the signal.
+    /// Like [`recv_described`], but for the signal.
     pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
         recv_described(self, true, peer, tag, limits)
     }
@@ -415,7 +415,7 @@ fn push_parts<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::Wire<'a>)>, peer: 
     parts.push((peer, M::byte_range(payload, PART_BYTES..HEAD_BYTES)));
 }
 
-/// As [`push_parts`], of a payload that comes.
+/// Like [`push_parts`], of a payload that comes.
 fn push_parts_mut<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::WireMut<'a>)>, peer: usize, payload: M::WireMut<'a>) {
     if M::wire_shape(M::as_wire(&payload)).0 != HEAD_BYTES {
         return parts.push((peer, payload));

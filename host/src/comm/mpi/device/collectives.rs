@@ -28,7 +28,7 @@ impl MpiDeviceCommunicator {
         let windows = Windows { pinned: &self.pinned, down: &self.down, queue };
         // SAFETY: the caller's promise.
         let outcome = unsafe { windows.run(count, input, work, output) }?;
-        self.comm.meeting.close(transfer.operation, outcome.map_err(|error| error.to_string()))
+        self.comm.handshake.close(transfer.operation, outcome.map_err(|error| error.to_string()))
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.

@@ -35,10 +35,10 @@
 //! The host blocks while data move. When a call returns, memory given as input may be reused, and results are in the order of the
 //! queue of the operands: the last copies to the device may still be under way there.
 //!
-//! # What fails how
+//! # Failures
 //!
-//! As [for the host's memory](super), and: a rank whose device fails half-way goes on to exchange messages, since the others count on
-//! them, and says at the end that it has failed. That is [`CommError::Transport`](crate::CommError::Transport) on every rank then.
+//! As [for host memory](super). In addition, a rank whose device fails half-way goes on to exchange messages, since the other ranks wait for
+//! them, and reports the failure at the end, which is [`CommError::Transport`](crate::CommError::Transport) on every rank.
 //! Where data go from one rank to another, the sender's failure is the receiver's at once, and the receiver's the sender's in its next
 //! call.
 
@@ -103,7 +103,7 @@ impl MpiDeviceOptions {
 #[derive(Debug)]
 pub struct MpiDeviceCommunicator {
     comm: MpiCommunicator,
-    /// What it was made with.
+    /// The options that it was made with.
     queue: Queue,
     /// Carries data from the device.
     down: Queue,
@@ -121,11 +121,11 @@ impl MpiDeviceCommunicator {
     /// [`Error::Cuda`] where memory or a stream cannot be had, which is
     /// [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks;
     /// [`Error::InvalidArgument`], on every rank, for paths that differ, and for [`MpiPath::Direct`] where some rank's MPI does not take
-    /// device memory; those of a collective.
+    /// device memory; errors of a collective.
     pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
         let prepare =
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
-        let (down, pinned) = prepare().map_err(|error| comm.meeting.refuse(Operation::SetUp, error.into()))?;
+        let (down, pinned) = prepare().map_err(|error| comm.handshake.refuse(Operation::SetUp, error.into()))?;
         let all = comm.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
         let (paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -162,7 +162,7 @@ impl MpiDeviceCommunicator {
 
     /// Prepares `queue` for an operation: what is in it now runs before data are fetched.
     fn admit(&self, queue: &Queue, operation: Operation) -> Result<()> {
-        self.comm.meeting.check(operation)?;
+        self.comm.handshake.check(operation)?;
         if queue.ordinal() != self.queue.ordinal() {
             let (memory, own) = (queue.ordinal(), self.queue.ordinal());
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
@@ -175,7 +175,7 @@ impl MpiDeviceCommunicator {
         self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
     }
 
-    /// As [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
+    /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
     fn admit_direct(
         &self,
         queue: &Queue,
@@ -189,14 +189,14 @@ impl MpiDeviceCommunicator {
         ready.map_err(|error| self.broken(operation, &error))
     }
 
-    /// A failure of the device before an operation, as that of every rank.
+    /// A failure of the device before an operation, as an error of every rank.
     fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
-        let failure = self.comm.meeting.own_failure(operation, error.to_string());
-        self.comm.meeting.fail(operation, failure)
+        let failure = self.comm.handshake.own_failure(operation, error.to_string());
+        self.comm.handshake.fail(operation, failure)
     }
 
     fn refuse(&self, operation: Operation, error: Error) -> Error {
-        self.comm.meeting.refuse(operation, error)
+        self.comm.handshake.refuse(operation, error)
     }
 
     /// Passes on an error of this rank's own call, after telling the others.
@@ -318,7 +318,7 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
                 // SAFETY: as above.
                 unsafe { Half::incoming(call, incoming) }
             });
-            return point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect());
+            return point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect());
         }
         self.admit(queue, operation)?;
         let slots = Slots::new(&self.pinned, &self.down, queue);
@@ -332,11 +332,11 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             let end = unsafe { slots.incoming(data.address, bytes(data)) };
             Half::new(peer, call, bytes(data), end)
         });
-        point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect())
+        point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect())
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {
-        self.comm.meeting.listen(Operation::Exchange)?;
+        self.comm.handshake.listen(Operation::Exchange)?;
         Ok(queue.synchronize()?)
     }
 }

@@ -7,7 +7,7 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::Layers;
+use crate::kernels::cuda::SegmentWorkspace;
 use crate::memory::Cuda;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
@@ -16,7 +16,7 @@ use super::layers;
 
 #[derive(Debug)]
 pub(super) struct Gram {
-    layers: Layers,
+    layers: SegmentWorkspace,
     shard_len: usize,
     /// The other ranks' vectors in this rank's window, in rank order.
     received: DeviceBuffer,
@@ -56,7 +56,7 @@ impl Gram {
         across.all_gather_in_place(arena)
     }
 
-    /// As [`run`](Self::run), leaving this rank's shard of the result in its place.
+    /// Like [`run`](Self::run), but keeps only the local shard.
     pub(super) fn reduce(
         &mut self,
         across: &dyn Communicator<Cuda>,
@@ -94,14 +94,14 @@ impl Gram {
         self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
     }
 
-    /// What the last run did; waits for the queue.
+    /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         report(&self.layers)
     }
 }
 
-/// What the kernels of these layers did last; waits for the queue.
-pub(super) fn report(layers: &Layers) -> Result<AdasumReport> {
+/// The report of the last kernels on these layers; waits for the queue.
+pub(super) fn report(layers: &SegmentWorkspace) -> Result<AdasumReport> {
     let Coefficients { weights, cancelled } = layers.read_coefficients()?;
     let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
     Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })

@@ -1,10 +1,10 @@
 //! Adasum all-reduce of gradient buffers in device memory, in each of the ways that ONNX Runtime names ([`AdasumAllReduce`]).
 //!
-//! Numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce) everywhere. The steps are in `plan`, the arithmetic in
+//! The numerics are the same as in [`adasum_all_reduce`](crate::ops::adasum_all_reduce). The steps are in `plan`, the arithmetic in
 //! `kernels`; nothing here depends on a transport.
 
-mod across_nodes;
 mod gram;
+mod hierarchical;
 mod on_device;
 mod over_peers;
 mod staged;
@@ -12,14 +12,14 @@ mod tree;
 
 use std::ops::Range;
 
-pub use self::across_nodes::HierarchicalAdasum;
+pub use self::hierarchical::HierarchicalAdasum;
 pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::driver::DeviceSliceMut;
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, zero_all};
+use crate::kernels::cuda::{SegmentWorkspace, zero_all};
 use crate::memory::Cuda;
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
@@ -76,7 +76,7 @@ impl<'c> AdasumAllReduce<'c> {
         }
     }
 
-    /// What the last reduction did; waits for the queue.
+    /// The report of the last reduction; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -95,11 +95,11 @@ fn layers(
     window: Range<usize>,
     granularity: Granularity,
     vectors: usize,
-) -> Result<Layers> {
+) -> Result<SegmentWorkspace> {
     let parts = segments::clip(buffer.table().segments(), window.clone());
     let layers = match granularity {
-        Granularity::Tensor => Layers::new(buffer.queue(), window.len(), &parts, vectors),
-        Granularity::Whole => Layers::new_shared(buffer.queue(), window.len(), &parts, vectors),
+        Granularity::Tensor => SegmentWorkspace::new(buffer.queue(), window.len(), &parts, vectors),
+        Granularity::Whole => SegmentWorkspace::new_shared(buffer.queue(), window.len(), &parts, vectors),
     };
     layers?.with_whole_lens(&whole_lens(buffer, granularity))
 }
@@ -114,7 +114,7 @@ fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<us
     }
 }
 
-/// How many layers so many tensors are.
+/// The number of layers of `tensors` tensors.
 fn layer_count(granularity: Granularity, tensors: usize) -> usize {
     match granularity {
         Granularity::Tensor => tensors,

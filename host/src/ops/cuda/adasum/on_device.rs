@@ -76,7 +76,7 @@ impl<'c> Adasum<'c> {
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
     /// other tensors or options; [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
-    /// [`Error::InvalidArgument`] that names one. Those of the communicator.
+    /// [`Error::InvalidArgument`] that names one. Errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -85,7 +85,7 @@ impl<'c> Adasum<'c> {
         Self::prepare(comm, buffer, options, true)
     }
 
-    /// As [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
+    /// Like [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -128,7 +128,7 @@ impl<'c> Adasum<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, and where peers reach into it for another buffer
-    /// at all; those of the communicator. After one of those the contents of the buffer are unspecified.
+    /// at all; errors of the communicator, after which the contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
@@ -145,7 +145,7 @@ impl<'c> Adasum<'c> {
         }
     }
 
-    /// What the last reduction did; waits for the queue.
+    /// The report of the last reduction; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`].

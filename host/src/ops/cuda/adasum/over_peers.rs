@@ -6,7 +6,7 @@ use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation};
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, PeerKernel, load_zero_all};
+use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, load_zero_all};
 use crate::memory::Cuda;
 use crate::ops::cuda::peers::{Connection, peers};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
@@ -15,7 +15,7 @@ use crate::plan::segments;
 /// Adasum by kernels that reach into the peers' memory.
 #[derive(Debug)]
 pub(super) struct Peers {
-    layers: Layers,
+    layers: SegmentWorkspace,
     /// Whether all tensors are one layer.
     is_whole: bool,
     connection: Arc<Connection>,
@@ -40,7 +40,7 @@ impl Peers {
                 // Loading it later can wait for the peers' kernels, which wait for this rank's.
                 load_zero_all(queue)?;
             }
-            let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+            let layers = SegmentWorkspace::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
             layers.with_whole_lens(&whole_lens(buffer, options.granularity))
         };
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
@@ -59,11 +59,15 @@ impl Peers {
         }
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
-        let run = if group.kernel() == PeerKernel::Tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };
+        let run = if group.kernel() == PeerKernel::Tree {
+            SegmentWorkspace::tree_of_peers
+        } else {
+            SegmentWorkspace::adasum_of_peers
+        };
         peers(comm).run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
     }
 
-    /// What the last run did; waits for the queue.
+    /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         match self.connection.group.kernel() {
             PeerKernel::Tree => Ok(AdasumReport::of_tree()),

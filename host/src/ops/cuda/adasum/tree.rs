@@ -9,14 +9,14 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, accumulate};
+use crate::kernels::cuda::{SegmentWorkspace, accumulate};
 use crate::memory::Cuda;
 use crate::ops::Granularity;
 use crate::plan::tree;
 
 #[derive(Debug)]
 pub(super) struct Tree {
-    steps: Vec<(tree::Step, Layers)>,
+    steps: Vec<(tree::Step, SegmentWorkspace)>,
     gathers: Vec<tree::Gather>,
     /// The peer's half.
     theirs: DeviceBuffer,

@@ -2,7 +2,7 @@
 
 use gradsync::driver::{DeviceSlice, Queue};
 use gradsync::kernels::cpu::Coefficients;
-use gradsync::kernels::cuda::{self, Layers};
+use gradsync::kernels::cuda::{self, SegmentWorkspace};
 
 use super::baseline::Baseline;
 use super::vectors::{Vectors, slots};
@@ -42,7 +42,7 @@ pub(super) struct Kernel {
     /// What is read.
     from: Vec<Vectors>,
     /// For products and weighted sums, one for each set of buffers.
-    layers: Vec<Layers>,
+    layers: Vec<SegmentWorkspace>,
     baseline: Option<Baseline>,
 }
 
@@ -65,7 +65,7 @@ impl Kernel {
         }
         let mut layers = Vec::new();
         for _ in 0..if has_workspace { slots } else { 0 } {
-            let mut workspace = Layers::new(queue, len, &[0..len], vectors)?;
+            let mut workspace = SegmentWorkspace::new(queue, len, &[0..len], vectors)?;
             let weights = (0..vectors).map(weight).collect();
             workspace.write_coefficients(&Coefficients { weights, cancelled: vec![false] })?;
             layers.push(workspace);

@@ -1,7 +1,7 @@
-//! Groups whose ranks are connected already, by a transport that carries a few bytes of rank 0's to the others: where it listens, and a
-//! fresh secret.
+//! Rendezvous relayed by another transport, which already connects the ranks: it broadcasts rank 0's invitation, with the address where rank 0 listens
+//! and a fresh secret.
 //!
-//! Knows no transport. What it gives to be carried lets whoever has it join.
+//! Independent of the transport. Any process with the invitation can join.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl Host {
         Ok(Host { port: server::port(&listener)?, listener, secret: Secret::random()? })
     }
 
-    /// What the other ranks need for [`accept`].
+    /// The invitation, which the other ranks give to [`accept`].
     pub(crate) fn invitation(&self) -> Vec<u8> {
         file::describe(self.port, &self.secret, OWN_NAME_TIME)
     }
@@ -55,7 +55,7 @@ pub(crate) fn accept(
             reason: error.to_string(),
         })
     };
-    // One of rank 0's addresses may be somebody else's from here, loopback for one.
+    // An address of rank 0 may belong to another machine when seen from here; loopback does.
     let is_final = |error: &BootstrapError| {
         !matches!(
             error,

@@ -1,42 +1,46 @@
-//! How ranks come together before data move: they tell each other what they call, compare it, and every rank learns of a failure.
+//! The handshake of all ranks before data move: ranks exchange their calls, compare them, and every rank learns of a failure.
 //!
-//! A collective has two rounds. In the first every rank tells all others its call, with what it brings for each of them, and waits for theirs
-//! until the deadline. Then it says whether it goes on: a rank that has given up says that instead, so either all ranks move data or none
-//! does; where memory is lent, the loan's end can stand for it. Ranks that have `boards` say it there, others by records; failures are always
-//! records. The second round has a deadline too, which passes if a rank is stopped between the two. Boards keep all ranks of one mind then;
-//! by records some may go on, and hear of the failure while their data move, or in their next call.
-//! Those of one rank come in order, so one out of place is a mismatch. Never knows what is brought, nor where it goes.
+//! A collective has two rounds. In the first every rank publishes its call, with its payload for every other rank, and waits for the other
+//! calls until the deadline. In the second it publishes that it proceeds; a rank that has given up publishes its failure instead, so either all ranks
+//! move data or none does. Within an exposure epoch the end of the epoch can stand for the second round. Ranks that share memory publish in their
+//! `mailbox`, other ranks send records; failures are always records. The second round has a deadline too, which passes if a rank is stopped between
+//! the
+//! two. With mailboxes all ranks still agree on the outcome then; with records some ranks may proceed, and learn of the failure while their data
+//! move,
+//! or in their next call.
+//!
+//! The records of one rank arrive in order, so a record out of place is a mismatch. The contents and the destination of payloads are not known here.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use super::boards::{Boards, Brings};
 #[cfg(feature = "cuda")]
 use super::channel::Requests;
-use super::channel::{Channel, Enclosed, Record};
+use super::channel::{Channel, EagerBytes, Record};
+use super::mailbox::{Mailboxes, Payload};
 use super::stream::{Stall, Stream};
 use crate::error::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
-/// How long a wait is a busy one, and how long it sleeps between two looks afterwards.
-const BUSY: Duration = Duration::from_millis(5);
-const NAP: Duration = Duration::from_micros(100);
-/// Pauses after which a rank that looks at boards hears what the others have failed with.
+/// How long a wait spins, and how long it sleeps between two polls afterwards.
+const SPIN: Duration = Duration::from_millis(5);
+const SLEEP: Duration = Duration::from_micros(100);
+/// Pauses after which a rank that polls mailboxes also receives records, such as failures.
 const LISTENS_AFTER: u32 = 16;
 
-/// What a rank calls that has ended its work on what it was lent, as errors quote it. Ranks that lend are in the same operation.
-pub(super) fn end_of_loan() -> Call {
-    Call::without_data(Operation::LendWindows)
+/// Placeholder call of a rank that has left its exposure epoch, as errors quote it; ranks within the epoch are in the same operation.
+pub(super) fn end_of_epoch() -> Call {
+    Call::without_data(Operation::SharedWindows)
 }
 
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct Handshake {
     channel: Channel,
-    /// Where ranks of one machine meet; others tell each other by records.
-    boards: Option<Boards>,
+    /// Of ranks that share the memory of one machine; other ranks exchange records.
+    mailboxes: Option<Mailboxes>,
     deadline: Duration,
-    /// Collectives that this rank has completed; between their steps, that it has gone on with.
+    /// The number of collectives that this rank has completed. Between the steps of a collective it counts as completed.
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
@@ -46,22 +50,22 @@ pub(super) struct Meeting {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: CommError,
-    /// Whether the other ranks do not learn of it unless this one tells them.
-    pub(super) is_news: bool,
+    /// Whether this rank has to tell the others of the failure, because they do not learn of it otherwise.
+    pub(super) is_unreported: bool,
 }
 
-impl Meeting {
+impl Handshake {
     pub(super) fn new(channel: Channel, deadline: Duration) -> Self {
-        Meeting { channel, boards: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+        Handshake { channel, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
     }
 
-    /// Has ranks meet at these from now on, of which all ranks have theirs.
-    pub(super) fn set_boards(&mut self, boards: Boards) {
-        self.boards = Some(boards);
+    /// Replaces records by mailboxes, on all ranks alike.
+    pub(super) fn set_mailboxes(&mut self, mailboxes: Mailboxes) {
+        self.mailboxes = Some(mailboxes);
     }
 
-    pub(super) fn boards(&self) -> Option<&Boards> {
-        self.boards.as_ref()
+    pub(super) fn mailboxes(&self) -> Option<&Mailboxes> {
+        self.mailboxes.as_ref()
     }
 
     pub(super) fn channel(&self) -> &Channel {
@@ -90,10 +94,10 @@ impl Meeting {
         self.failure.borrow().is_some()
     }
 
-    /// Takes note of a failure, and tells the others if it is news to them.
+    /// Stores a failure, and tells the other ranks of it unless they know.
     pub(super) fn fail(&self, operation: Operation, failure: Failure) -> Error {
         let error = failure.error.clone().seen_in(operation);
-        if self.failure.borrow_mut().replace(failure.error.clone()).is_none() && failure.is_news {
+        if self.failure.borrow_mut().replace(failure.error.clone()).is_none() && failure.is_unreported {
             for peer in self.channel.others() {
                 self.tell_failure(peer, failure.error.clone());
             }
@@ -101,7 +105,7 @@ impl Meeting {
         error.into()
     }
 
-    /// Whoever cannot be told of a failure finds out by its deadline.
+    /// A rank that cannot be told of a failure finds out by its deadline.
     pub(super) fn tell_failure(&self, peer: usize, error: CommError) {
         if let Err(error) = self.channel.post(peer, Record::Failed { completed: self.completed.get(), error }) {
             tracing::warn!(peer, %error, "cannot tell a rank of a failure");
@@ -115,21 +119,21 @@ impl Meeting {
         }
         let rank = self.channel.rank();
         let invalid = CommError::InvalidCall { operation, rank, reason: error.to_string() };
-        self.fail(operation, Failure { error: invalid, is_news: true });
+        self.fail(operation, Failure { error: invalid, is_unreported: true });
         error
     }
 
-    /// What MPI refused, as a failure of this rank.
+    /// An error of MPI, as a failure of this rank.
     pub(super) fn broken(&self, operation: Operation, error: &MpiError) -> Failure {
         self.own_failure(operation, error.to_string())
     }
 
     /// A failure of this rank.
     pub(super) fn own_failure(&self, operation: Operation, reason: String) -> Failure {
-        Failure { error: CommError::Transport { operation, rank: self.channel.rank(), reason }, is_news: true }
+        Failure { error: CommError::Transport { operation, rank: self.channel.rank(), reason }, is_unreported: true }
     }
 
-    /// Hears what other ranks have failed with since the last call, without waiting.
+    /// Receives the failures that other ranks have sent since the last call, without waiting.
     #[cfg(feature = "cuda")]
     pub(super) fn listen(&self, operation: Operation) -> Result<()> {
         self.check(operation)?;
@@ -138,22 +142,23 @@ impl Meeting {
     }
 
     /// Waits until all ranks have made this call: all go on, or none does.
-    pub(super) fn meet(&self, call: Call) -> Result<()> {
-        self.meet_with(call, Brings::NOTHING).map(drop)
+    pub(super) fn agree(&self, call: Call) -> Result<()> {
+        self.agree_with(call, Payload::EMPTY).map(drop)
     }
 
-    /// The same, where ranks bring something. Gives back, by rank, what the others have for this one: as many bytes as they get.
-    pub(super) fn meet_with(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
+    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
+    pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
-        let outcome = self.first_round(call, brings).and_then(|brought| self.second_round(call).map(|()| brought));
+        let outcome = self.first_round(call, payload).and_then(|received| self.second_round(call).map(|()| received));
         self.complete(call, outcome)
     }
 
-    /// The same while ranks use each other's memory, without the second round: a rank that has given up says so in any case before the others'
-    /// loans end, and none of them has lost anything before.
-    pub(super) fn meet_within_loan(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
+    /// As [`agree_with`](Self::agree_with) within an exposure epoch, without the second round: a rank that gives up publishes its failure before the
+    /// epoch
+    /// ends in any case, and until then no rank has lost anything.
+    pub(super) fn agree_within_epoch(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
-        self.complete(call, self.first_round(call, brings))
+        self.complete(call, self.first_round(call, payload))
     }
 
     fn complete<T>(&self, call: Call, outcome: Result<T, Failure>) -> Result<T> {
@@ -162,34 +167,34 @@ impl Meeting {
         Ok(given)
     }
 
-    /// All ranks have gone on with a collective.
+    /// Counts a collective in which all ranks have proceeded.
     pub(super) fn count_completed(&self) {
         self.completed.set(self.completed.get() + 1);
     }
 
-    fn first_round(&self, call: Call, brings: Brings<'_>) -> Result<Vec<Cow<'_, [u8]>>, Failure> {
+    fn first_round(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>, Failure> {
         let (rank, world_size) = (self.channel.rank(), self.channel.world_size());
-        let own = Record::Call { call, enclosed: Enclosed::default() };
-        self.come(call.operation, &own, brings)?;
+        let own = Record::Call { call, eager: EagerBytes::default() };
+        self.publish(call.operation, &own, payload)?;
         self.wait_for_all(call.operation, &own)?;
-        let mut brought = Vec::with_capacity(world_size);
+        let mut received = Vec::with_capacity(world_size);
         let mut calls = Vec::with_capacity(world_size);
         for peer in 0..world_size {
-            let (record, piece) = if peer == rank { (own.clone(), Cow::default()) } else { self.take(peer) };
+            let (record, piece) = if peer == rank { (own.clone(), Cow::default()) } else { self.take_record(peer) };
             let Record::Call { call: theirs, .. } = record else {
                 return Err(misplaced(call.operation, peer, &record));
             };
             calls.push((peer, theirs));
-            brought.push(piece);
+            received.push(piece);
         }
-        // Every rank has the same calls to compare.
-        compare(&calls).map_err(|failure| Failure { is_news: false, ..failure })?;
-        let is_other = |peer: &usize| brought[*peer].len() != brings.piece(*peer, world_size).len();
+        // Every rank compares the same calls.
+        compare(&calls).map_err(|failure| Failure { is_unreported: false, ..failure })?;
+        let is_other = |peer: &usize| received[*peer].len() != payload.piece(*peer, world_size).len();
         let other = self.channel.others().find(is_other);
-        other.map_or(Ok(brought), |peer| Err(self.other_kind(call, peer)))
+        other.map_or(Ok(received), |peer| Err(self.other_kind(call, peer)))
     }
 
-    /// Calls for memory of the host bring their data along where they are few, those for memory of devices never do.
+    /// Calls on host memory carry eager payloads where these are small; calls on device memory never do.
     fn other_kind(&self, call: Call, peer: usize) -> Failure {
         let reason =
             format!("rank {peer} makes this call for another kind of memory than this rank, or by another version");
@@ -200,12 +205,12 @@ impl Meeting {
         self.agree_on(call.operation, &Record::Go)
     }
 
-    /// Says this to every other rank, and waits until all have said the same, which they do unless a rank has failed or is stopped.
+    /// Publishes a record to every other rank, and waits until all have published the same, which they do unless a rank has failed or is stopped.
     fn agree_on(&self, operation: Operation, word: &Record) -> Result<(), Failure> {
-        self.come(operation, word, Brings::NOTHING)?;
+        self.publish(operation, word, Payload::EMPTY)?;
         self.wait_for_all(operation, word)?;
         for peer in self.channel.others() {
-            let (record, _) = self.take(peer);
+            let (record, _) = self.take_record(peer);
             if record != *word {
                 return Err(misplaced(operation, peer, &record));
             }
@@ -213,15 +218,15 @@ impl Meeting {
         Ok(())
     }
 
-    /// Tells every other rank this rank's word, with what it brings.
-    fn come(&self, operation: Operation, word: &Record, brings: Brings<'_>) -> Result<(), Failure> {
-        if let Some(boards) = &self.boards {
-            return boards.come(word, brings).map_err(|error| known(&error));
+    /// Publishes this rank's record with its payload.
+    fn publish(&self, operation: Operation, word: &Record, payload: Payload<'_>) -> Result<(), Failure> {
+        if let Some(mailboxes) = &self.mailboxes {
+            return mailboxes.publish(word, payload).map_err(|error| known(&error));
         }
         let record = |peer| match word {
             Record::Call { call, .. } => {
-                let enclosed = Enclosed(brings.piece(peer, self.channel.world_size()).to_vec());
-                Record::Call { call: *call, enclosed }
+                let eager = EagerBytes(payload.piece(peer, self.channel.world_size()).to_vec());
+                Record::Call { call: *call, eager }
             }
             word => word.clone(),
         };
@@ -230,12 +235,12 @@ impl Meeting {
         told.map_err(|error| self.broken(operation, &error))
     }
 
-    /// Waits until every other rank has said a word like this rank's own.
+    /// Waits until every other rank has published a record that matches this rank's own.
     fn wait_for_all(&self, operation: Operation, own: &Record) -> Result<(), Failure> {
         let mut wait = Wait::new(Some(self.deadline));
         loop {
-            if let Some(boards) = &self.boards {
-                if boards.are_all_here() {
+            if let Some(mailboxes) = &self.mailboxes {
+                if mailboxes.have_all_arrived() {
                     return Ok(());
                 }
                 if !wait.is_time_to_listen() {
@@ -244,7 +249,7 @@ impl Meeting {
                 }
             }
             self.pump(operation)?;
-            // Before failures are looked for: ranks that have come may have failed since, behind a collective in which nothing is missing here.
+            // Before failures are looked for: a rank that has arrived may have failed since, in a later collective, which does not concern this one.
             let mut missing = Vec::new();
             for peer in 0..self.channel.world_size() {
                 if peer != self.channel.rank() && !self.has_come(operation, peer, own)? {
@@ -255,15 +260,15 @@ impl Meeting {
                 return Ok(());
             }
             self.look_for_failure()?;
-            if let Some(error) = self.boards.as_ref().and_then(Boards::closed_round) {
+            if let Some(error) = self.mailboxes.as_ref().and_then(Mailboxes::closed_round) {
                 return Err(known(&error));
             }
             if wait.is_over() {
-                // Those who are here may differ already, which says more.
+                // A mismatch between the ranks that have arrived says more than a timeout.
                 let timeout = CommError::Timeout { operation, missing: missing.clone(), deadline: self.deadline };
-                let late = Failure { error: timeout, is_news: true };
+                let late = Failure { error: timeout, is_unreported: true };
                 let failure = self.compare_without(&missing, own).err().unwrap_or(late);
-                if let Some(failure) = self.give_up(failure, Boards::close_round) {
+                if let Some(failure) = self.give_up(failure, Mailboxes::close_round) {
                     return Err(failure);
                 }
             }
@@ -271,39 +276,40 @@ impl Meeting {
         }
     }
 
-    /// The failure that a wait ends with which this one has made hopeless: where ranks have boards, that of the first to close what they wait for.
-    /// Nothing, if all have come at the last moment.
+    /// The failure that ends a wait which can no longer succeed. With mailboxes it is the failure of the first rank that closed the round or the
+    /// epoch;
+    /// `None` if all ranks have arrived at the last moment.
     pub(super) fn give_up(
         &self,
         own: Failure,
-        close: fn(&Boards, &CommError) -> Option<(usize, CommError)>,
+        close: fn(&Mailboxes, &CommError) -> Option<(usize, CommError)>,
     ) -> Option<Failure> {
-        let Some(boards) = &self.boards else { return Some(own) };
-        let (closer, error) = close(boards, &own.error)?;
+        let Some(mailboxes) = &self.mailboxes else { return Some(own) };
+        let (closer, error) = close(mailboxes, &own.error)?;
         Some(if closer == self.channel.rank() { own } else { known(&error) })
     }
 
-    /// Whether a rank has said a word like this rank's own, or an error if it does something else.
+    /// Whether the peer sent the matching record; an error if it sent a record that rules out a match.
     fn has_come(&self, operation: Operation, peer: usize, own: &Record) -> Result<bool, Failure> {
         let rank = self.channel.rank();
-        if let Some(boards) = &self.boards {
-            // Read in this order: a rank can come to this round and end its loan at any moment.
-            let has_ended = boards.has_ended_early(peer);
-            if boards.is_here(peer) {
+        if let Some(mailboxes) = &self.mailboxes {
+            // Read in this order: the peer can enter this round and end its epoch at any moment.
+            let has_ended = mailboxes.has_ended_early(peer);
+            if mailboxes.has_arrived(peer) {
                 return Ok(true);
             }
             if let (true, Record::Call { call, .. }) = (has_ended, own) {
-                // It believes that its work on what it was lent is over.
-                return Err(mismatch((rank, *call), (peer, end_of_loan())));
+                // The peer has left its exposure epoch, which this rank is still in.
+                return Err(mismatch((rank, *call), (peer, end_of_epoch())));
             }
         }
-        let by_records = self.boards.is_none();
+        let by_records = self.mailboxes.is_none();
         match (self.channel.inbox()[peer].front(), own) {
             (None, _) => Ok(false),
             (Some(Record::Failed { error, .. }), _) => Err(known(error)),
             (Some(Record::Call { .. }), Record::Call { .. }) if by_records => Ok(true),
             (Some(record), own) if by_records && record == own => Ok(true),
-            // This rank alone knows.
+            // Only this rank can know: offers go to one receiver.
             (Some(Record::Offer { call: theirs, .. }), Record::Call { call, .. }) => {
                 Err(mismatch((rank, *call), (peer, *theirs)))
             }
@@ -311,27 +317,25 @@ impl Meeting {
         }
     }
 
-    /// What a rank has said that has come, and brought for this one.
-    fn take(&self, peer: usize) -> (Record, Cow<'_, [u8]>) {
-        if let Some(boards) = &self.boards {
-            let word = boards.word(peer);
-            let brought = boards.brought(peer, &word);
-            return (word.record, brought.into());
+    /// The record of a rank that has arrived, with its payload for this rank.
+    fn take_record(&self, peer: usize) -> (Record, Cow<'_, [u8]>) {
+        if let Some(mailboxes) = &self.mailboxes {
+            let entry = mailboxes.entry(peer);
+            let received = mailboxes.received(peer, &entry);
+            return (entry.record, received.into());
         }
         match self.channel.inbox()[peer].pop_front() {
-            Some(Record::Call { call, enclosed }) => {
-                (Record::Call { call, enclosed: Enclosed::default() }, enclosed.0.into())
-            }
+            Some(Record::Call { call, eager }) => (Record::Call { call, eager: EagerBytes::default() }, eager.0.into()),
             record => (record.expect("it has come"), Cow::default()),
         }
     }
 
-    /// Compares the calls of all ranks but these, whose calls have come.
+    /// Compares the calls of all ranks except the missing ones.
     fn compare_without(&self, missing: &[usize], own: &Record) -> Result<(), Failure> {
         let call_of = |peer: usize| {
-            let record = match &self.boards {
+            let record = match &self.mailboxes {
                 _ if peer == self.channel.rank() => Some(own.clone()),
-                Some(boards) => Some(boards.word(peer).record),
+                Some(mailboxes) => Some(mailboxes.entry(peer).record),
                 None => self.channel.inbox()[peer].front().cloned(),
             };
             match record {
@@ -343,8 +347,9 @@ impl Meeting {
         compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
-    /// Takes a step of a collective that all ranks have gone on with, which is not completed before the last of its steps. A rank that has taken
-    /// that, and fails in its next call, has done its part for those that are behind it.
+    /// Runs one step of a collective in which all ranks have proceeded, and which completes with its last step. A rank that has finished the last
+    /// step,
+    /// and fails in its next call, has done its part for ranks that are still in this collective.
     fn take_step<T>(&self, operation: Operation, step: impl FnOnce() -> Result<T, Failure>) -> Result<T> {
         let completed = self.completed.replace(self.completed.get() - 1);
         let outcome = step().map_err(|failure| self.fail(operation, failure));
@@ -352,8 +357,8 @@ impl Meeting {
         outcome
     }
 
-    /// Waits, in the middle of a collective, until all ranks have come as far.
-    pub(super) fn go_on(&self, operation: Operation) -> Result<()> {
+    /// Waits until all ranks have reached the same step of a collective.
+    pub(super) fn wait_for_step(&self, operation: Operation) -> Result<()> {
         self.take_step(operation, || self.agree_on(operation, &Record::Go))
     }
 
@@ -371,8 +376,8 @@ impl Meeting {
         self.channel.pump().map_err(|error| self.broken(operation, &error))
     }
 
-    /// A failure that another rank has told, for a wait that it may concern. One from after the collective that this rank is still
-    /// in does not: whoever sent it has everybody's call, and has sent its own data.
+    /// A failure that another rank has sent, if it concerns the current wait. A failure after the collective that this rank is still in does not: its
+    /// sender has received all calls of that collective, and has sent its own data.
     pub(super) fn look_for_failure(&self) -> Result<(), Failure> {
         let inbox = self.channel.inbox();
         let failure = inbox.iter().flatten().find_map(|record| match record {
@@ -382,7 +387,7 @@ impl Meeting {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Waits until all streams are over, or nothing has moved for the deadline and they can be left.
+    /// Waits until all streams are done, or until none has moved for the deadline and all can be abandoned.
     pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
         self.take_step(operation, || self.wait_for_streams(operation, &mut streams))
     }
@@ -407,7 +412,7 @@ impl Meeting {
                 missing.sort_unstable();
                 missing.dedup();
                 let error = CommError::Timeout { operation, missing, deadline: self.deadline };
-                return Err(Failure { error, is_news: true });
+                return Err(Failure { error, is_unreported: true });
             }
             std::thread::yield_now();
         }
@@ -415,7 +420,7 @@ impl Meeting {
         error.map_or(Ok(()), |error| Err(self.broken(operation, &error)))
     }
 
-    /// Waits until messages are out and in.
+    /// Waits until all messages are sent and received.
     #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
         let outcome = self.channel.finish(requests, self.deadline);
@@ -423,7 +428,7 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for Handshake {
     fn drop(&mut self) {
         if self.failure.borrow().is_some() {
             return;
@@ -431,39 +436,39 @@ impl Drop for Meeting {
         if std::thread::panicking() {
             let (rank, operation) = (self.channel.rank(), Operation::Exchange);
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
-            self.fail(operation, Failure { error, is_news: true });
+            self.fail(operation, Failure { error, is_unreported: true });
         } else {
             self.channel.free();
         }
     }
 }
 
-/// An error that names two calls that differ, if any do.
+/// An error that names the first two calls that differ, if any do.
 fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
     let Some(&first) = calls.first() else { return Ok(()) };
     let other = calls.iter().find(|(_, call)| !call.fits(&first.1));
     other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
 }
 
-/// A failure that whoever found it has told everybody.
+/// A failure of which its finder has told all ranks.
 pub(super) fn known(error: &CommError) -> Failure {
-    Failure { error: error.clone(), is_news: false }
+    Failure { error: error.clone(), is_unreported: false }
 }
 
 pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
-    Failure { error: CommError::mismatch(one, other), is_news: true }
+    Failure { error: CommError::mismatch(one, other), is_unreported: true }
 }
 
 pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {
-    // On a board that is what cannot be read.
+    // In a mailbox this is an unreadable record.
     if let Record::Failed { error, .. } = record {
-        return Failure { error: error.clone(), is_news: true };
+        return Failure { error: error.clone(), is_unreported: true };
     }
     let reason = format!("it sent {record:?} where no rank of this version does");
-    Failure { error: CommError::Transport { operation, rank, reason }, is_news: true }
+    Failure { error: CommError::Transport { operation, rank, reason }, is_unreported: true }
 }
 
-/// A wait: busy at first, and then at intervals, so that ranks which share a core let the late one run.
+/// A wait that spins at first and then sleeps between polls, so that ranks on the same core let the late one run.
 #[derive(Debug)]
 pub(super) struct Wait {
     stall: Stall,
@@ -481,17 +486,17 @@ impl Wait {
         self.deadline.is_some_and(|deadline| self.stall.is_over(deadline))
     }
 
-    /// Whether whoever looks at boards listens to the other ranks as well this time: that takes longer.
+    /// Whether a rank that polls mailboxes also receives records this time, which takes longer.
     pub(super) fn is_time_to_listen(&self) -> bool {
-        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.stall.elapsed() >= BUSY
+        self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.stall.elapsed() >= SPIN
     }
 
     pub(super) fn pause(&mut self) {
         self.pauses = self.pauses.wrapping_add(1);
-        if self.stall.elapsed() < BUSY {
+        if self.stall.elapsed() < SPIN {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(NAP);
+            std::thread::sleep(SLEEP);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The ends of a transfer of memory of the host.
+//! The two ends of a direct transfer, whose memory is the host's.
 
 use super::channel::{Channel, Incoming, Outgoing};
 use super::point_to_point::{End, Half, Stage};
@@ -13,7 +13,7 @@ impl Half<'_> {
     pub(super) unsafe fn outgoing(call: Call, outgoing: Outgoing) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::outward(outgoing) };
-        Half::new(outgoing.peer, call, outgoing.bytes, Whole { stream, is_here: true })
+        Half::new(outgoing.peer, call, outgoing.bytes, Direct { stream, is_here: true })
     }
 
     /// Memory that is received into.
@@ -23,17 +23,17 @@ impl Half<'_> {
     pub(super) unsafe fn incoming(call: Call, incoming: Incoming) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::inward(incoming) };
-        Half::new(incoming.peer, call, incoming.bytes, Whole { stream, is_here: false })
+        Half::new(incoming.peer, call, incoming.bytes, Direct { stream, is_here: false })
     }
 }
 
-struct Whole {
+struct Direct {
     stream: Stream,
-    /// Whether the first message is there, which is all that a receiver has to wait for that can still be told of a failure instead.
+    /// Whether the first message has arrived. A receiver waits for no more than that, because until then it can still be told of a failure instead.
     is_here: bool,
 }
 
-impl End for Whole {
+impl End for Direct {
     fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
         if !self.is_here {
             match channel.has_data(peer) {

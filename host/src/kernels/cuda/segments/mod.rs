@@ -1,4 +1,4 @@
-//! [`Layers`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
+//! [`SegmentWorkspace`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
 //!
 //! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
 
@@ -24,7 +24,7 @@ use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
 #[derive(Debug)]
-pub struct Layers {
+pub struct SegmentWorkspace {
     queue: Queue,
     len: usize,
     count: usize,
@@ -51,7 +51,7 @@ pub struct Layers {
     addresses: Vec<u64>,
     /// Whether all segments are one layer together.
     is_shared: bool,
-    /// What hands that layer's weights to all segments, where kernels look for their own.
+    /// The tables that copy this layer's weights to all segments, where kernels read them.
     spread: Option<Spread>,
 }
 
@@ -69,7 +69,7 @@ fn row_blocks(len: usize) -> usize {
     len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
 }
 
-/// The narrowest Gram tile that holds so many vectors, or else the widest.
+/// The narrowest Gram tile that holds `vectors` vectors, or else the widest.
 fn tile_width(vectors: usize) -> usize {
     let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
     GRAM_WIDTHS.into_iter().find(|&width| width >= vectors).unwrap_or(widest)
@@ -84,7 +84,7 @@ fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
     Ok(buffer)
 }
 
-impl Layers {
+impl SegmentWorkspace {
     /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Layers {
         Self::on(|queue, segments| Grids::new(queue, segments, world_size), queue, len, segments, world_size)
     }
 
-    /// As [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
+    /// Like [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
     fn on(
         grids: impl Fn(&Queue, &[Range<usize>]) -> Result<Grids>,
         queue: &Queue,
@@ -137,7 +137,7 @@ impl Layers {
         })
     }
 
-    /// As [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
+    /// Like [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -165,7 +165,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// The same layers, which are parts of layers of so many elements in all: one for each layer that is told apart.
+    /// The same layers, as parts of layers with `lens` elements in all: one length for each distinct layer.
     pub(crate) fn with_whole_lens(mut self, lens: &[usize]) -> Result<Self> {
         same_len("layers", ("layers", self.layer_count()), ("lengths of whole layers", lens.len()))?;
         self.short = short_flags(&self.queue, lens)?;
@@ -229,8 +229,8 @@ impl Layers {
         Ok(())
     }
 
-    /// Computes Adasum's weights of each layer on the device, from what [`gram`](Self::gram) put there. Those of cancelled layers are
-    /// the weights after the first level of their trees, where the exact path goes on, or of `f64` before it.
+    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers are
+    /// the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -259,7 +259,7 @@ impl Layers {
         self.adasum_of_parts(dst, vectors, |_| Ok(()))
     }
 
-    /// As [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
+    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
     /// over all parts, on the device. The destination may be the memory of one of the vectors.
     pub(crate) fn adasum_of_parts(
         &mut self,
@@ -308,7 +308,7 @@ impl Layers {
         if self.is_shared { self.count.min(1) } else { self.count }
     }
 
-    /// Hands what the first segment has to all others, where all are one layer.
+    /// Copies the weights of the first segment to all others, where all are one layer.
     fn spread(&self) -> Result<()> {
         let Some(Spread { weights, flags }) = &self.spread else { return Ok(()) };
         let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
@@ -340,7 +340,7 @@ impl Layers {
         unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * place, &own) }
     }
 
-    /// Sets a pair's coefficients, from what [`tree_dots`](Self::tree_dots) put on the device, and applies them to the weights of
+    /// Sets a pair's coefficients, from the sums of [`tree_dots`](Self::tree_dots), and applies them to the weights of
     /// cancelled layers.
     fn set_pair(&mut self, pair: Pair, place: usize) -> Result<()> {
         let own = [
@@ -431,7 +431,7 @@ impl Layers {
         Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
     }
 
-    /// Waits, and returns what the last reduction put on the device: `layers × count` numbers.
+    /// Waits, and returns the totals of the last reduction: `layers × count` numbers.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for more numbers than any reduction here gives; [`Error::Cuda`].

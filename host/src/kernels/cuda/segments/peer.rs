@@ -1,12 +1,12 @@
 //! Adasum and ordered sums by kernels that write to the peers' memory ([`PeerGroup`]): no transport moves a byte.
 //!
-//! It launches; who the peers are, and whether they still live, is the transport's business.
+//! It only launches; the transport knows the peers, and whether they are alive.
 
 use std::ops::Range;
 
 use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
 
-use super::Layers;
+use super::SegmentWorkspace;
 use super::grid::Grids;
 use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
@@ -17,7 +17,7 @@ use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
 #[derive(Debug)]
 pub(crate) struct PeerGroup {
     queue: Queue,
-    /// What the group does, and the name of the kernel that does it.
+    /// The operation of the group, and the name of its kernel.
     kernel: PeerKernel,
     entry: String,
     /// Of the kernel, for how many ranks.
@@ -30,7 +30,7 @@ pub(crate) struct PeerGroup {
     _runs: DeviceBuffer,
 }
 
-/// What a rank must know of its peers to form a [`PeerGroup`]. One address a rank each, in rank order; see `gradsync_device::abi::Peers`.
+/// The addresses of a [`PeerGroup`]: each list has one address a rank, in rank order; see `gradsync_device::abi::Peers`.
 #[derive(Debug)]
 pub(crate) struct PeerAddresses {
     pub(crate) rank: usize,
@@ -61,17 +61,17 @@ fn width(world_size: usize) -> usize {
     GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
 }
 
-/// What lets a rank go on when all have written their results.
+/// The kernel that ends on every rank once all have written their results.
 const BARRIER: &str = "peer_barrier";
 
-/// What a group does.
+/// The operation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerKernel {
     /// Sums in rank order: [`PeerGroup::reduce`].
     Reduce,
-    /// Adasum by one Gram matrix: [`Layers::adasum_of_peers`].
+    /// Adasum by one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
     Gram,
-    /// Adasum along the tree: [`Layers::tree_of_peers`].
+    /// Adasum along the tree: [`SegmentWorkspace::tree_of_peers`].
     Tree,
 }
 
@@ -93,7 +93,7 @@ impl PeerGroup {
         Peers::of(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
-    /// Loads what the group launches on windows of `dtype`, before any rank waits for it in a kernel, and puts what the kernels need to know on
+    /// Loads the kernels of the group for windows of `dtype`, before any rank waits for them in a kernel, and uploads their tables to
     /// the device.
     ///
     /// # Safety
@@ -133,7 +133,7 @@ impl PeerGroup {
         Ok(Self { queue: queue.clone(), kernel, entry, width, peers, claim, table, _runs: runs })
     }
 
-    /// What the group was made for.
+    /// The operation that the group was made for.
     pub(crate) fn kernel(&self) -> PeerKernel {
         self.kernel
     }
@@ -142,7 +142,7 @@ impl PeerGroup {
         pointer(self.table.as_slice())
     }
 
-    /// What a launch has places for now.
+    /// The resident blocks that a launch may have now.
     fn grid(&self) -> Places {
         Places::of(self.claim.places(u64::from(LaunchBounds::of_peers(self.width).blocks)), self.width, &self.peers)
     }
@@ -191,8 +191,8 @@ impl Places {
     }
 }
 
-impl Layers {
-    /// As [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
+impl SegmentWorkspace {
+    /// Like [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
     /// [`tree_of_peers`](Self::tree_of_peers).
     pub(crate) fn for_peers(
         queue: &Queue,
@@ -227,7 +227,7 @@ impl Layers {
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
 
-    /// As [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
+    /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
     pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
         let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
         let arguments = [

@@ -1,8 +1,8 @@
-//! The Gram form of Adasum where all ranks reach each other's vectors: every rank has its part of all of them to itself, reads
-//! it where it lies, and leaves its part of the result in all of them.
+//! The Gram form of Adasum in shared memory: every rank works alone on its window of all ranks' vectors, reads the operands
+//! where they lie, and writes its part of the result into every vector.
 //!
-//! Nothing is exchanged but products, and nothing is copied. Sums are those of `gram`, in the same order: the bits are the same. Layers that
-//! lie in one part as a whole need nothing of the other ranks: their result is written while they are in the caches.
+//! Only products are exchanged, and no vector is copied. Sums run in the same order as in `gram`, so the bits are the same. A layer that
+//! lies in one window needs no products of the other ranks: its result is written while the operands are in the caches.
 
 use std::ops::Range;
 
@@ -15,21 +15,21 @@ use crate::kernels::cpu;
 use crate::memory::SharedWindows;
 use crate::slice::{Slice, SliceMut};
 
-/// Bytes of all vectors' elements that are read and replaced before the next: they fit into the caches of most processors.
+/// Bytes of a tile, of all vectors together: a tile is read and replaced before the next, and fits into the caches of most processors.
 const TILE_BYTES: usize = 4 << 20;
 
-/// Layers one behind the other.
+/// Consecutive layers that are processed together.
 #[derive(Debug, PartialEq)]
 struct Tile {
     layers: Range<usize>,
-    /// Whether all of each lies in this rank's part.
+    /// Whether each of them lies in this rank's window as a whole.
     are_whole: bool,
 }
 
 impl Gram<'_> {
-    /// As [`run`](Self::run), for vectors that all ranks reach; `across` and `all` are those ranks. `are_whole` says of each layer whether all
-    /// of it lies in this rank's part. `None`, and on every rank, if they do not reach each other's.
-    pub(super) fn run_in(
+    /// Like [`run`](Self::run), on windows of shared memory; `across` and `all` are the ranks that share it. `are_whole` says for each layer whether
+    /// it lies in this rank's window as a whole. `None`, on every rank, if the vectors are not in shared memory.
+    pub(super) fn run_in_shared_memory(
         &self,
         ranks: &dyn SharedWindows,
         vector: SliceMut<'_>,
@@ -43,12 +43,12 @@ impl Gram<'_> {
         Ok(report)
     }
 
-    /// Replaces this rank's part of every vector by that of the result.
+    /// Replaces this rank's window of every vector by its window of the result.
     fn replace(&self, mut parts: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
         let (vectors, size) = (parts.len(), parts[0].dtype().size_bytes());
         let count = adasum::products(vectors);
         let mut products = vec![0.0; self.layers.len() * count];
-        // What is still to be replaced, of each tensor.
+        // The elements of each tensor that are still to be replaced.
         let mut left: Vec<Range<usize>> = self.tensors.to_vec();
         for Tile { layers, are_whole } in tiles(self.layers, are_whole, TILE_BYTES / size / vectors) {
             let of_tile = &mut products[layers.start * count..layers.end * count];
@@ -58,10 +58,10 @@ impl Gram<'_> {
             }
             let cpu::Coefficients { weights, cancelled } =
                 cpu::coefficients_by(of_tile, vectors, |layer| self.criteria[layers.start + layer])?;
-            // Those that take the exact path wait for what all ranks make of them.
+            // Layers on the exact path wait for the sums of all ranks.
             let mut ready = self.tensors[layers.clone()].to_vec();
             let states = ready.iter_mut().zip(&mut left[layers]).zip(&cancelled);
-            states.for_each(|((ready, left), &is_cancelled)| clear(if is_cancelled { ready } else { left }));
+            states.for_each(|((ready, left), &is_cancelled)| truncate(if is_cancelled { ready } else { left }));
             cpu::combine_in_place(&mut operands(&mut parts), &weights, None, &ready)?;
         }
         let vectors = views(&parts);
@@ -71,7 +71,7 @@ impl Gram<'_> {
         Ok(report)
     }
 
-    /// Adds the products of some layers: those of a chunk are added up before they are added to those of the chunks before.
+    /// Adds the products of some layers: each chunk's products are summed first, and then added to the sums of the earlier chunks.
     fn add_products(&self, vectors: &[Slice<'_>], layers: Range<usize>, products: &mut [f64]) -> Result<()> {
         let count = adasum::products(vectors.len());
         let pieces: Vec<(usize, Range<usize>)> = self.pieces(&self.layers[layers]).collect();
@@ -82,7 +82,7 @@ impl Gram<'_> {
         Ok(())
     }
 
-    /// What each chunk has of each of these layers, where it has anything.
+    /// The intersections of each chunk with each of these layers, without the empty ones.
     fn pieces<'l>(&'l self, layers: &'l [Range<usize>]) -> impl Iterator<Item = (usize, Range<usize>)> + 'l {
         (0..self.cut.chunks()).flat_map(move |chunk| {
             let chunk = self.cut.chunk(chunk);
@@ -100,12 +100,12 @@ fn operands<'a>(parts: &'a mut [SliceMut<'_>]) -> Vec<cpu::Operand<'a>> {
     parts.iter_mut().map(|part| cpu::Operand::Replaced(part.reborrow())).collect()
 }
 
-/// Nothing of it, at its place.
-fn clear(range: &mut Range<usize>) {
+/// Truncates to empty, keeping the start.
+fn truncate(range: &mut Range<usize>) {
     range.end = range.start;
 }
 
-/// All layers in order: as many whole ones together as have so many elements, at least one, and between them those that are not whole.
+/// Groups all layers into tiles, in order: whole layers with at most `most` elements together, or a single one, and runs of layers that are not whole.
 fn tiles(layers: &[Range<usize>], are_whole: &[bool], most: usize) -> Vec<Tile> {
     let mut tiles: Vec<Tile> = Vec::new();
     let mut len = 0;

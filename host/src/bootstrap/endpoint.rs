@@ -1,6 +1,6 @@
-//! A member's own state: what the hub has told it, and who waits for that.
+//! A member's end of the control channel: its own state, as the coordinator's events describe it.
 //!
-//! The hub's events arrive here, by a call or by the thread that reads the connection; the member's methods wait here.
+//! Events arrive by a call or by the thread that reads the connection; the member's methods wait for them here.
 //! Decides nothing about other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ struct Waiting {
 struct State {
     /// The first failure of the group; nothing after it counts.
     failure: Option<CommError>,
-    /// Who has left in good order, with the last collective that it started.
+    /// Ranks that have left in good order, each with the last collective that it started.
     departed: Vec<Option<(Departure, u64)>>,
     /// How this rank itself has left.
     left: Option<Departure>,
@@ -33,21 +33,21 @@ struct State {
 }
 
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Endpoint {
     rank: usize,
-    /// Whether the hub is at the other end of a connection, and goes with rank 0.
+    /// Whether the coordinator is at the other end of a connection, and ends with rank 0.
     is_remote: bool,
-    /// Set with the failure, so that to look for one costs nothing.
+    /// Set with the failure, so that checking for one takes no lock.
     has_failed: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
     pub(super) recorder: Recorder,
 }
 
-impl Seat {
+impl Endpoint {
     pub(super) fn new(rank: usize, world_size: usize, is_remote: bool) -> Self {
         let departed = vec![None; world_size];
-        Seat {
+        Endpoint {
             rank,
             is_remote,
             has_failed: AtomicBool::new(false),
@@ -70,7 +70,7 @@ impl Seat {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of what the hub says. Probes, and what belongs to the join, are not for the seat.
+    /// Applies an event of the coordinator. Probes, and events of the join, are not handled here.
     pub(super) fn deliver(&self, event: Event) {
         let mut state = self.lock();
         match event {
@@ -108,7 +108,7 @@ impl Seat {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// The connection to the hub has ended. After a farewell, of whichever side, that is as it should be.
+    /// The connection to the coordinator has ended: a failure, unless one of the two sides has left before.
     pub(super) fn disconnected(&self) {
         let mut state = self.lock();
         if state.left.is_none() && state.departed[0].is_none() {
@@ -137,8 +137,8 @@ impl Seat {
         Ok(())
     }
 
-    /// Waits until the post is complete or the group has failed; returns `None` if neither has come by `end`. A failure
-    /// after the release is none of this post.
+    /// Waits until the post is complete or the group has failed; returns `None` if neither has happened by `end`. A failure
+    /// after the release does not concern this post.
     pub(super) fn wait(&self, end: Option<Instant>) -> Option<Result<Vec<Vec<u8>>, CommError>> {
         let mut state = self.lock();
         loop {
@@ -160,13 +160,13 @@ impl Seat {
         }
     }
 
-    /// How many of this rank's announced calls have been matched, as far as the hub has said.
+    /// How many of this rank's announced calls have been matched, as far as the coordinator has reported.
     pub(super) fn matched(&self) -> u64 {
         self.lock().matched
     }
 
     /// Waits until `calls` announced calls have been matched or the group has failed; returns `None` if neither has come
-    /// by `end`. A failure after that is none of theirs. The error is that of `operation`, or of the group if there is none.
+    /// by `end`. A later failure does not concern these calls. The error names `operation`; without one it is the group's own.
     pub(super) fn wait_matched(
         &self,
         calls: u64,
@@ -200,8 +200,8 @@ impl Seat {
         if self.has_failed.load(Ordering::Acquire) { self.lock().failure() } else { None }
     }
 
-    /// Whether the hub is still there for this rank.
-    pub(super) fn has_hub(&self) -> bool {
+    /// Whether this rank can still reach the coordinator.
+    pub(super) fn has_coordinator(&self) -> bool {
         let state = self.lock();
         state.left.is_none() && !(self.is_remote && state.departed[0].is_some())
     }
@@ -232,7 +232,7 @@ impl Seat {
         if let Some(departure) = state.left {
             return Err(CommError::PeerGone { operation, rank: self.rank, departure });
         }
-        // A hub at the other end of a connection goes with its rank, and every call needs the hub.
+        // A remote coordinator ends with its rank, and every call needs the coordinator.
         if let (true, Some((departure, _))) = (self.is_remote, state.departed[0]) {
             self.set_failure(state, CommError::PeerGone { operation, rank: 0, departure });
         }

@@ -1,4 +1,4 @@
-//! [`Grids`]: how kernels over the segments of an arena share them out among blocks, chunk by chunk.
+//! [`Grids`]: the distribution of the segments of an arena among the blocks of kernels, chunk by chunk.
 //!
 //! A chunk's length follows from the arena's length, the dtype and the number of vectors alone, never from the device, so that results do not
 //! depend on it.
@@ -54,7 +54,7 @@ struct ChunkLens {
 }
 
 impl Grids {
-    /// For kernels on so many vectors of this device.
+    /// For kernels on `vectors` vectors of this device.
     pub(super) fn new(queue: &Queue, segments: &[Range<usize>], vectors: usize) -> Result<Self> {
         Self::of(queue, segments, |total, dtype| ChunkLens {
             reduce: reduce_chunk_len(total),
@@ -78,12 +78,12 @@ impl Grids {
         Ok(Self { by_chunk_len: grids.collect::<Result<_>>()?, chunk_lens })
     }
 
-    /// What reductions of vectors of a dtype run on.
+    /// The grid of reductions of vectors of a dtype.
     pub(super) fn of_reductions(&self, dtype: DType) -> &Grid {
         &self.by_chunk_len[&self.chunk_lens[dtype as usize].reduce]
     }
 
-    /// What weighted sums of vectors of a dtype run on.
+    /// The grid of weighted sums of vectors of a dtype.
     pub(super) fn of_sums(&self, dtype: DType) -> &Grid {
         &self.by_chunk_len[&self.chunk_lens[dtype as usize].combine]
     }

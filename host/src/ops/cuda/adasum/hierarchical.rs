@@ -18,17 +18,17 @@ const OPERATION: &str = "hierarchical_adasum_all_reduce";
 /// Adasum across nodes of the gradient buffers of all ranks, with its workspace: made once, run at every step.
 ///
 /// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
-/// then exchanges its shard, and no other, with the ranks in its place on other nodes, and an all-gather inside the node completes
-/// the result. Inner products are added up over all ranks that hold a part of the vectors, so that coefficients belong to whole tensors.
-/// One node reduces at once, and nodes of one rank have nothing to do inside. The numerics across nodes, and the choice of an algorithm, are
-/// those of [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
+/// then exchanges only its own shard with the ranks of the same position on other nodes, and an all-gather inside the node completes
+/// the result. Inner products are summed over all ranks that hold a part of the vectors, so coefficients belong to whole tensors.
+/// With one node there is only the reduction inside it; nodes of one rank skip that step. The numerics across nodes, and the choice of an algorithm, are
+/// the same as in [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
 ///
-/// Workspace: a shard of the arena of one rank of a node at most, and what [`Adasum`](super::Adasum) needs for products; with Adasum inside
+/// Workspace: at most a shard of the arena of one rank of a node, and the products of [`Adasum`](super::Adasum); with Adasum inside
 /// nodes as much as the arena.
 #[derive(Debug)]
 pub struct HierarchicalAdasum<'c> {
     nodes: Nodes<'c, Cuda>,
-    /// With the choices that it was made with.
+    /// Includes the options that it was made with.
     operation: Operation,
     fingerprint: u64,
     steps: Steps,
@@ -36,9 +36,9 @@ pub struct HierarchicalAdasum<'c> {
 
 #[derive(Debug)]
 enum Steps {
-    /// All ranks at once, by one Gram matrix.
+    /// All ranks together, by one Gram matrix.
     AtOnce(Box<Gram>),
-    /// The only node's, with what there is to report across nodes.
+    /// Inside the only node, with the report of the missing step across nodes.
     Inside(Inside, AdasumReport),
     /// Inside nodes, unless they have one rank, and then across them.
     Across(Option<Inside>, Across),
@@ -67,7 +67,7 @@ impl Inside {
         }
     }
 
-    /// As that, leaving this rank's shard of the result in its place.
+    /// Like [`all_reduce`](Self::all_reduce), but keeps only the local shard.
     fn reduce_scatter(&mut self, node: &dyn Communicator<Cuda>, arena: DeviceSliceMut<'_>) -> Result<()> {
         match self {
             Inside::Reduce(op) => node.reduce_scatter_in_place(arena, *op),
@@ -87,7 +87,7 @@ impl Across {
 }
 
 impl Steps {
-    /// What this rank needs, without the others.
+    /// Prepares this rank's steps, without the other ranks.
     fn prepare(
         Nodes { all, node, across }: Nodes<'_, Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -133,7 +133,7 @@ impl<'c> HierarchicalAdasum<'c> {
     /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the
     /// buffer was made for another number of ranks than there are in all; [`Error::Disagreement`] on every rank if ranks have other tensors or options;
     /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory
-    /// does not suffice. Where that is so on some ranks only, the others fail with an [`Error::InvalidArgument`] that names one. Those of
+    /// does not suffice. Where only some ranks have such an error, the others fail with an [`Error::InvalidArgument`] that names one of them. Errors of
     /// the communicators.
     pub fn new(
         nodes: Nodes<'c, Cuda>,
@@ -144,9 +144,9 @@ impl<'c> HierarchicalAdasum<'c> {
         let (within_node, table) = (within_node.into(), buffer.table());
         let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
         let _scope = scope::within(operation);
-        let places = agree(nodes, table, (within_node, options), &[])?;
+        let positions = agree(nodes, table, (within_node, options), &[])?;
         let bytes = table.arena_len() * table.dtype().size_bytes();
-        let levels = Levels::choose(OPERATION, within_node, options, &places, bytes)?;
+        let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
         let steps = Steps::prepare(nodes, buffer, within_node, levels, options.granularity);
         let steps = all_prepared(operation, nodes.all, steps)?;
         Ok(Self { nodes, operation, fingerprint: table.fingerprint(), steps })
@@ -155,7 +155,7 @@ impl<'c> HierarchicalAdasum<'c> {
     /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for; those of the communicators. After one of those the
+    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for; errors of the communicators, after which the
     /// contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
@@ -181,7 +181,7 @@ impl<'c> HierarchicalAdasum<'c> {
         }
     }
 
-    /// What the last reduction did across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
+    /// The report of the last reduction across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
     /// for the queue.
     ///
     /// # Errors

@@ -1,40 +1,40 @@
-//! The hub of a group: who waits for what, who has left, and what has failed. It lives in rank 0's process.
+//! The coordinator of a group: the pending calls of all ranks, departed ranks, and the first failure. It lives in rank 0's process.
 //!
-//! All members' requests come here, by calls from its own process and through connections from others; every answer is
-//! an event for one member or for all. It owns no thread, and no clock: members say when their time is over.
+//! It receives the requests of all members, by calls from its own process and through connections from others; every answer is
+//! an event for one member or for all. It owns no thread and no clock: members report when their deadlines pass.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::connection::Outbox;
+use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
 use super::matching::check;
 use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
 use super::pending::{Pending, Post};
 use super::rendezvous::Rendezvous;
-use super::seat::Seat;
 use crate::error::{CommError, Departure, Operation};
 
-/// How much of the contributions goes into one frame.
+/// The most bytes of contributions in one frame.
 const BATCH: usize = FRAME_LIMIT / 4;
 
-/// Where a member is.
+/// The route by which events reach a member: a call in this process, or a connection.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
-    Here(Arc<Seat>),
-    There(Outbox),
+pub(super) enum Route {
+    Local(Arc<Endpoint>),
+    Remote(Outbox),
 }
 
-impl Place {
+impl Route {
     /// Sends the same event to many members, encoded once.
-    pub(super) fn tell_all<'a>(places: impl IntoIterator<Item = &'a Place>, event: impl Fn() -> Event) {
+    pub(super) fn tell_all<'a>(routes: impl IntoIterator<Item = &'a Route>, event: impl Fn() -> Event) {
         let mut frame: Option<Arc<[u8]>> = None;
-        for place in places {
-            match (place, &frame) {
-                (Place::Here(seat), _) => seat.deliver(event()),
-                (Place::There(outbox), Some(frame)) => outbox.send_frame(frame.clone()),
-                (Place::There(outbox), None) => match encode(&event(), FRAME_LIMIT) {
+        for route in routes {
+            match (route, &frame) {
+                (Route::Local(endpoint), _) => endpoint.deliver(event()),
+                (Route::Remote(outbox), Some(frame)) => outbox.send_frame(frame.clone()),
+                (Route::Remote(outbox), None) => match encode(&event(), FRAME_LIMIT) {
                     Ok(bytes) => outbox.send_frame(frame.insert(bytes.into()).clone()),
                     Err(error) => tracing::error!(%error, "an event was not sent"),
                 },
@@ -43,12 +43,12 @@ impl Place {
     }
 }
 
-/// A request that no member of this version makes; its sender is not to be listened to any more.
+/// A request that no member of this version makes; no further request of its sender is accepted.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Violation(pub(super) &'static str);
 
-/// A question to all ranks: which collective have you come to?
+/// A query to all ranks for the number of the collective that they have reached.
 #[derive(Debug)]
 struct Inquiry {
     number: u64,
@@ -60,7 +60,7 @@ struct Inquiry {
 
 #[derive(Debug)]
 struct State {
-    places: Vec<Place>,
+    routes: Vec<Route>,
     pending: Pending,
     departed: Vec<Option<(Departure, u64)>>,
     /// The first failure; after it, nothing is matched any more.
@@ -72,21 +72,21 @@ struct State {
 }
 
 #[derive(Debug)]
-pub(super) struct Hub {
+pub(super) struct Coordinator {
     state: Mutex<State>,
     pub(super) network: Network,
-    /// Where the ranks of groups that are split off meet, if all are in this process: by the number of the split, and
+    /// The rendezvous of groups that are being split off, where all ranks are in this process: by the number of the split, and
     /// colour.
-    nurseries: Mutex<HashMap<(u64, u64), Rendezvous>>,
+    pending_groups: Mutex<HashMap<(u64, u64), Rendezvous>>,
 }
 
-impl Hub {
-    /// A hub of members in rank order; those at the other end of a connection are told that the group is complete.
-    pub(super) fn new(places: Vec<Place>, network: Network) -> Self {
-        Place::tell_all(&places, || Event::Start(network.clone()));
-        let world_size = places.len();
+impl Coordinator {
+    /// A coordinator of members in rank order; members at the other end of a connection are told that the group is complete.
+    pub(super) fn new(routes: Vec<Route>, network: Network) -> Self {
+        Route::tell_all(&routes, || Event::Start(network.clone()));
+        let world_size = routes.len();
         let state = State {
-            places,
+            routes,
             pending: Pending::new(world_size),
             departed: vec![None; world_size],
             failure: None,
@@ -94,18 +94,18 @@ impl Hub {
             inquiries: 0,
             is_closed: false,
         };
-        Hub { state: Mutex::new(state), network, nurseries: Mutex::default() }
+        Coordinator { state: Mutex::new(state), network, pending_groups: Mutex::default() }
     }
 
-    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a member asks for.
+    /// Handles a request of a member.
     ///
     /// # Errors
-    /// [`Violation`] if no member of this version would.
+    /// [`Violation`] for a request that no member of this version makes.
     pub(super) fn receive(&self, rank: usize, request: Request) -> Result<(), Violation> {
         let mut state = self.lock();
         if state.is_closed {
@@ -126,13 +126,13 @@ impl Hub {
             Request::Progress { inquiry, sequence } => state.answer(rank, inquiry, sequence),
             Request::Fail(failure) => state.fail(failure),
             Request::Leave { departure, sequence } => state.depart(rank, departure, sequence),
-            // It crossed the news that the group is complete.
+            // Sent before the sender learnt that the group is complete.
             Request::GiveUp { .. } => {}
         }
         Ok(())
     }
 
-    /// The connection to a rank broke without a farewell.
+    /// The connection to a rank broke before the rank left the group.
     pub(super) fn lost(&self, rank: usize, reason: &str) {
         let mut state = self.lock();
         if state.is_closed || state.departed[rank].is_some() {
@@ -145,33 +145,33 @@ impl Hub {
         state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
     }
 
-    /// Rank 0 has left, and with it everybody at the other end of a connection loses the hub.
+    /// Rank 0 has left, and remote members lose the coordinator with it.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
-        for place in &state.places {
-            if let Place::There(outbox) = place {
+        for route in &state.routes {
+            if let Route::Remote(outbox) = route {
                 outbox.close();
             }
         }
     }
 
-    /// Where the ranks of one colour meet.
-    pub(super) fn nursery(&self, split: u64, color: u64) -> Rendezvous {
-        let mut nurseries = self.nurseries.lock().unwrap_or_else(PoisonError::into_inner);
-        nurseries.entry((split, color)).or_insert_with(Rendezvous::in_process).clone()
+    /// The rendezvous of the ranks of one colour.
+    pub(super) fn pending_group(&self, split: u64, color: u64) -> Rendezvous {
+        let mut pending_groups = self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        pending_groups.entry((split, color)).or_insert_with(Rendezvous::in_process).clone()
     }
 
-    /// They have met, or will not.
-    pub(super) fn forget_nursery(&self, split: u64, color: u64) {
-        self.nurseries.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
+    /// Drops the rendezvous of a colour, whose ranks have joined or have failed to.
+    pub(super) fn remove_pending_group(&self, split: u64, color: u64) {
+        self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
     }
 }
 
 impl State {
     fn tell_all(&self, event: impl Fn() -> Event) {
-        let present = self.places.iter().zip(&self.departed).filter(|(_, departed)| departed.is_none());
-        Place::tell_all(present.map(|(place, _)| place), event);
+        let present = self.routes.iter().zip(&self.departed).filter(|(_, departed)| departed.is_none());
+        Route::tell_all(present.map(|(route, _)| route), event);
     }
 
     fn fail(&mut self, failure: CommError) {
@@ -183,7 +183,7 @@ impl State {
 
     fn post(&mut self, rank: usize, post: Post) -> Result<(), Violation> {
         let calls = &post.calls;
-        if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.places.len()).is_err() {
+        if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.routes.len()).is_err() {
             return Err(Violation("a post of calls that its own side should have refused"));
         }
         if post.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
@@ -209,8 +209,8 @@ impl State {
 
     /// These posts have been completed at once.
     fn release(&mut self, mut posts: Vec<(usize, Post)>) {
-        // Whoever contributes waits in a collective of everybody, so all are released with it at once.
-        if posts.len() == self.places.len() && posts.iter().any(|(_, post)| post.contribution.is_some()) {
+        // A rank with a contribution waits in a collective of all ranks, so all are released at once.
+        if posts.len() == self.routes.len() && posts.iter().any(|(_, post)| post.contribution.is_some()) {
             let contribution = |(_, post): &mut (usize, Post)| post.contribution.take().unwrap_or_default();
             let all: Vec<Vec<u8>> = posts.iter_mut().map(contribution).collect();
             for batch in batches(&all) {
@@ -218,7 +218,7 @@ impl State {
             }
         }
         let awaited = posts.iter().filter(|(_, post)| post.is_awaited);
-        Place::tell_all(awaited.map(|(rank, _)| &self.places[*rank]), || Event::Released);
+        Route::tell_all(awaited.map(|(rank, _)| &self.routes[*rank]), || Event::Released);
         for (rank, _) in posts {
             let news = self.pending.news(rank);
             self.tell_progress(rank, news);
@@ -227,7 +227,7 @@ impl State {
 
     fn tell_progress(&self, rank: usize, matched: Option<u64>) {
         if let (Some(calls), None) = (matched, self.departed[rank]) {
-            Place::tell_all([&self.places[rank]], || Event::Matched { calls });
+            Route::tell_all([&self.routes[rank]], || Event::Matched { calls });
         }
     }
 
@@ -238,14 +238,14 @@ impl State {
     }
 
     fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {
-        // If nothing lacks, the news has crossed this.
+        // If no call is unmatched, the report has crossed this request.
         if self.pending.lacks(rank, calls) {
             self.be_late(rank, deadline);
         }
     }
 
     fn overdue(&mut self, rank: usize, deadline: Duration) {
-        // If it waits in nothing, its release has crossed this.
+        // If the rank is not waiting, its release has crossed this request.
         if self.pending.is_awaiting(rank) {
             self.be_late(rank, deadline);
         }
@@ -275,8 +275,8 @@ impl State {
             return;
         }
         if rank == 0 {
-            // The hub may go with it: what the others have announced and all is well with, they hear of now.
-            for other in 0..self.places.len() {
+            // The coordinator may end with rank 0, so the others get the last report of their matched calls now.
+            for other in 0..self.routes.len() {
                 let news = self.pending.last_news(other);
                 self.tell_progress(other, news);
             }
@@ -292,21 +292,21 @@ impl State {
     }
 
     fn inquire(&mut self, rank: usize, sequence: u64, operation: Operation, deadline: Duration) {
-        // A second rank that asks will hear the answer to the first.
+        // A second rank that asks gets the answer to the first query.
         if self.failure.is_some() || self.inquiry.is_some() {
             return;
         }
         self.inquiries += 1;
         let number = self.inquiries;
-        let known = |peer: usize| match (&self.places[peer], self.departed[peer]) {
+        let known = |peer: usize| match (&self.routes[peer], self.departed[peer]) {
             _ if peer == rank => Some(sequence),
             (_, Some((_, last))) => Some(last),
-            (Place::Here(seat), None) => Some(seat.recorder.sequence()),
-            (Place::There(_), None) => None,
+            (Route::Local(endpoint), None) => Some(endpoint.recorder.sequence()),
+            (Route::Remote(_), None) => None,
         };
-        let answers: Vec<Option<u64>> = (0..self.places.len()).map(known).collect();
-        let open = self.places.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
-        Place::tell_all(open.map(|(place, _)| place), || Event::Probe { inquiry: number });
+        let answers: Vec<Option<u64>> = (0..self.routes.len()).map(known).collect();
+        let open = self.routes.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+        Route::tell_all(open.map(|(route, _)| route), || Event::Probe { inquiry: number });
         self.inquiry = Some(Inquiry { number, sequence, operation, deadline, answers });
         self.conclude_if_all_answered();
     }
@@ -333,7 +333,7 @@ impl State {
     }
 }
 
-/// Contributions in rank order, as many in each piece as one frame takes.
+/// Splits contributions, in rank order, into batches that fit into one frame each.
 fn batches(mut all: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     let mut batches = Vec::new();
     while !all.is_empty() {
