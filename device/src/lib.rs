@@ -6,31 +6,36 @@
 //!   contract that its CUDA backend launches by;
 //! * for `nvptx64-nvidia-cuda` by `cargo xtask ptx`: then the `kernels` wrap the same formulas into entry points.
 //!
-//! The device side speaks the dialect of rust-cuda's `cuda_std` (`thread::index_1d`, `warp::warp_shuffle_xor`, entry points
-//! that are plain functions of pointers and scalars), and everything that depends on the target sits in `arch`. It never
-//! allocates, never panics on purpose, uses no float atomics, and knows nothing of hosts, ranks' transports or files.
+//! The device side speaks the dialect of rust-cuda's `cuda_std` (`thread::thread_idx_x`, `warp::warp_shuffle_xor`, entry points
+//! that are plain functions of pointers and scalars), and compiles against that crate too, with the feature `cuda_std`. What
+//! depends on the target sits in `dialect` and `arch`. It never allocates, never panics on purpose, uses no float atomics, and
+//! knows nothing of hosts, ranks' transports or files.
 
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(all(target_arch = "nvptx64", not(feature = "cuda_std")), feature(abi_ptx))]
 
 pub mod abi;
 mod arch;
 mod half;
 pub mod math;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
+mod dialect;
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 mod kernels;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
+mod lanes;
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 mod memory;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 mod peers;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 mod reduce;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
 mod shared;
-#[cfg(target_arch = "nvptx64")]
-mod thread;
-#[cfg(target_arch = "nvptx64")]
-mod warp;
+
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
+use dialect::{thread, warp};
 
 pub use half::{BF16, F16};

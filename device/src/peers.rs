@@ -9,9 +9,11 @@
 //! of blocks, one at least on each rank, in whatever order the device gives them places. What is sent besides flags are tiles, whose content
 //! is nothing to this file.
 
+use core::sync::atomic::Ordering;
+
 use crate::abi::{MOST_PEERS, PEER_THREADS, Peers, Row, VECTOR_BYTES};
-use crate::shared::Ticket;
-use crate::{arch, memory, thread};
+use crate::dialect::atomic::{atomic_fetch_add_u32_device, atomic_load_32_system, atomic_store_32_system};
+use crate::{arch, memory, shared, thread};
 
 /// What is met for in a run; the value of a flag is the number of runs before times [`STAGES`], plus this.
 #[derive(Clone, Copy)]
@@ -65,7 +67,7 @@ impl<'a> Group<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             let peers = &*peers;
-            Group { peers, runs: arch::load_relaxed(peers.runs) }
+            Group { peers, runs: atomic_load_32_system(peers.runs as *mut u32, Ordering::Relaxed) }
         }
     }
 
@@ -84,9 +86,9 @@ impl<'a> Group<'a> {
     /// # Safety
     /// Both are below the world size; `row` is one of the mailboxes' rows.
     #[inline(always)]
-    unsafe fn flag(self, reader: usize, row: Row, writer: usize) -> u64 {
+    unsafe fn flag(self, reader: usize, row: Row, writer: usize) -> *mut u32 {
         // SAFETY: the caller's promise.
-        unsafe { self.mailbox(reader) + self.peers.flag(row, writer) as u64 }
+        unsafe { (self.mailbox(reader) + self.peers.flag(row, writer) as u64) as *mut u32 }
     }
 
     #[inline(always)]
@@ -99,13 +101,13 @@ impl<'a> Group<'a> {
     /// # Safety
     /// The address of a flag.
     #[inline(always)]
-    unsafe fn reach(self, flag: u64, value: u32) {
+    unsafe fn reach(self, flag: *mut u32, value: u32) {
         let mut tries = 0u32;
         // SAFETY: the caller's promise. Values wrap around, stages after 2^29 runs; the distance tells.
         unsafe {
-            while (arch::load_acquire(flag).wrapping_sub(value) as i32) < 0 {
+            while (atomic_load_32_system(flag, Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
                 tries = tries.wrapping_add(1);
-                if tries % 4096 == 0 && arch::load_relaxed(self.peers.abort) != 0 {
+                if tries % 4096 == 0 && atomic_load_32_system(self.peers.abort as *mut u32, Ordering::Relaxed) != 0 {
                     break;
                 }
             }
@@ -123,7 +125,8 @@ impl<'a> Group<'a> {
         unsafe {
             thread::sync_threads();
             if (peer as u64) < self.peers.world_size {
-                arch::store_release(self.flag(peer, row, self.peers.rank as usize), self.value(stage));
+                let flag = self.flag(peer, row, self.peers.rank as usize);
+                atomic_store_32_system(flag, Ordering::Release, self.value(stage));
             }
         }
     }
@@ -158,15 +161,15 @@ impl<'a> Group<'a> {
     /// Every thread of the block must get here.
     #[inline(always)]
     pub(crate) unsafe fn draw(self, jobs: u64) -> Option<u64> {
-        let shared = Ticket::of_block();
+        let drawn = shared::ticket();
         // SAFETY: the caller's promise. The first barrier lets all threads read the ticket before, the second this one.
         unsafe {
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
-                shared.write(arch::draw(self.peers.runs + 4));
+                drawn.write(0, atomic_fetch_add_u32_device((self.peers.runs + 4) as *mut u32, Ordering::Relaxed, 1));
             }
             thread::sync_threads();
-            let ticket = shared.read() as u64;
+            let ticket = drawn.read(0) as u64;
             (ticket < jobs).then_some(ticket)
         }
     }
@@ -232,7 +235,7 @@ impl<'a> Group<'a> {
                 thread::sync_threads();
                 if thread::thread_idx_x() == 0 {
                     let flag = self.flag(peer as usize, Row::Tile(tile as usize), peers.rank as usize);
-                    arch::store_release(flag, self.value(Stage::ARRIVED));
+                    atomic_store_32_system(flag, Ordering::Release, self.value(Stage::ARRIVED));
                 }
             }
             unit += senders as u32;

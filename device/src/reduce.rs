@@ -5,9 +5,12 @@
 //! and the chunk length alone, and an element's thread on its place in the chunk alone, so that results depend neither on the grid nor on what
 //! else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
 
+use core::sync::atomic::Ordering;
+
 use crate::abi::{EMPTY_BYTE, Span, THREADS, WARP};
-use crate::shared::{Partials, SHARED_SLOTS};
-use crate::{arch, memory, thread, warp};
+use crate::dialect::atomic::{atomic_load_64_device, atomic_store_64_device};
+use crate::shared::{self, SHARED_SLOTS};
+use crate::{arch, lanes, memory, thread};
 
 /// The range of elements that this block adds up.
 #[derive(Clone, Copy)]
@@ -140,9 +143,10 @@ pub(crate) unsafe fn accumulate_aligned<
     let mut totals = [0.0; K];
     // SAFETY: elements of the chunk only, by the bounds below and those of `walk`.
     let at = |vector: usize, index: u64| unsafe { vectors[vector].add(index as usize) };
-    // SAFETY: N elements of the chunk, aligned by the caller's promise.
-    let load =
-        |index: u64| -> [[T; N]; W] { core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) }) };
+    let load = |index: u64| -> [[T; N]; W] {
+        // SAFETY: N elements of the chunk, aligned by the caller's promise.
+        core::array::from_fn(|vector| unsafe { memory::load(at(vector, index)) })
+    };
     let take = |totals: &mut [f64; K], loaded: [[T; N]; W]| {
         let mut lane = 0;
         while lane < N {
@@ -184,12 +188,12 @@ const fn warps(block: u32) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
     const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };
-    // As in `warp::sums`.
-    let (shared, thread) = (Partials::of_block(), arch::forget(thread::thread_idx_x() as u64) as usize);
+    // As in `lanes::sums`.
+    let (shared, thread) = (shared::partials(), arch::forget(thread::thread_idx_x() as u64) as usize);
     let warp_index = thread / WARP as usize;
     // SAFETY: slots are below K × warps, as checked; each is written by one lane and read after the barrier.
     unsafe {
-        warp::sums(totals, |product, sum| shared.write(product * warps(BLOCK) + warp_index, sum));
+        lanes::sums(totals, |product, sum| shared.write(product * warps(BLOCK) + warp_index, sum));
         thread::sync_threads();
         if thread < K {
             let mut sum = 0.0;
@@ -250,7 +254,7 @@ impl Reduction {
                     block_sum::<K, THREADS>(sums_of(chunk), |sum, value| {
                         if place(sum).is_some() {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
-                            arch::store_relaxed_gpu(row(sum) + block * 8, bits);
+                            atomic_store_64_device((row(sum) + block * 8) as *mut u64, Ordering::Relaxed, bits);
                         }
                     });
                 }
@@ -281,7 +285,7 @@ impl Reduction {
         let mut sum = 0.0;
         let mut first = begin + thread::thread_idx_x() as u64;
         while first < end {
-            let address = |step: usize| row + first * 8 + step as u64 * THREADS as u64 * 8;
+            let address = |step: usize| (row + first * 8 + step as u64 * THREADS as u64 * 8) as *mut u64;
             let is_inside = |step: usize| first + step as u64 * (THREADS as u64) < end;
             // What lies behind the end is known, and zero.
             let mut found: [u64; STEPS] = core::array::from_fn(|step| if is_inside(step) { EMPTY } else { 0 });
@@ -291,7 +295,7 @@ impl Reduction {
                 while step < STEPS {
                     if found[step] == EMPTY {
                         // SAFETY: a partial of this row.
-                        found[step] = unsafe { arch::load_relaxed_gpu(address(step)) };
+                        found[step] = unsafe { atomic_load_64_device(address(step), Ordering::Relaxed) };
                     }
                     step += 1;
                 }
@@ -307,7 +311,7 @@ impl Reduction {
             while step < STEPS {
                 if is_inside(step) {
                     // SAFETY: as above; nobody else uses it in this launch.
-                    unsafe { arch::store_relaxed_gpu(address(step), EMPTY) };
+                    unsafe { atomic_store_64_device(address(step), Ordering::Relaxed, EMPTY) };
                 }
                 sum += f64::from_bits(found[step]);
                 step += 1;

@@ -1,76 +1,36 @@
-//! Shared memory, after `cuda_std::shared`: one static array of `f64`, which block-wide reductions use, one through which a thread's
-//! loads pass where registers are short, and the number of the job that a block works on. Never dynamic: a launch does not say how much there is.
+//! The block's shared memory: the array of `f64` that block-wide reductions use, the number of the job that a block works on, and what a
+//! thread's loads pass through where registers are short. All static: a launch does not say how much there is.
 
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 use crate::abi::{THREADS, VECTOR_BYTES};
+#[cfg(feature = "sm_80")]
 use crate::arch;
-#[cfg(gradsync_sm = "80")]
+use crate::dialect::shared::{Array, array};
+#[cfg(feature = "sm_80")]
 use crate::memory;
 
-/// Slots: one for each product of the widest Gram tile and each warp; as many as `arch` declares.
+/// Slots: one for each product of the widest Gram tile and each of 8 warps.
 pub(crate) const SHARED_SLOTS: usize = 36 * 8;
 
 /// The block's array of partial sums.
-#[derive(Clone, Copy)]
-pub(crate) struct Partials(u32);
-
-impl Partials {
-    #[inline(always)]
-    pub(crate) fn of_block() -> Self {
-        Partials(arch::shared_base())
-    }
-
-    /// # Safety
-    /// `slot < SHARED_SLOTS`, and no other thread may access the slot before the next barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn write(self, slot: usize, value: f64) {
-        // SAFETY: in bounds and unshared by the caller's promise; slots are 8 bytes apart in an aligned array.
-        unsafe { arch::shared_store(self.0 + slot as u32 * 8, value) }
-    }
-
-    /// # Safety
-    /// `slot < SHARED_SLOTS`, written by some thread before the last barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn read(self, slot: usize) -> f64 {
-        // SAFETY: as above.
-        unsafe { arch::shared_load(self.0 + slot as u32 * 8) }
-    }
+#[inline(always)]
+pub(crate) fn partials() -> Array<f64> {
+    array!("gradsync_partials": [f64; SHARED_SLOTS])
 }
 
-/// The number of the job that the block has drawn: one thread writes it, all read it.
-#[derive(Clone, Copy)]
-pub(crate) struct Ticket(u32);
-
-impl Ticket {
-    #[inline(always)]
-    pub(crate) fn of_block() -> Self {
-        Ticket(arch::ticket_base())
-    }
-
-    /// # Safety
-    /// No other thread may access it before the next barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn write(self, number: u32) {
-        // SAFETY: unshared by the caller's promise, aligned.
-        unsafe { arch::shared_store_u32(self.0, number) }
-    }
-
-    /// # Safety
-    /// Written by some thread before the last barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn read(self) -> u32 {
-        // SAFETY: as above.
-        unsafe { arch::shared_load_u32(self.0) }
-    }
+/// The number of the job that the block has drawn, an array of one: one thread writes it, all read it.
+#[inline(always)]
+pub(crate) fn ticket() -> Array<u32> {
+    array!("gradsync_ticket": [u32; 1])
 }
 
 /// A thread's part of the staging memory: eight vectors of 16 bytes for each of two steps, which take turns. No other thread uses it, so
 /// that there is nothing to synchronise. For blocks of [`THREADS`].
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 #[derive(Clone, Copy)]
 pub(crate) struct Staging(u32);
 
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 impl Staging {
     #[inline(always)]
     pub(crate) fn of_thread() -> Self {

@@ -1,21 +1,17 @@
-//! What ranks tell each other before any of them begins: what each is about to do, or why it cannot.
+//! The agreement of ranks before any of them begins an operation: each publishes its plan, or the reason why it has none.
 //!
 //! Whatever is wrong with one rank's call becomes an error on every rank, so that nobody waits for a rank that has refused. For that,
-//! nothing that may fail on one rank alone stands between the beginning of a call and its agreement: its outcome is brought along.
+//! no step that may fail on one rank alone returns between the beginning of a call and its agreement: its outcome is part of the agreement.
 //!
-//! What is compared is a [`Plan`], a list of lines. Its hash and the texts of an error are made of the same lines, so that whatever ranks
-//! differ in can be said. Ranks exchange hashes alone as long as these are equal; where they are not, they look for the first line that
-//! differs, by halves, and show each other nothing but that.
+//! Ranks compare a [`Plan`], a list of lines. Its hash and the texts of an error are made of the same lines, so an error can name every possible
+//! difference. Ranks exchange only hashes as long as these are equal; where they differ, they find the first different line by bisection, and exchange
+//! only its text.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::buffer::TensorTable;
-use crate::call::scope;
-use crate::comm::Communicator;
-#[cfg(feature = "cuda")]
-use crate::comm::DeviceCommunicator;
-use crate::dtype::DType;
+use crate::call::{Value, Visit, scope};
+use crate::comm::Ranks;
 use crate::error::{Disagreement, Error, Operation, Result};
 
 /// Bytes in one number that a communicator carries.
@@ -23,99 +19,26 @@ const WORD: usize = size_of::<u64>();
 /// The longest text that ranks show each other.
 const LONGEST_TEXT: usize = 2048;
 
-/// A group of ranks that show each other numbers: a communicator for either kind of memory.
-pub(crate) trait Ranks {
-    /// The number of this rank, from 0.
-    fn rank(&self) -> usize;
-
-    /// How many ranks there are.
-    fn world_size(&self) -> usize;
-
-    /// Every rank's words, in rank order; all ranks bring equally many.
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>>;
-}
-
-impl Ranks for dyn Communicator + '_ {
-    fn rank(&self) -> usize {
-        Communicator::rank(self)
-    }
-
-    fn world_size(&self) -> usize {
-        Communicator::world_size(self)
-    }
-
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
-        let _comparing = scope::comparing();
-        crate::comm::gather_words(self, words)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Ranks for dyn DeviceCommunicator + '_ {
-    fn rank(&self) -> usize {
-        DeviceCommunicator::rank(self)
-    }
-
-    fn world_size(&self) -> usize {
-        DeviceCommunicator::world_size(self)
-    }
-
-    fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
-        let _comparing = scope::comparing();
-        self.gather_words(words)
-    }
-}
-
-/// What a rank has in a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Value<'a> {
-    Operation(Operation),
-    DType(DType),
-    Number(usize),
-    Shape(&'a [usize]),
-    /// Somebody's choice.
-    Name(&'a str),
-    /// This crate's own words.
-    Words(&'static str),
-}
-
-impl fmt::Display for Value<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Operation(operation) => write!(f, "{operation}"),
-            Value::DType(dtype) => write!(f, "{dtype}"),
-            Value::Number(number) => write!(f, "{number}"),
-            Value::Shape(shape) => write!(f, "shape {shape:?}"),
-            Value::Name(name) => write!(f, "{name:?}"),
-            Value::Words(words) => f.write_str(words),
-        }
-    }
-}
-
-/// What is done with a line, given its label and what this rank has there. A label says nothing that the lines before do not: it is the same
-/// on two ranks whose lines are the same up to there.
-pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;
-
-/// What a rank is about to do, as far as all ranks must do the same.
+/// The operation of a rank and all its arguments that must be equal on all ranks.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan<'a> {
-    /// What is called.
+    /// The operation that is called.
     pub(crate) operation: Operation,
-    /// What it is called with, by label, beside the arguments that are part of the operation.
+    /// Its arguments by label, without the arguments that are part of `operation`.
     pub(crate) lines: &'a [(&'a str, Value<'a>)],
-    /// Names of some kind, in order, by what each is called.
+    /// A label, and an ordered list of names under it.
     pub(crate) names: (&'a str, &'a [&'a str]),
-    /// What tensors there are, by what errors call them if there are several tables.
+    /// The tables of tensors, each with its name in errors if there are several.
     pub(crate) tables: &'a [(&'static str, &'a TensorTable)],
 }
 
 impl<'a> Plan<'a> {
-    /// Nothing but the operation with its arguments.
+    /// A plan of only the operation with its arguments.
     pub(crate) fn of(operation: Operation) -> Self {
         Self { operation, lines: &[], names: ("", &[]), tables: &[] }
     }
 
-    /// A hash of all lines, without a look at those of tables, which know theirs.
+    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines.
     pub(crate) fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.visit_head(&mut |_, value| value.hash(&mut hasher));
@@ -168,27 +91,25 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Every rank's words, in rank order, in a comparison of calls.
+pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<u64>> {
+    let _comparing = scope::comparing();
+    ranks.gather_words(words)
+}
+
 /// Hands back what this rank has `prepared`, if every rank could prepare its own and all of them have the same plan. One exchange of two
 /// words where all is well; texts travel only where it is not.
 ///
 /// # Errors
-/// On a rank that could not prepare, what it failed with, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
-/// plans differ, the same [`Error::Disagreement`] on every rank. Those of the ranks' communicator.
+/// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
+/// plans differ, the same [`Error::Disagreement`] on every rank. Errors of the ranks' communicator.
 pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
     let _scope = scope::within(plan.operation);
-    agree_by(&|words| ranks.gather(words), plan, prepared)
-}
-
-/// As [`agree`], of ranks that show each other numbers by `gather`.
-pub(crate) fn agree_by<T>(
-    gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
-    plan: &Plan<'_>,
-    prepared: Result<T>,
-) -> Result<T> {
+    let gather = &|words: &[u64]| gather(ranks, words);
     let refusal = prepared.as_ref().err().map(ToString::to_string);
     let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
         Ok(all) => all,
-        // What this rank could not do is nearer to the cause than what came of it.
+        // This rank's own error is nearer to the cause than the failed exchange.
         Err(error) => return prepared.and(Err(error)),
     };
     let of_ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
@@ -237,8 +158,8 @@ fn first_difference(
     })
 }
 
-/// Refuses ranks whose buffers hold other tensors, or that made other choices, a buffer shared out over another number of ranks than
-/// there are, and what this rank has `checked` and found wrong, on every rank. The host waits for the other ranks.
+/// An error on every rank if ranks differ in the tensors of their buffers or in `lines`, if a buffer is divided among another number of ranks than
+/// there are, or if `checked` is an error on one rank. The host waits for the other ranks.
 ///
 /// Counts alone do not tell: tensors of two ranks may lie in another order in arenas of one length.
 pub(crate) fn same_plan<R: Ranks + ?Sized>(
@@ -252,10 +173,24 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
     agree(ranks, &Plan { lines, tables: &[("", table)], ..Plan::of(operation) }, checked)
 }
 
-/// What this rank has prepared after the ranks' plans were compared, if every rank could prepare its own; an error on every rank if one, say,
+/// Returns `prepared`, after the ranks' plans were compared, if every rank could prepare its own part; an error on every rank if one rank, for example,
 /// lacks memory. The host waits for the other ranks.
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
     agree(ranks, &Plan::of(operation), prepared)
+}
+
+/// As [`agree`], without an exchange where the group remembers the plan from an earlier call, because the same checks have passed then.
+pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked: Result<()>) -> Result<()> {
+    if ranks.world_size() == 1 {
+        return checked;
+    }
+    let (hash, agreements) = (plan.hash(), ranks.agreements());
+    if agreements.is_some_and(|agreements| agreements.contains(hash)) {
+        return ranks.recall(hash);
+    }
+    agree(ranks, plan, checked)?;
+    agreements.into_iter().for_each(|agreements| agreements.insert(hash));
+    Ok(())
 }
 
 /// Every rank's text, in rank order; long ones are cut.

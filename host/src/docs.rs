@@ -1,5 +1,15 @@
 //! Pages about the whole crate; their sources are the files of `docs/`, so that they can be read in the repository too.
 
+/// Crates, modules and traits; how a collective call travels to each transport; what every operation supports.
+///
+#[doc = include_str!("../docs/architecture.md")]
+pub mod architecture {}
+
+/// Which call of ONNX Runtime, TransformerEngine, Horovod and PyTorch is which here, and how they differ.
+///
+#[doc = include_str!("../docs/coming_from.md")]
+pub mod coming_from {}
+
 /// How ranks are started and meet, on GPUs and under MPI, on one machine and on several, and how to build for CUDA.
 ///
 #[doc = include_str!("../docs/deployment.md")]

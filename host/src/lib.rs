@@ -3,21 +3,40 @@
 //! Everything that such a program does with its gradients between `backward()` and `optimizer.step()` once it runs on more
 //! than one rank: accumulate, cast and clear them in mixed precision, and reduce them over ranks by sum, mean or Adasum.
 //!
-//! | module | what stands there |
+//! # Contents
+//!
+//! | concept | where |
 //! |---|---|
-//! | [`kernels`] | the arithmetic on one rank's memory: [`kernels::cpu`], `kernels::cuda` |
-//! | [`GradientBuffer`] | many tensors in one arena |
-//! | [`bootstrap`] | how ranks find each other, and the control channel that stays up |
-//! | [`comm`] | ranks and their collectives; [`comm::local`] runs ranks as threads |
-//! | [`ops`] | what a training loop calls: gradient control, all-reduce, Adasum, tensor parallelism, Send and Recv |
-//! | [`nvtx`] | ranges that a profiler shows |
-//! | [`plan`] | who holds and sends what, as pure functions |
-//! | [`train`] | operations composed into whole steps: means, sums, Adasum of optimizer steps |
-//! | [`docs`] | pages: deployment, convergence, performance, testing, device code |
+//! | the whole: modules, traits, transports | [`docs::architecture`] |
+//! | many tensors in one allocation | [`GradientBuffer`] |
+//! | one tensor, as a view with a shape | [`TensorView`], [`TensorViewMut`] |
+//! | host memory and CUDA memory as a type parameter | [`memory`] |
+//! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
+//! | sums and means over ranks | [`ops::all_reduce`](ops::all_reduce()), [`ops::all_reduce_tensors`] |
+//! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::hierarchical_adasum_all_reduce`]; on GPUs `ops::cuda` |
+//! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
+//! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
+//! | tensor parallelism | [`ops::tensor_parallel`] |
+//! | whole training steps | [`train`] |
+//! | ranks, communicators, collectives, deadlines | [`comm`] |
+//! | ranks as threads; as MPI processes; with a GPU each | [`comm::local`]; `comm::mpi`; `comm::nccl` |
+//! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
+//! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
+//! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
+//! | GPUs, queues, device memory, graphs | `driver` |
+//! | layouts, schedules, groups and costs as pure functions | [`plan`] |
+//! | everything that can go wrong | [`error`] |
+//! | ranges that a profiler shows | [`nvtx`] |
+//! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`] |
+//! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
+//! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
+//!
+//! Modules in plain type are there with the feature `cuda` or `mpi`.
 //!
 //! # Features
 //!
-//! * `cli` (default): the program `gradsync`.
+//! None is on by default. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
+//!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
@@ -35,8 +54,9 @@ pub mod comm;
 pub mod docs;
 pub mod dtype;
 pub mod error;
+pub mod groups;
 pub mod kernels;
-mod memory;
+pub mod memory;
 pub mod nvtx;
 pub mod ops;
 pub mod plan;
@@ -48,13 +68,12 @@ pub mod driver;
 #[cfg(feature = "cuda")]
 pub mod sys;
 
-#[cfg(feature = "cuda")]
-pub use buffer::DeviceGradientBuffer;
 pub use buffer::GradientBuffer;
-pub use dtype::{DType, DataType, Element};
+pub use dtype::{DType, DataType};
 pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
-pub use slice::{Slice, SliceMut, TensorView, TensorViewMut};
+pub use memory::{TensorView, TensorViewMut};
+pub use slice::{Element, Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@
 //! - [`double`]: families of `f64` vectors that show rounding errors, for the comparison with rational numbers; imports nothing of gradsync;
 //! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
 //! - [`collectives`]: what every transport's collectives are tested with;
+//! - [`tensors`]: what collectives on many tensors, with factors and with outputs of their own are tested with;
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
 //! - [`programs`]: libraries made for a test, and processes of its own;
 //! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog;
@@ -20,6 +21,7 @@ pub mod inputs;
 pub mod oracle;
 pub mod programs;
 pub mod ranks;
+pub mod tensors;
 pub mod tolerance;
 pub mod transfers;
 pub mod words;

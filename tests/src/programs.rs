@@ -1,8 +1,8 @@
-//! Programs that tests start: the C compiler, for libraries that stand in for others, and the test program itself, for cases that need a
-//! process of their own. Never anything of gradsync's.
+//! Programs that tests start: the C compiler, for libraries that stand in for others, the test program itself, for cases that need a
+//! process of their own, and what a run of any program left.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 /// Makes a shared library of a C source; `arguments` are the compiler's, on top of its strictness.
 ///
@@ -31,4 +31,62 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{printed}{errors}");
     printed.into_owned()
+}
+
+/// Makes a named pipe, `pipe`, in a folder.
+///
+/// # Panics
+/// If it cannot.
+pub fn fifo(folder: &Path) -> PathBuf {
+    let path = folder.join("pipe");
+    let made = Command::new("mkfifo").arg(&path).status().expect("`mkfifo` starts");
+    assert!(made.success(), "`mkfifo {}` ended with {made}", path.display());
+    path
+}
+
+/// What one run left on its standard streams.
+#[derive(Debug)]
+pub struct Finished {
+    /// The exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// Everything else that it said.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Runs a command to its end.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn of(command: &mut Command) -> Finished {
+        let Output { status, stdout, stderr } = command.output().expect("the program starts");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
+    /// Fails, showing what the program said, unless it succeeded.
+    ///
+    /// # Panics
+    /// If it did not succeed.
+    #[track_caller]
+    pub fn succeeded(self, what: &str) -> Finished {
+        assert_eq!(self.code, Some(0), "{what}: {}", self.stderr);
+        self
+    }
+
+    /// Fails unless it refused in words that hold all of `words`; a panic or a signal is no refusal.
+    ///
+    /// # Panics
+    /// If it did anything else.
+    #[track_caller]
+    pub fn refused(self, what: &str, words: &[&str]) {
+        let Some(code) = self.code else { panic!("{what}: killed by a signal: {}", self.stderr) };
+        assert!(code != 0, "{what}: succeeded, stdout: {}", self.stdout);
+        assert!(code != 101 && !self.stderr.contains("panicked"), "{what}: panicked: {}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "{what}: stderr does not name {word}: {}", self.stderr);
+        }
+    }
 }

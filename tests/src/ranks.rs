@@ -9,11 +9,13 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use gradsync::comm::local::{LocalCommunicator, run};
+use gradsync::comm::Communicator;
+use gradsync::comm::local::{LocalCommunicator, run_each};
 
 /// What every rank returned, in rank order; a panic of a rank is the panic of the test.
 pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {
-    let outcomes = run(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
+    let outcomes =
+        run_each(world_size, body).unwrap_or_else(|error| panic!("{world_size} ranks could not start: {error}"));
     assert_eq!(outcomes.len(), world_size, "one outcome per rank");
     let mut results = Vec::new();
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -67,6 +69,20 @@ pub fn guarded<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send 
             Ok(()) => unreachable!("the worker sends before it ends"),
         },
     }
+}
+
+/// An exchange of bytes.
+///
+/// # Errors
+/// As [`Communicator::exchange`].
+pub fn exchange_bytes(
+    comm: &dyn Communicator,
+    sends: &[(usize, &[u8])],
+    receives: &mut [(usize, &mut [u8])],
+) -> gradsync::Result<()> {
+    let sends: Vec<_> = sends.iter().map(|&(peer, bytes)| (peer, bytes.into())).collect();
+    let mut receives: Vec<_> = receives.iter_mut().map(|(peer, bytes)| (*peer, (&mut **bytes).into())).collect();
+    comm.exchange(&sends, &mut receives)
 }
 
 #[cfg(test)]

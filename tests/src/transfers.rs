@@ -3,9 +3,9 @@
 //! A case is run by all ranks of a communicator. Those of [`GOOD`] leave it working, whatever they had refused; each of [`FATAL`] needs
 //! one of its own, which it breaks. They never start ranks.
 
-use gradsync::comm::Communicator;
+use gradsync::comm::{Collectives, Communicator};
 use gradsync::ops::send_recv::{
-    Bundle, Expected, TensorBytes, TensorBytesMut, exchange, recv, recv_described, run_schedule, send,
+    Bundle, Expected, SendRecv, WireTensor, WireTensorMut, recv, recv_described, run_schedule, send,
 };
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
 use gradsync::plan::schedule::{RankSchedule, Schedule};
@@ -83,17 +83,17 @@ impl Owned {
     }
 
     /// To send.
-    pub fn tensor(&self) -> TensorBytes<'_> {
-        TensorBytes::new(self.dtype, &self.shape[..], &self.bytes).expect("the shape's bytes")
+    pub fn tensor(&self) -> WireTensor<'_> {
+        WireTensor::new(self.dtype, &self.shape[..], &self.bytes).expect("the shape's bytes")
     }
 
-    fn tensor_mut(&mut self) -> TensorBytesMut<'_> {
-        TensorBytesMut::new(self.dtype, &self.shape[..], &mut self.bytes).expect("the shape's bytes")
+    fn tensor_mut(&mut self) -> WireTensorMut<'_> {
+        WireTensorMut::new(self.dtype, &self.shape[..], &mut self.bytes).expect("the shape's bytes")
     }
 }
 
-impl From<TensorBytes<'_>> for Owned {
-    fn from(tensor: TensorBytes<'_>) -> Self {
+impl From<WireTensor<'_>> for Owned {
+    fn from(tensor: WireTensor<'_>) -> Self {
         Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes: tensor.bytes().to_vec() }
     }
 }
@@ -135,19 +135,19 @@ fn over(comm: &dyn Communicator, tensors: &[Owned], what: &str) {
     match comm.rank() {
         0 => {
             for _ in 0..2 {
-                assert!(send(comm, true, 1, &bundle(tensors)).unwrap());
+                assert!(send(&SendRecv::new(comm), true, 1, &bundle(tensors)).unwrap().wait().unwrap());
             }
-            assert!(send(comm, true, 1, &bundle(tensors).described(9)).unwrap());
+            assert!(send(&SendRecv::new(comm), true, 1, &bundle(tensors).described(9)).unwrap().wait().unwrap());
         }
         1 => {
             let mut given: Vec<Owned> = tensors.iter().map(Owned::blank).collect();
-            let mut places: Vec<TensorBytesMut<'_>> = given.iter_mut().map(Owned::tensor_mut).collect();
-            assert!(recv(comm, true, 0, &mut places).unwrap());
+            let mut places: Vec<WireTensorMut<'_>> = given.iter_mut().map(Owned::tensor_mut).collect();
+            assert!(recv(&SendRecv::new(comm), true, 0, &mut places).unwrap().wait().unwrap());
             assert_eq!(given, tensors, "{what}, into given tensors");
-            let new = exchange(comm, &[], &[(0, known(tensors))]).unwrap().remove(0);
+            let new = SendRecv::new(comm).exchange(&[], &[(0, known(tensors))]).unwrap().1.remove(0);
             assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{what}, known");
-            let (signal, new) = recv_described(comm, true, 0, 9, &Limits::default()).unwrap();
-            assert!(signal);
+            let (completion, new) = recv_described(&SendRecv::new(comm), true, 0, 9, &Limits::default()).unwrap();
+            assert!(completion.wait().unwrap());
             assert_eq!(new.tensors().map(Owned::from).collect::<Vec<_>>(), tensors, "{what}, described");
         }
         _ => {}
@@ -160,11 +160,11 @@ fn upstream_layout(comm: &dyn Communicator) {
     match comm.rank() {
         0 => {
             assert_eq!(bundle(&tensors).len_bytes(), 1024);
-            assert!(send(comm, true, 1, &bundle(&tensors)).unwrap());
+            assert!(send(&SendRecv::new(comm), true, 1, &bundle(&tensors)).unwrap().wait().unwrap());
         }
         1 => {
             let mut payload = vec![0; 1024];
-            comm.exchange(&[], &mut [(0, &mut payload[..])]).unwrap();
+            comm.recv(&mut payload[..], 0).unwrap();
             for (tensor, begin) in tensors.iter().zip([0, 256, 768]) {
                 assert_eq!(payload[begin..begin + tensor.bytes.len()], tensor.bytes);
             }
@@ -205,11 +205,11 @@ fn passed_on(comm: &dyn Communicator) {
     for tensors in &tensors[..6] {
         let mut received = None;
         if comm.rank() > 0 {
-            received = exchange(comm, &[], &[(comm.rank() - 1, known(tensors))]).unwrap().pop();
+            received = SendRecv::new(comm).exchange(&[], &[(comm.rank() - 1, known(tensors))]).unwrap().1.pop();
         }
         if comm.rank() < last {
             let own = received.as_ref().map_or_else(|| bundle(tensors), Bundle::from);
-            assert!(send(comm, true, comm.rank() + 1, &own).unwrap());
+            assert!(send(&SendRecv::new(comm), true, comm.rank() + 1, &own).unwrap().wait().unwrap());
         }
         if let Some(received) = received {
             assert_eq!(received.tensors().map(Owned::from).collect::<Vec<_>>(), *tensors, "rank {}", comm.rank());
@@ -222,9 +222,14 @@ fn passed_on(comm: &dyn Communicator) {
         buffer.tensor_mut(index).into_data().as_bytes_mut().copy_from_slice(&own.bytes);
     }
     match comm.rank() {
-        0 => assert!(send(comm, true, 1, &Bundle::of_buffer(&buffer).unwrap().described(1)).unwrap()),
+        0 => assert!(
+            send(&SendRecv::new(comm), true, 1, &Bundle::of_buffer(&buffer).unwrap().described(1))
+                .unwrap()
+                .wait()
+                .unwrap()
+        ),
         1 => {
-            let (_, received) = recv_described(comm, true, 0, 1, &Limits::default()).unwrap();
+            let (_, received) = recv_described(&SendRecv::new(comm), true, 0, 1, &Limits::default()).unwrap();
             for (index, tensor) in received.tensors().enumerate() {
                 assert_eq!(tensor.shape(), shapes[index].1);
                 assert_eq!(tensor.bytes(), buffer.tensor(index).data().as_bytes());
@@ -257,7 +262,7 @@ fn everybody(comm: &dyn Communicator) {
         receives.push((peer, Expected::described(2)));
         receives.push((peer, known(&tensors(peer, rank)[2])));
     }
-    let received = exchange(comm, &sends, &receives).unwrap();
+    let received = SendRecv::new(comm).exchange(&sends, &receives).unwrap().1;
     for (peer, received) in peers.iter().rev().zip(received.chunks(3)) {
         for (expected, received) in tensors(*peer, rank).iter().zip(received) {
             assert_eq!(received.tensors().map(Owned::from).collect::<Vec<_>>(), *expected, "from rank {peer}");
@@ -286,8 +291,8 @@ struct Rounds {
     sent: usize,
 }
 
-impl gradsync::ops::send_recv::Passing<usize> for Rounds {
-    fn give(&self, to: usize, what: &usize) -> Result<Bundle<'_>> {
+impl gradsync::ops::send_recv::TransferHandler<usize> for Rounds {
+    fn send(&self, to: usize, what: &usize) -> Result<Bundle<'_>> {
         let _ = to;
         let tensor = self.given.iter().find(|tensor| tensor.bytes.len() == *what).expect("planned");
         Ok(bundle(std::slice::from_ref(tensor)))
@@ -297,13 +302,13 @@ impl gradsync::ops::send_recv::Passing<usize> for Rounds {
         Ok(Expected::known([(DataType::U8, vec![*what])]))
     }
 
-    fn take(&mut self, from: usize, what: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
+    fn received(&mut self, from: usize, what: &usize, tensors: gradsync::ops::send_recv::Received) -> Result<()> {
         assert_eq!(tensors.tensor(0).shape(), [*what]);
         self.taken.push((from, tensors.tensor(0).into()));
         Ok(())
     }
 
-    fn given(&mut self, to: usize, _: &usize) -> Result<()> {
+    fn sent(&mut self, to: usize, _: &usize) -> Result<()> {
         assert_ne!(to, self.rank);
         self.sent += 1;
         Ok(())
@@ -319,7 +324,7 @@ fn schedule(comm: &dyn Communicator) {
     };
     let mut work = Rounds { rank, given: tensors(rank), taken: Vec::new(), sent: 0 };
     let own: &RankSchedule<usize> = plan.rank(rank);
-    run_schedule(&comm, own, &mut work).unwrap();
+    run_schedule(&SendRecv::new(comm), own, &mut work).unwrap();
     assert_eq!(work.sent, 12);
     let expected: Vec<(usize, Owned)> = tensors(from).into_iter().map(|tensor| (from, tensor)).collect();
     assert_eq!(work.taken, expected);

@@ -15,7 +15,7 @@
 //! holds the magnitudes of the elements of `A`.
 
 use candle_core::{Device, Tensor, Var};
-use gradsync::comm::Communicator;
+use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{AllReduce, AllReduceGradient, HostTensor, Pipeline, TensorOp};
 use gradsync::{DType, Result};
 use gradsync_tests::inputs::vector;

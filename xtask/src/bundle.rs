@@ -1,6 +1,6 @@
 //! `cargo xtask bundle`: the GPU tier in a folder that runs where there is a GPU and no Rust.
 //!
-//! Release builds of the tests for one and for several GPUs, the bandwidth measurement, the program and xtask itself, as
+//! Release builds of the tests for one and for several GPUs, the program, the one that measures, and xtask itself, as
 //! one archive, and `run`, a POSIX shell script, which unpacks it; on demand an NCCL. Nothing is run here.
 
 mod fatbin;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
-    flags,
+    flags, perf,
     process::{Cmd, root, target},
     toolchain::{Need, Toolchain},
 };
@@ -85,23 +85,27 @@ type Build = fn() -> Result<PathBuf>;
 
 /// What is in the folder, and how it gets there.
 const BUILDS: [(&str, Build); 5] = [
-    ("gpu-tests", || executable(tests("test").args(["--release", "--test", "gpu"]), "gpu")),
+    ("gpu-tests", || executable(tests().args(["--test", "gpu"]), "gpu")),
     (MULTI_GPU, build_multi_gpu),
-    ("bandwidth", || executable(tests("bench").args(["--bench", "bandwidth"]), "bandwidth")),
-    ("gradsync", || {
-        let program = ["--package", "gradsync", "--features", "cuda", "--bin", "gradsync"];
-        executable(Cmd::cargo("build").arg("--release").args(program), "gradsync")
-    }),
+    (perf::PROGRAM, || release(perf::PROGRAM, perf::PROGRAM)),
+    ("gradsync", || release("gradsync-cli", "gradsync")),
     ("xtask", || executable(Cmd::cargo("build").args(["--release", "--package", "xtask", "--bin", "xtask"]), "xtask")),
 ];
 
 /// Builds the rank program of the multi-GPU tests, which needs an MPI here, and its libmpi where it runs.
 pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
-    executable(tests("test").args(["--features", "mpi", "--release", "--test", "multi_gpu"]), "multi_gpu")
+    let test = tests().args(["--features", "mpi", "--test", "multi_gpu"]);
+    executable(test, "multi_gpu")
 }
 
-fn tests(subcommand: &str) -> Cmd {
-    Cmd::cargo(subcommand).args(["--no-run", "--package", "gradsync-tests", "--features", "cuda"])
+fn tests() -> Cmd {
+    Cmd::cargo("test").args(["--no-run", "--release", "--package", "gradsync-tests", "--features", "cuda"])
+}
+
+/// Builds a program for GPUs.
+fn release(package: &str, program: &str) -> Result<PathBuf> {
+    let build = Cmd::cargo("build").args(["--release", "--package", package, "--features", "cuda"]);
+    executable(build, program)
 }
 
 /// Runs a cargo command that builds, and gives back the path of the named target's executable.

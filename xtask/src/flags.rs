@@ -1,6 +1,7 @@
 //! The whole command line of `cargo xtask`, and nothing that acts on it: each command's file adds `run` to its struct.
 
 use std::{
+    ffi::OsString,
     num::{NonZeroU64, NonZeroUsize},
     path::PathBuf,
 };
@@ -31,7 +32,9 @@ pub(crate) enum Command {
     Ptxas(Ptxas),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
-    /// Measure the standing set with `gradsync perf`, hold it to the goals, and write target/bench/report.html
+    /// Measure operations beside their baselines, as nccl-tests does; --help tells how
+    Perf(Perf),
+    /// Measure the standing set with `perf`, hold it to the goals, and write target/bench/report.html
     Bench(Bench),
 }
 
@@ -101,6 +104,8 @@ pub(crate) enum Stage {
     Ptxas,
     /// Clippy, for every feature set, warnings as errors
     Clippy,
+    /// device/ compiles against rust-cuda's own cuda_std, and our stand-ins have its signatures
+    Dialect,
     /// Documentation, warnings as errors
     Docs,
     /// Unit, property, rank and documentation tests
@@ -206,6 +211,19 @@ fn architecture(name: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("an architecture is called sm_90, for example, and not {name}"))
 }
 
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Perf {
+    #[command(flatten)]
+    pub(crate) setup: Setup,
+    /// Start it as so many processes of an MPI job on this machine
+    #[arg(long, value_name = "N")]
+    pub(crate) processes: Option<NonZeroUsize>,
+    /// What `gradsync-bench perf` takes
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<OsString>,
+}
+
 /// Whose Adasum there is to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
@@ -227,7 +245,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "PEER", value_enum, conflicts_with_all = ["only", "prebuilt", "within"])]
     pub(crate) peer: Option<Peer>,
     /// Measure this program instead of building one
-    #[arg(long, value_name = "GRADSYNC")]
+    #[arg(long, value_name = "GRADSYNC-BENCH")]
     pub(crate) program: Option<PathBuf>,
     /// Measure the program of this folder, which `cargo xtask bundle` made and its `./run --unpack` unpacked: needs neither Rust nor the sources
     #[arg(long, value_name = "FOLDER", conflicts_with = "program")]

@@ -10,6 +10,7 @@ mod flags;
 #[cfg(test)]
 mod forwarders;
 mod multi_gpu;
+mod perf;
 mod process;
 mod ptx;
 mod ptxas;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Ptx(flags) => flags.run(),
         Command::Ptxas(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
+        Command::Perf(flags) => flags.run(),
         Command::Bench(flags) => flags.run(),
     };
     match outcome {

@@ -54,8 +54,7 @@ impl flags::Ptx {
         if let Some(folder) = &self.copy_to {
             for arch in Arch::ALL {
                 let copy = folder.join(format!("gradsync_device.{}.ptx", arch.name()));
-                let path =
-                    PtxBuilder::new("device", &compiler).arch(arch).release(!self.debug).copy_to(copy).build()?;
+                let path = builder(&compiler, arch).release(!self.debug).copy_to(copy).build()?;
                 println!("wrote {}", path.display());
             }
             return Ok(());
@@ -117,13 +116,18 @@ fn folder() -> PathBuf {
     root().join("host/ptx")
 }
 
+/// How our kernels are built: everything is rounded as it is written.
+fn builder(compiler: &DeviceCompiler, arch: Arch) -> PtxBuilder<'_> {
+    PtxBuilder::new("device", compiler).arch(arch).fma_contraction(false)
+}
+
 /// Every file of PTX, by path relative to host/ptx, in memory; and the entry points in them.
 fn generate(compiler: &DeviceCompiler) -> Result<(Vec<EntryPoint>, BTreeMap<String, String>)> {
     println!("device compiler: {} (LLVM {}), {}", compiler.version, compiler.llvm, compiler.rustc.display());
     let mut files = BTreeMap::new();
     let mut entries: Option<Vec<EntryPoint>> = None;
     for arch in Arch::ALL {
-        let path = PtxBuilder::new("device", compiler).arch(arch).build()?;
+        let path = builder(compiler, arch).build()?;
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let module = Module::parse(&text).with_context(|| format!("in {}", path.display()))?;
         if module.entries.is_empty() {

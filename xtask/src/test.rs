@@ -41,12 +41,13 @@ struct Row {
 }
 
 impl Stage {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Fmt,
         Self::Tidy,
         Self::Ptx,
         Self::Ptxas,
         Self::Clippy,
+        Self::Dialect,
         Self::Docs,
         Self::Tests,
         Self::Mpi,
@@ -59,6 +60,7 @@ impl Stage {
     fn needs(self) -> &'static [Need] {
         match self {
             Self::Fmt => &[Need::Rustfmt],
+            Self::Dialect => &[Need::Clippy],
             Self::Ptx => &[Need::DeviceCompiler],
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
@@ -78,6 +80,7 @@ impl Stage {
             Self::Ptx => check_ptx(),
             Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
+            Self::Dialect => dialect(),
             Self::Docs => docs(),
             Self::Tests => tests(),
             Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
@@ -212,22 +215,27 @@ enum Links {
     Mpi,
 }
 
-/// Every feature set that somebody builds.
-const FEATURE_SETS: [(&[&str], Links); 7] = [
-    (&["--workspace", "--features", "gradsync-tests/prepared"], Links::Nothing),
-    (&["--package", "gradsync", "--no-default-features"], Links::Nothing),
-    (&["--package", "gradsync", "--features", "cuda"], Links::Nothing),
-    (&["--package", "gradsync-tests", "--features", "cuda,prepared"], Links::Nothing),
-    (&["--package", "gradsync-tests", "--features", "demo"], Links::Nothing),
-    (&["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"], Links::Mpi),
+/// Every feature set that somebody builds: of some packages, or of all members that have the features.
+const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
+    (&[], &["gradsync-tests/prepared"], Links::Nothing),
+    (&["gradsync"], &[], Links::Nothing),
+    (&["gradsync"], &["cuda"], Links::Nothing),
+    (&["gradsync-tests"], &["demo"], Links::Nothing),
     (
+        &[],
+        &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
+        Links::Nothing,
+    ),
+    (&[], &["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"], Links::Mpi),
+    (
+        &[],
         &[
-            "--package",
-            "gradsync",
-            "--package",
-            "gradsync-tests",
-            "--features",
-            "gradsync-tests/cuda,gradsync-tests/mpi",
+            "gradsync-tests/cuda",
+            "gradsync-tests/mpi",
+            "gradsync-cli/cuda",
+            "gradsync-cli/mpi",
+            "gradsync-bench/cuda",
+            "gradsync-bench/mpi",
         ],
         Links::Mpi,
     ),
@@ -236,8 +244,11 @@ const FEATURE_SETS: [(&[&str], Links); 7] = [
 fn clippy() -> Result<Outcome> {
     let has_mpi = toolchain::mpi::is_here();
     let mut left_out = 0;
-    for (features, links) in FEATURE_SETS {
-        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]).args(features).args(["--", "-Dwarnings"]);
+    for (packages, features, links) in FEATURE_SETS {
+        let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
+        let cmd = if packages.is_empty() { cmd.arg("--workspace") } else { cmd };
+        let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
+        let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
             Links::Mpi if has_mpi => cmd.run()?,
@@ -251,6 +262,17 @@ fn clippy() -> Result<Outcome> {
     }))
 }
 
+/// Kernels, for each kind of GPU, as a CPU's compiler sees them with rust-cuda's own `cuda_std` in the place of ours: names, types and safety.
+/// No code comes of that.
+fn dialect() -> Result<Outcome> {
+    for features in ["cuda_std", "cuda_std,sm_80"] {
+        let cmd =
+            Cmd::cargo("clippy").args(["--quiet", "--package", "gradsync-device", "--lib", "--features", features]);
+        cmd.args(["--", "-Dwarnings"]).run()?;
+    }
+    Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
+}
+
 fn docs() -> Result<Outcome> {
     let doc = |arguments: &[&str]| {
         Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
@@ -259,7 +281,7 @@ fn docs() -> Result<Outcome> {
     if toolchain::mpi::is_here() {
         doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
     }
-    passed(doc(&["--package", "gradsync-device"]).run())
+    passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
 fn tests() -> Result<Outcome> {
@@ -282,7 +304,7 @@ fn tests() -> Result<Outcome> {
 /// as everything else, which shares all dependencies, and kept elsewhere, because the next build overwrites it. Its library has the
 /// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
-    let build = Cmd::cargo("build").args(["--package", "gradsync", "--features", "cuda,nvtx", "--bin", "gradsync"]);
+    let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
     let built = bundle::executable(build, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;

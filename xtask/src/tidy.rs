@@ -5,19 +5,43 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::process::root;
+use crate::process::{Cmd, root};
 
-const MEMBERS: [&str; 4] = ["host", "device", "xtask", "tests"];
+/// The folders of the repository, in which all members of the workspace lie.
+const FOLDERS: [&str; 4] = ["host", "device", "xtask", "tests"];
+const MEMBERS: [&str; 6] = ["host", "host/cli", "device", "xtask", "tests", "tests/bench"];
 /// Beyond this, a file holds more than one thing. About 400 is the aim.
 const LONGEST: usize = 600;
+
+/// The rooms of the library, from the ground up: a room uses those before it, and none behind it.
+const ROOMS: [&str; 18] = [
+    "dtype", // the names of element types
+    "sys",   // CUDA and NCCL as they are in C
+    "nvtx",  // ranges for profilers
+    "call",  // operations with their arguments, as ranks compare them
+    "error",
+    "slice",     // elements of the host's memory
+    "plan",      // who holds and sends which elements, as pure functions
+    "driver",    // devices, queues and device memory
+    "memory",    // the host's memory and a GPU's as one type parameter
+    "buffer",    // many tensors in one arena
+    "kernels",   // arithmetic on one rank's memory
+    "bootstrap", // ranks find each other
+    "comm",      // collectives and their transports
+    "agreement", // ranks compare their calls
+    "groups",    // communicators of parallel groups
+    "ops",       // operations of a training loop
+    "train",     // whole steps
+    "docs",
+];
 
 /// Every source file of ours, with its path relative to the root and its text.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for member in MEMBERS {
-        visit(&root().join(member), &mut found);
+    for folder in FOLDERS {
+        visit(&root().join(folder), &mut found);
     }
-    assert!(found.len() > MEMBERS.len(), "found {} sources under {}", found.len(), root().display());
+    assert!(found.len() > FOLDERS.len(), "found {} sources under {}", found.len(), root().display());
     found
 }
 
@@ -88,6 +112,34 @@ fn files_stay_readable() {
     forbid(&long, &format!("files have at most {LONGEST} lines"));
 }
 
+/// The room of a source file of the library.
+fn room(path: &str) -> Option<&str> {
+    let inside = path.strip_prefix("host/src/")?;
+    let room = inside.split('/').next()?.trim_end_matches(".rs");
+    (room != "lib").then_some(room)
+}
+
+#[test]
+fn rooms_of_the_library_use_only_rooms_below_them() {
+    let floor = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let mut upward = Vec::new();
+    for (path, text) in sources() {
+        let Some(room) = room(&path) else { continue };
+        let own = floor(room).unwrap_or_else(|| panic!("{path}: {room} is no room of the list"));
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for (_, used) in code.match_indices("crate::").map(|(at, prefix)| code.split_at(at + prefix.len())) {
+                let used: String =
+                    used.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+                if floor(&used).is_some_and(|used| used > own) {
+                    upward.push(format!("{path}:{}: {room} uses {used}", index + 1));
+                }
+            }
+        }
+    }
+    forbid(&upward, "rooms depend downward only");
+}
+
 #[test]
 fn names_say_something() {
     let vague = ["base", "common", "util", "utils", "helpers", "misc"];
@@ -127,6 +179,26 @@ fn xtask_depends_on_no_crate_of_the_workspace() {
     let manifest = fs::read_to_string(root().join("xtask/Cargo.toml")).unwrap();
     let dependencies = manifest.lines().filter(|line| line.starts_with("gradsync") || line.contains("path ="));
     assert_eq!(dependencies.count(), 0, "xtask builds the workspace's crates, and must work while they do not compile");
+}
+
+/// Nobody who adds the library gets what only its programs need.
+#[test]
+fn the_library_depends_on_nothing_that_only_programs_need() {
+    let tree = |features: &[&str]| {
+        let arguments = ["--package", "gradsync", "--edges", "normal", "--prefix", "none", "--format", "{p}"];
+        Cmd::cargo("tree").args(arguments).args(features).quiet().read().unwrap()
+    };
+    let of_programs =
+        ["clap", "indicatif", "plotters", "safetensors", "serde_json", "signal-hook", "tempfile", "tracing-subscriber"];
+    let depends = |tree: &str, name: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
+    let plain = tree(&[]);
+    assert!(depends(&plain, "rayon"), "no tree of dependencies: {plain}");
+    let breaches: Vec<String> =
+        of_programs.into_iter().filter(|name| depends(&plain, name)).map(str::to_owned).collect();
+    forbid(&breaches, "gradsync depends on nothing that only its programs need");
+    assert!(plain == tree(&["--no-default-features"]), "no feature of gradsync is on by default");
+    let all = tree(&["--all-features"]);
+    assert!(!depends(&all, "clap"), "no feature of gradsync is for programs: {all}");
 }
 
 #[test]

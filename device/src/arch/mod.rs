@@ -1,7 +1,8 @@
-//! Everything that depends on the target: `nvptx` for the GPU, `host` for any CPU.
+//! What depends on the target, besides [`crate::dialect`]: `nvptx` for the GPU and `host` for any CPU offer the same conversions and
+//! [`multiply_add`]; `instructions` adds what a kernel needs of the GPU and `cuda_std` has not.
 //!
-//! A further device compiler would be a third file here. Both files offer the same conversions and [`multiply_add`]; the
-//! GPU's adds what a kernel needs of the machine. Nothing outside this folder contains an intrinsic or `asm!`.
+//! Nothing outside these two folders contains an intrinsic or `asm!`. Where a CPU's compiler checks the kernels against rust-cuda's crate, a
+//! `stand_in` takes the place of both.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod host;
@@ -11,4 +12,18 @@ pub(crate) use host::*;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
 #[cfg(target_arch = "nvptx64")]
-pub(crate) use nvptx::*;
+pub(crate) use self::nvptx::*;
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use core::arch::{asm, nvptx as intrinsics};
+
+#[cfg(all(feature = "cuda_std", not(target_arch = "nvptx64")))]
+mod stand_in;
+#[cfg(all(feature = "cuda_std", not(target_arch = "nvptx64")))]
+pub(crate) use stand_in::{asm, intrinsics};
+
+// On a CPU, a stand-in's panic ends the functions.
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
+#[cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
+mod instructions;
+#[cfg(any(target_arch = "nvptx64", feature = "cuda_std"))]
+pub(crate) use instructions::*;

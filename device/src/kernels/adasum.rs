@@ -11,8 +11,8 @@ use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
-    self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, combine_pair, product_index, products,
-    start_tree, tree_node, weights,
+    self, Coefficients, Criterion, LEVELS, Pair, Weights, coefficients, product_index, products, start_tree, tree_node,
+    weights,
 };
 use crate::math::precise::{self, NUMBERS, Product, SLICES, SUMS, Scales};
 use crate::math::wide::Wide;
@@ -340,11 +340,18 @@ pub(super) fn criterion(is_double: bool, is_short: u32) -> Criterion {
     }
 }
 
-kernel!("coefficients", LaunchBounds::LAYER, fn (
+/// The layer that this thread is for.
+#[inline(always)]
+fn layer_of_thread() -> u64 {
+    // As `thread::index_1d`, whose 32 bits are too few for all grids.
+    thread::block_idx_x() as u64 * thread::block_dim_x() as u64 + thread::thread_idx_x() as u64
+}
+
+kernel!(["coefficients"], LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, gram: *const f64, layers: u64, world_size: u64,
     is_double: u64,
 ) {
-    let layer = thread::index_1d() as usize;
+    let layer = layer_of_thread() as usize;
     let ranks = world_size as usize;
     if layer as u64 >= layers {
         return;
@@ -388,11 +395,11 @@ unsafe fn set_pair<T: Exact>(
     }
 }
 
-kernel!("combine_pair", LaunchBounds::LAYER, fn (
+kernel!(["combine_pair"], LaunchBounds::LAYER, fn (
     out: *mut f64, tree: *mut f64, cancelled: *const u32, sums: *const f64, layers: u64, world_size: u64,
     begin: u64, middle: u64, end: u64, is_double: u64,
 ) {
-    let layer = thread::index_1d();
+    let layer = layer_of_thread();
     if layer >= layers || *cancelled.add(layer as usize) == 0 {
         return;
     }
@@ -403,12 +410,12 @@ kernel!("combine_pair", LaunchBounds::LAYER, fn (
     } else {
         set_pair::<f64>(sums, row, layer as usize, pair, world_size as usize)
     };
-    combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
+    adasum::combine_pair(&mut LayerWeights(out.add((layer * world_size) as usize)), pair, both);
 });
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("tree_dots_", $name), LaunchBounds::TREE_DOTS, fn (
+        kernel!(["tree_dots_" $name], LaunchBounds::TREE_DOTS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
@@ -432,7 +439,7 @@ for_each_dtype!(of_dtype);
 
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
-        kernel!(concat!("tree_combine_", $from, "_", $to), LaunchBounds::TREE, fn (
+        kernel!(["tree_combine_" $from "_" $to], LaunchBounds::TREE, fn (
             destination: *mut $D, table: *const *const $S, world_size: u64, tree: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {

@@ -3,12 +3,12 @@
 
 use super::kernel;
 use crate::abi::{LaunchBounds, SWEEP_TILE_BYTES, SWEEP_UNROLL, THREADS, VECTOR_BYTES, WARP};
-use crate::{memory, thread, warp};
+use crate::{lanes, memory, thread, warp};
 
-kernel!("empty", LaunchBounds::STREAM, fn () {});
+kernel!(["empty"], LaunchBounds::STREAM, fn () {});
 
 // The exclusive or of the 32-bit words that each warp reads goes to `sums[block][warp]`.
-kernel!("sweep", LaunchBounds::STREAM, fn (sums: *mut u32, source: *const u32, bytes: u64) {
+kernel!(["sweep"], LaunchBounds::STREAM, fn (sums: *mut u32, source: *const u32, bytes: u64) {
     const WORDS: usize = VECTOR_BYTES / size_of::<u32>();
     let block = thread::block_idx_x() as u64;
     let (begin, thread) = (block * SWEEP_TILE_BYTES as u64, thread::thread_idx_x() as usize);
@@ -28,7 +28,7 @@ kernel!("sweep", LaunchBounds::STREAM, fn (sums: *mut u32, source: *const u32, b
             word += THREADS as u64;
         }
     }
-    let sum = warp::exclusive_or(sum);
+    let sum = lanes::exclusive_or(sum);
     if warp::lane_id() == 0 {
         sums.add((block * (THREADS / WARP) as u64) as usize + thread / WARP as usize).write(sum);
     }

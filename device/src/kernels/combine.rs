@@ -216,7 +216,7 @@ macro_rules! from_to {
         from_to!($from $S $to $D "" COMBINE: combine::<$S, $D, N, U, { group(<$S>::DTYPE) }>);
     };
     ($from:literal $S:ident $to:literal $D:ident $suffix:literal $bounds:ident: $combine:path) => {
-        kernel!(concat!("combine_", $from, "_", $to, $suffix), LaunchBounds::$bounds, fn (
+        kernel!(["combine_" $from "_" $to $suffix], LaunchBounds::$bounds, fn (
             destination: *mut $D, table: *const *const $S, count: u64, weights: *const f64, cancelled: *const u32,
             spans: *const Span, span_count: u64, chunk_len: u64,
         ) {

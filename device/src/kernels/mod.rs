@@ -37,18 +37,19 @@ macro_rules! for_each_dtype {
     };
 }
 
-/// An entry point, after rust-cuda's `#[kernel]`: unmangled under the given name, with the PTX kernel convention and launch bounds.
+/// An entry point under the name that the pieces make, with launch bounds.
 macro_rules! kernel {
-    ($name:expr, $bounds:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
+    ([$($name:literal)+], $bounds:expr, fn ($($parameter:ident: $type:ty),* $(,)?) $body:block) => {
         const _: () = {
-            #[unsafe(export_name = $name)]
-            unsafe extern "ptx-kernel" fn kernel($($parameter: $type),*) {
-                const BOUNDS: crate::abi::LaunchBounds = $bounds;
-                crate::thread::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }, { BOUNDS.unroll as u32 }>();
-                // SAFETY: the launch keeps the contract of this module's header.
-                #[allow(unused_unsafe)] // a kernel may do nothing
-                unsafe {
-                    $body
+            crate::dialect::entry! {
+                [$($name)+] ($($parameter: $type),*) {
+                    const BOUNDS: crate::abi::LaunchBounds = $bounds;
+                    crate::arch::launch_bounds::<{ BOUNDS.threads }, { BOUNDS.blocks }, { BOUNDS.unroll as u32 }>();
+                    #[allow(unused_unsafe)] // a kernel may do nothing
+                    // SAFETY: the launch keeps the contract of this module's header.
+                    unsafe {
+                        $body
+                    }
                 }
             }
         };

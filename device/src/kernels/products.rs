@@ -9,9 +9,9 @@ use crate::half::{BF16, F16};
 use crate::math::adasum::{product_index, products};
 use crate::math::{Element, elementwise};
 use crate::reduce::{self, Reduction};
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 use crate::shared::Staging;
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 use crate::{memory, thread};
 
 /// Vectors `first..first + W` of the table; those past `count` repeat the first, which costs no memory traffic.
@@ -89,7 +89,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
 ///
 /// The tensor cores' `mma.m8n8k4`, two sums a lane, would need neither; on an H200 it gives 0.97 of a read-only sweep in f32 where this gives
 /// 0.98, and in bf16 0.77 where this gives 0.96.
-#[cfg(gradsync_sm = "80")]
+#[cfg(feature = "sm_80")]
 #[inline(always)]
 unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(
     vectors: [*const T; 8],
@@ -144,7 +144,7 @@ unsafe fn multiply_eight<T: Element, const N: usize, const K: usize>(
 
 macro_rules! gram {
     ($name:literal $T:ident $width:literal $suffix:literal, $bounds:expr, $multiply:expr) => {
-        kernel!(concat!("gram_", $name, $suffix), $bounds, fn (
+        kernel!(["gram_" $name $suffix], $bounds, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, first: u64, count: u64, world_size: u64,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
@@ -161,7 +161,7 @@ macro_rules! gram {
 
 macro_rules! of_dtype {
     ($name:literal $T:ident) => {
-        kernel!(concat!("squared_norms_", $name), LaunchBounds::REDUCE, fn (
+        kernel!(["squared_norms_" $name], LaunchBounds::REDUCE, fn (
             partials: *mut f64, totals: *mut f64, source: *const $T,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
@@ -169,7 +169,7 @@ macro_rules! of_dtype {
             let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
             reduction.run(1, Some, |_| true, |chunk| multiply::<$T, 1, N, 1, 8>([source], chunk))
         });
-        kernel!(concat!("dots_", $name), LaunchBounds::REDUCE, fn (
+        kernel!(["dots_" $name], LaunchBounds::REDUCE, fn (
             partials: *mut f64, totals: *mut f64, a: *const $T, b: *const $T,
             spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {
@@ -183,11 +183,11 @@ macro_rules! of_dtype {
         });
         gram!($name $T 2 "_p2", LaunchBounds::REDUCE, multiply::<$T, 2, { gram_vector_len(<$T>::DTYPE, 2) }, { products(2) }, 4>);
         gram!($name $T 4 "_p4", LaunchBounds::GRAM_OF_FOUR, multiply::<$T, 4, { gram_vector_len(<$T>::DTYPE, 4) }, { products(4) }, 2>);
-        #[cfg(gradsync_sm = "80")]
+        #[cfg(feature = "sm_80")]
         gram!($name $T 8 "_p8", LaunchBounds::GRAM_OF_EIGHT, multiply_eight::<$T, { vector_len(<$T>::DTYPE, DType::F16) }, { products(8) }>);
-        #[cfg(not(gradsync_sm = "80"))]
+        #[cfg(not(feature = "sm_80"))]
         gram!($name $T 8 "_p8", LaunchBounds::GRAM_OF_EIGHT, multiply::<$T, 8, { gram_vector_len(<$T>::DTYPE, 8) }, { products(8) }, 1>);
-        kernel!(concat!("gram_cross_", $name), LaunchBounds::GRAM_CROSS, fn (
+        kernel!(["gram_cross_" $name], LaunchBounds::GRAM_CROSS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, left: u64, left_count: u64, right: u64,
             right_count: u64, world_size: u64, spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
         ) {

@@ -73,20 +73,20 @@ unsafe fn update_piece<D: Element, S: Element, const N: usize, const U: usize>(
 
 macro_rules! from_to {
     ($from:literal $S:ident $to:literal $D:ident) => {
-        kernel!(concat!("cast_", $from, "_", $to), LaunchBounds::STREAM, fn (destination: *mut $D, source: *const $S, len: u64) {
+        kernel!(["cast_" $from "_" $to], LaunchBounds::STREAM, fn (destination: *mut $D, source: *const $S, len: u64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
             update::<$D, $S, N, U>(destination, source, len, thread::block_idx_x() as u64, formula)
         });
-        kernel!(concat!("scale_", $from, "_", $to), LaunchBounds::STREAM,
+        kernel!(["scale_" $from "_" $to], LaunchBounds::STREAM,
             fn (destination: *mut $D, source: *const $S, len: u64, factor: f64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::scale::<$S, $D>(value, factor);
             update::<$D, $S, N, U>(destination, source, len, thread::block_idx_x() as u64, formula)
         });
-        kernel!(concat!("cast_segments_", $from, "_", $to), LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+        kernel!(["cast_segments_" $from "_" $to], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
             const N: usize = vector_len(<$D>::DTYPE, <$S>::DTYPE);
             const U: usize = stream_unroll(<$D>::DTYPE, <$S>::DTYPE);
             let formula = |_: $D, value: $S| elementwise::cast::<$S, $D>(value);
@@ -98,13 +98,13 @@ for_each_pair!(from_to);
 
 macro_rules! sum_value {
     ($sum:literal $T:ident $value:literal $G:ident) => {
-        kernel!(concat!("accumulate_", $sum, "_", $value), LaunchBounds::STREAM,
+        kernel!(["accumulate_" $sum "_" $value], LaunchBounds::STREAM,
             fn (sum: *mut $T, value: *const $G, len: u64) {
             const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
             const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
             update::<$T, $G, N, U>(sum, value, len, thread::block_idx_x() as u64, elementwise::accumulate::<$T, $G>)
         });
-        kernel!(concat!("accumulate_segments_", $sum, "_", $value), LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+        kernel!(["accumulate_segments_" $sum "_" $value], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
             const N: usize = vector_len(<$T>::DTYPE, <$G>::DTYPE);
             const U: usize = stream_unroll(<$T>::DTYPE, <$G>::DTYPE);
             update_piece::<$T, $G, N, U>(pieces, count, elementwise::accumulate::<$T, $G>)
@@ -134,7 +134,7 @@ unsafe fn check_finite<T: Element, const N: usize>(flag: *mut u32, source: *cons
 
 macro_rules! finite {
     ($name:literal $T:ident) => {
-        kernel!(concat!("all_finite_", $name), LaunchBounds::REDUCE, fn (flag: *mut u32, source: *const $T, len: u64) {
+        kernel!(["all_finite_" $name], LaunchBounds::REDUCE, fn (flag: *mut u32, source: *const $T, len: u64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             check_finite::<$T, N>(flag, source, len)
         });

@@ -29,11 +29,11 @@ unsafe fn clear(destination: u64, bytes: u64, tile: u64) {
     }
 }
 
-kernel!("zero", LaunchBounds::STREAM, fn (destination: u64, bytes: u64) {
+kernel!(["zero"], LaunchBounds::STREAM, fn (destination: u64, bytes: u64) {
     clear(destination, bytes, thread::block_idx_x() as u64)
 });
 
-kernel!("zero_segments", LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
+kernel!(["zero_segments"], LaunchBounds::STREAM, fn (pieces: *const Piece, count: u64) {
     let block = thread::block_idx_x() as u64;
     let row = reduce::row_of_block(count, block, |row| (*pieces.add(row as usize)).first_block);
     let piece = *pieces.add(row as usize);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{LINGER, Outbox, Threads, drain};
-use super::error::BootstrapError;
+use super::endpoint::Endpoint;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
 use super::handshake::{self, Identity};
@@ -16,8 +16,8 @@ use super::hosts::{self, Names};
 use super::member::Member;
 use super::message::{Event, Network, Request};
 use super::seal::{Seal, Session};
-use super::seat::Seat;
 use super::secret::Secret;
+use crate::error::BootstrapError;
 
 /// How long one attempt to connect may take, and one handshake.
 const ATTEMPT_TIME: Duration = Duration::from_secs(5);
@@ -182,10 +182,10 @@ fn enter(
     secret: Secret,
     network: Network,
 ) -> io::Result<Member> {
-    let seat = Arc::new(Seat::new(applicant.rank, applicant.world_size, true));
+    let endpoint = Arc::new(Endpoint::new(applicant.rank, applicant.world_size, true));
     let threads = Arc::new(Threads::default());
     let outbox = Outbox::start(&socket, session.outgoing, &threads)?;
-    let (reading, answers, events) = (socket.clone(), outbox.clone(), seat.clone());
+    let (reading, answers, events) = (socket.clone(), outbox.clone(), endpoint.clone());
     let read = move || {
         listen(&reading, session.incoming, &answers, &events);
         // A member that is never told of this would keep the writing thread.
@@ -195,29 +195,29 @@ fn enter(
         outbox.close();
         return Err(error);
     }
-    Ok(Member::there(Link { outbox, socket, secret, threads }, seat, network))
+    Ok(Member::remote(Link { outbox, socket, secret, threads }, endpoint, network))
 }
 
 /// Takes events until the connection ends.
-fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, seat: &Seat) {
+fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpoint) {
     let mut socket = BufReader::new(socket);
     loop {
         match seal.read(&mut socket, FRAME_LIMIT) {
             Ok(Event::Probe { inquiry }) => {
-                answers.send(&Request::Progress { inquiry, sequence: seat.recorder.sequence() });
+                answers.send(&Request::Progress { inquiry, sequence: endpoint.recorder.sequence() });
             }
-            Ok(event) => seat.deliver(event),
+            Ok(event) => endpoint.deliver(event),
             Err(error) => {
                 if error.kind() == io::ErrorKind::InvalidData {
-                    tracing::warn!(%error, rank = seat.rank(), "the connection to rank 0 is given up");
+                    tracing::warn!(%error, rank = endpoint.rank(), "the connection to rank 0 is given up");
                 }
-                return seat.disconnected();
+                return endpoint.disconnected();
             }
         }
     }
 }
 
-/// A member's connection to the hub.
+/// A member's connection to the coordinator.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) outbox: Outbox,

@@ -1,9 +1,9 @@
-//! [`Launch`]: what the launcher that started this process says about it, in variables of the environment.
+//! [`Launch`]: the rank and the world size of this process, from its launcher's environment variables.
 //!
-//! Launchers' variables are read and compared, never guessed: where two launchers disagree, nobody can tell which of
+//! Launchers' variables are read and compared, never guessed: where two launchers disagree, it is unknown which of
 //! them started this process.
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::Result;
 
 /// The variables of one launcher.
@@ -15,7 +15,7 @@ struct Family {
 }
 
 const FAMILIES: [Family; 4] = [
-    // torchrun, and whoever sets the same for it
+    // torchrun, and launchers that set the same variables
     Family {
         rank: "RANK",
         world_size: "WORLD_SIZE",
@@ -53,10 +53,10 @@ struct Setting {
     value: usize,
 }
 
-/// What a family that is present says: rank, world size, local rank, local world size.
+/// The variables of one family: rank, world size, local rank, local world size.
 type Settings = [Option<Setting>; 4];
 
-/// What this process knows of its group from whoever launched it.
+/// The place of this process in its group, as its launcher has set it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launch {
@@ -64,11 +64,11 @@ pub struct Launch {
     pub rank: usize,
     /// How many ranks there are.
     pub world_size: usize,
-    /// The number of this rank among those of its machine.
+    /// The number of this rank among the ranks of its machine.
     pub local_rank: Option<usize>,
     /// How many ranks this machine has.
     pub local_world_size: Option<usize>,
-    /// Where rank 0 is to listen: `MASTER_ADDR` and `MASTER_PORT`.
+    /// The address on which rank 0 is to listen: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
 }
 
@@ -86,14 +86,14 @@ impl Launch {
     ///
     /// # Errors
     /// [`BootstrapError::NoLauncher`] if none is set; [`BootstrapError::MissingVariable`] for one half of a pair,
-    /// [`BootstrapError::InvalidVariable`] for what is no number or out of range, and
+    /// [`BootstrapError::InvalidVariable`] for a value that is no number or out of range, and
     /// [`BootstrapError::ConflictingVariables`] if launchers disagree, as inside the shell of an outer Slurm job.
     pub fn from_env() -> Result<Self> {
-        // What is no Unicode is no number either, and is refused as such.
+        // A value that is not Unicode is no number either, and is refused as such.
         Launch::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// As [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
+    /// Like [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -153,7 +153,7 @@ fn read(family: &Family, variable: &impl Fn(&str) -> Option<String>) -> Result<O
     }
 }
 
-/// What two families say together, if they do not contradict each other.
+/// Merges the settings of two families, if they do not contradict each other.
 fn agree(earlier: &Settings, later: &Settings, family: &Family) -> Result<Settings, BootstrapError> {
     let mut both = *earlier;
     for (left, right) in both.iter_mut().zip(later) {

@@ -11,11 +11,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::client::Invitation;
-use super::error::BootstrapError;
 use super::frame::decode;
 use super::hosts;
 use super::secret::Secret;
 use super::trust::{self, Refusal};
+use crate::error::BootstrapError;
 
 /// What the file begins with; another version's is as good as none.
 const MAGIC: &[u8] = b"gradsync rendezvous 2\n";

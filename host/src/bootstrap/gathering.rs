@@ -1,15 +1,15 @@
-//! Who has joined, until all have: then the hub begins.
+//! The gathering of a group: the ranks that have joined, until all have and the coordinator starts.
 //!
-//! Threads of rank 0's process arrive here by calls, others through the threads that serve their connections. It admits
-//! and refuses; it never looks at secrets, which are proven before.
+//! Threads of rank 0's process arrive here by calls, other ranks through the threads that serve their connections. Ranks are admitted
+//! or refused here; secrets are proven before.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::{BootstrapError, Strangers};
-use super::hub::{Hub, Place, Violation};
+use super::coordinator::{Coordinator, Route, Violation};
 use super::message::{Event, Network, Request};
+use crate::error::{BootstrapError, Strangers};
 
 /// A rank that asks to join.
 #[derive(Clone, Copy, Debug)]
@@ -18,27 +18,27 @@ pub(super) struct Applicant {
     pub(super) world_size: usize,
     pub(super) generation: u64,
     pub(super) deadline: Duration,
-    /// When the deadline passes; `None` if the clock does not reach that far.
+    /// The time at which the deadline passes; `None` if the clock cannot represent it.
     pub(super) end: Option<Instant>,
 }
 
 impl Applicant {
-    /// How much of the deadline is left, if it ends at all.
+    /// The time left until the deadline, if there is one.
     pub(super) fn left(&self) -> Option<Duration> {
         self.end.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// The part of `time` that is left.
+    /// `time`, limited by the time left.
     pub(super) fn at_most(&self, time: Duration) -> Duration {
         self.left().map_or(time, |left| left.min(time))
     }
 }
 
-/// A rank that has come.
+/// A rank that has arrived.
 #[derive(Debug)]
 struct Arrival {
-    place: Place,
-    /// Where its connection came from.
+    route: Route,
+    /// The origin of its connection.
     address: Option<IpAddr>,
 }
 
@@ -46,14 +46,14 @@ struct Arrival {
 struct State {
     arrivals: Vec<Option<Arrival>>,
     strangers: Strangers,
-    outcome: Option<Result<Arc<Hub>, BootstrapError>>,
+    outcome: Option<Result<Arc<Coordinator>, BootstrapError>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Gathering {
     world_size: usize,
     generation: u64,
-    /// The loopback address that the group keeps to, if it does.
+    /// The loopback address that the group is confined to, if it is.
     loopback: Option<IpAddr>,
     state: Mutex<State>,
     changed: Condvar,
@@ -66,7 +66,7 @@ impl Gathering {
         Gathering { world_size, generation, loopback, state, changed: Condvar::new() }
     }
 
-    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,19 +76,19 @@ impl Gathering {
         self.lock().outcome.is_some()
     }
 
-    /// The hub, once all have joined.
-    pub(super) fn hub(&self) -> Option<Arc<Hub>> {
+    /// The coordinator, once all have joined.
+    pub(super) fn coordinator(&self) -> Option<Arc<Coordinator>> {
         self.lock().outcome.clone()?.ok()
     }
 
-    /// A rank has come. The last one starts the hub.
+    /// Admits a rank. The last one starts the coordinator.
     ///
     /// # Errors
-    /// Whatever it is refused for. Of another world size, nobody can join any more.
+    /// The reason for which the rank is refused. A rank with another world size fails the whole gathering.
     pub(super) fn arrive(
         &self,
         (rank, world_size, generation): (usize, usize, u64),
-        place: Place,
+        route: Route,
         address: Option<IpAddr>,
     ) -> Result<(), BootstrapError> {
         let mut state = self.lock();
@@ -113,19 +113,19 @@ impl Gathering {
         if slot.is_some() {
             return Err(BootstrapError::DuplicateRank { rank });
         }
-        *slot = Some(Arrival { place, address });
+        *slot = Some(Arrival { route, address });
         if state.arrivals.iter().all(Option::is_some) {
-            let (places, addresses) =
-                state.arrivals.drain(..).flatten().map(|arrival| (arrival.place, arrival.address)).unzip();
-            let hub = Hub::new(places, Network { loopback: self.loopback, addresses });
-            state.outcome = Some(Ok(Arc::new(hub)));
+            let (routes, addresses) =
+                state.arrivals.drain(..).flatten().map(|arrival| (arrival.route, arrival.address)).unzip();
+            let coordinator = Coordinator::new(routes, Network { loopback: self.loopback, addresses });
+            state.outcome = Some(Ok(Arc::new(coordinator)));
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Waits for the others; the first deadline that passes ends it for all who have come.
-    pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Hub>, BootstrapError> {
+    /// Waits for the other ranks; the first deadline that passes ends the gathering for all ranks that have arrived.
+    pub(super) fn wait(&self, applicant: &Applicant) -> Result<Arc<Coordinator>, BootstrapError> {
         let mut state = self.lock();
         loop {
             if let Some(outcome) = &state.outcome {
@@ -142,10 +142,10 @@ impl Gathering {
         }
     }
 
-    /// What a rank at the other end of a connection asks for.
+    /// Handles a request of a rank at the other end of a connection.
     ///
     /// # Errors
-    /// [`Violation`] for what no rank asks for before all have joined.
+    /// [`Violation`] for a request that no rank makes before all have joined.
     pub(super) fn receive(&self, request: &Request) -> Result<(), Violation> {
         let mut state = self.lock();
         match request {
@@ -156,14 +156,14 @@ impl Gathering {
         Ok(())
     }
 
-    /// The connection to a rank broke; it may come again until all have joined.
+    /// The connection to a rank broke; the rank may join again until all have joined.
     pub(super) fn lost(&self, rank: usize) {
         if let Some(arrival) = self.lock().arrivals.get_mut(rank) {
             *arrival = None;
         }
     }
 
-    /// Somebody has come who proved no secret. Returns how many there have been.
+    /// Counts a connection that proved no secret. Returns how many there have been.
     pub(super) fn turn_away(&self, origin: SocketAddr, reason: String) -> u64 {
         let strangers = &mut self.lock().strangers;
         *strangers = Strangers { connections: strangers.connections + 1, last: origin.to_string(), reason };
@@ -179,10 +179,10 @@ impl Gathering {
         if state.outcome.is_some() {
             return;
         }
-        let places: Vec<Place> = state.arrivals.drain(..).flatten().map(|arrival| arrival.place).collect();
-        Place::tell_all(&places, || Event::Refused(error.clone()));
-        for place in &places {
-            if let Place::There(outbox) = place {
+        let routes: Vec<Route> = state.arrivals.drain(..).flatten().map(|arrival| arrival.route).collect();
+        Route::tell_all(&routes, || Event::Refused(error.clone()));
+        for route in &routes {
+            if let Route::Remote(outbox) = route {
                 outbox.close();
             }
         }
@@ -194,11 +194,11 @@ impl Gathering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::seat::Seat;
+    use crate::bootstrap::endpoint::Endpoint;
 
     fn arrive(gathering: &Gathering, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
-        let place = Place::Here(Arc::new(Seat::new(rank, world_size, false)));
-        gathering.arrive((rank, world_size, generation), place, None)
+        let route = Route::Local(Arc::new(Endpoint::new(rank, world_size, false)));
+        gathering.arrive((rank, world_size, generation), route, None)
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(arrive(&gathering, 0, 3, 6), Err(expected), "of another generation, nothing else matters");
         assert!(!gathering.is_over());
         assert_eq!(arrive(&gathering, 0, 2, 7), Ok(()));
-        assert!(gathering.hub().is_some());
+        assert!(gathering.coordinator().is_some());
         assert_eq!(arrive(&gathering, 0, 2, 7), Err(BootstrapError::DuplicateRank { rank: 0 }));
     }
 

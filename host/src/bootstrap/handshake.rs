@@ -15,14 +15,15 @@ use std::io::{self, ErrorKind, Read, Write};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-use super::error::BootstrapError;
 use super::seal::{Seal, Session, TAG};
 use super::secret::{Secret, random};
+use crate::error::BootstrapError;
 
 /// What every conversation begins with.
 const MAGIC: [u8; 8] = *b"gradsync";
-/// Ranks of different versions do not understand each other, nor try.
-const VERSION: u32 = 2;
+/// Ranks of different versions do not understand each other, nor try. It goes up with every change of what they say, which is also what
+/// [`Call`](crate::Call), operations and errors look like as bytes.
+pub(super) const VERSION: u32 = 3;
 
 /// The magic, the version and a nonce.
 const GREETING: usize = 44;
@@ -97,7 +98,7 @@ impl Challenge {
         }
         let (greeting, proven) = self.answer.split_at(GREETING);
         let (identity, proof) = proven.split_at(IDENTITY);
-        let mut session = session(secret, Side::Hub, (nonce(greeting), self.nonce));
+        let mut session = session(secret, Side::Coordinator, (nonce(greeting), self.nonce));
         if !session.incoming.fits(identity, &fixed(proof)) {
             connection.write_all(&[0; TAG])?;
             return Err(HandshakeError::Secret);
@@ -150,22 +151,22 @@ impl Identity {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Joining,
-    Hub,
+    Coordinator,
 }
 
 /// The keys of a conversation.
-fn session(secret: &Secret, side: Side, (joining, hub): (Nonce, Nonce)) -> Session {
-    let keys = Hkdf::<Sha256>::new(Some(&[joining, hub].concat()), secret.bytes());
+fn session(secret: &Secret, side: Side, (joining, coordinator): (Nonce, Nonce)) -> Session {
+    let keys = Hkdf::<Sha256>::new(Some(&[joining, coordinator].concat()), secret.bytes());
     let seal = |name: &[u8]| {
         let mut key = [0; 32];
         let context: [&[u8]; 3] = [&MAGIC, &VERSION.to_le_bytes(), name];
         keys.expand_multi_info(&context, &mut key).expect("HKDF makes keys of 32 bytes");
         Seal::new(&key)
     };
-    let (joining, hub) = (seal(b"joining rank"), seal(b"rank 0"));
+    let (joining, coordinator) = (seal(b"joining rank"), seal(b"rank 0"));
     match side {
-        Side::Joining => Session { outgoing: joining, incoming: hub },
-        Side::Hub => Session { outgoing: hub, incoming: joining },
+        Side::Joining => Session { outgoing: joining, incoming: coordinator },
+        Side::Coordinator => Session { outgoing: coordinator, incoming: joining },
     }
 }
 
@@ -215,32 +216,32 @@ mod tests {
     }
 
     /// Runs rank 0's side and another over a connection.
-    fn with_hub<T>(
+    fn with_coordinator<T>(
         joining: impl FnOnce(&mut TcpStream) -> T,
     ) -> (Result<Option<(Identity, Session)>, HandshakeError>, T) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
-            let hub = scope.spawn(move || {
+            let coordinator = scope.spawn(move || {
                 let mut connection = listener.accept().unwrap().0;
                 let mut challenge = Challenge::new().unwrap();
                 connection.write_all(&challenge.greeting()).unwrap();
                 challenge.hear(&mut connection, &secret(1))
             });
             let joining = joining(&mut TcpStream::connect(address).unwrap());
-            (hub.join().unwrap(), joining)
+            (coordinator.join().unwrap(), joining)
         })
     }
 
     #[test]
     fn both_sides_are_convinced_by_the_same_secret_only() {
-        let (hub, joining) = with_hub(|connection| introduce(connection, &secret(1), IDENTITY));
-        let ((identity, mut hub), mut joining) = (hub.unwrap().unwrap(), joining.unwrap());
+        let (coordinator, joining) = with_coordinator(|connection| introduce(connection, &secret(1), IDENTITY));
+        let ((identity, mut coordinator), mut joining) = (coordinator.unwrap().unwrap(), joining.unwrap());
         assert_eq!(identity, IDENTITY);
-        assert!(hub.incoming.fits(b"to rank 0", &joining.outgoing.tag(b"to rank 0")));
-        assert!(joining.incoming.fits(b"from rank 0", &hub.outgoing.tag(b"from rank 0")));
-        let (hub, joining) = with_hub(|connection| introduce(connection, &secret(2), IDENTITY));
-        assert!(matches!(hub, Err(HandshakeError::Secret)) && matches!(joining, Err(HandshakeError::Secret)));
+        assert!(coordinator.incoming.fits(b"to rank 0", &joining.outgoing.tag(b"to rank 0")));
+        assert!(joining.incoming.fits(b"from rank 0", &coordinator.outgoing.tag(b"from rank 0")));
+        let (coordinator, joining) = with_coordinator(|connection| introduce(connection, &secret(2), IDENTITY));
+        assert!(matches!(coordinator, Err(HandshakeError::Secret)) && matches!(joining, Err(HandshakeError::Secret)));
     }
 
     /// Whatever is altered on the way to rank 0, and an answer to another greeting, is no proof.
@@ -261,18 +262,18 @@ mod tests {
                 self.0.flush()
             }
         }
-        let (_, answer) = with_hub(|connection| {
+        let (_, answer) = with_coordinator(|connection| {
             let mut recorder = Recorder(connection, Vec::new());
             introduce(&mut recorder, &secret(1), IDENTITY).unwrap();
             recorder.1
         });
         assert_eq!(answer.len(), ANSWER);
-        let (hub, refusal) = with_hub(|connection| {
+        let (coordinator, refusal) = with_coordinator(|connection| {
             connection.write_all(&answer).unwrap();
             let _: [u8; GREETING] = read(connection).unwrap();
             read::<TAG>(connection).unwrap()
         });
-        assert!(matches!(hub, Err(HandshakeError::Secret)), "an answer was taken a second time");
+        assert!(matches!(coordinator, Err(HandshakeError::Secret)), "an answer was taken a second time");
         assert_eq!(refusal, [0; TAG], "a stranger was given something to guess the secret from");
         for index in NONCE_AT..ANSWER {
             let mut challenge = Challenge::new().unwrap();

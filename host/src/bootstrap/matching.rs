@@ -1,11 +1,10 @@
-//! Which posts fit together: what [`Member::agree`](super::Member::agree) decides, as a pure state machine.
+//! The matching of posts, for [`Member::agree`](super::Member::agree), as a pure state machine.
 //!
-//! Posts go in; releases and mismatches come out. Nothing here knows of time, threads, connections or ranks that are
-//! gone.
+//! Posts go in; releases and mismatches come out. Nothing here knows of time, threads, connections or departed ranks.
 //!
 //! A rank has at most one post at a time, and each of its calls must find a counterpart in another rank's post while
-//! both are waiting. So a post that has found all it can waits for *further* posts of certain ranks, and for each of
-//! them: the ranks wait for each other as the nodes of a graph, and a cycle in it can never end. A new cycle leads
+//! both are waiting. So an incomplete post waits for *further* posts of certain ranks, and for each of
+//! them: these waits are the edges of a graph of the ranks, and posts on a cycle can never complete. A new cycle leads
 //! through the newest post.
 
 #[cfg(test)]
@@ -15,24 +14,24 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::{Call, CommError, Operation};
 
-/// Calls that have not found their counterparts, by the rank which must make them, in order.
-type Unmet = BTreeMap<usize, VecDeque<Call>>;
+/// Calls without a counterpart yet, in order, by the rank that has to make the counterpart.
+type Unmatched = BTreeMap<usize, VecDeque<Call>>;
 
-/// What a rank waits in.
+/// The post that a rank waits in.
 #[derive(Debug)]
 struct Post {
-    /// What errors call it: what its first call is, or is a step of.
+    /// Its name in errors: the operation of its first call, or the operation of which this call is a step.
     operation: Operation,
     /// Its collectives, in order; none are left once every rank's post has the same.
     collectives: Vec<Call>,
-    sends: Unmet,
-    receives: Unmet,
+    sends: Unmatched,
+    receives: Unmatched,
 }
 
 impl Post {
     fn new(calls: &[Call]) -> Self {
         let operation = calls.first().map_or(Operation::Exchange, Call::called);
-        let mut post = Post { operation, collectives: Vec::new(), sends: Unmet::new(), receives: Unmet::new() };
+        let mut post = Post { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
         for &call in calls {
             let (to, from) = peers(call.operation);
             if to.is_none() && from.is_none() {
@@ -52,7 +51,7 @@ impl Post {
     }
 }
 
-/// Whom an operation sends to and receives from; nobody, if it is a collective.
+/// The peers that an operation sends to and receives from; none for a collective.
 pub(super) fn peers(operation: Operation) -> (Option<usize>, Option<usize>) {
     match operation {
         Operation::Send { peer } => (Some(peer), None),
@@ -102,7 +101,7 @@ impl Matching {
     /// [`CommError::Mismatch`] if some post can never be completed.
     pub(super) fn post(&mut self, rank: usize, calls: &[Call]) -> Result<Vec<usize>, CommError> {
         let mut post = Post::new(calls);
-        self.meet_transfers(rank, &mut post)?;
+        self.match_transfers(rank, &mut post)?;
         self.compare_collectives(rank, &post)?;
         self.posts[rank] = Some(post);
         if (0..self.posts.len()).all(|rank| self.has_collectives(rank)) {
@@ -120,12 +119,12 @@ impl Matching {
         }
     }
 
-    /// Takes back what `rank` waits in, if anything: it is no longer there.
+    /// Removes the post of `rank`, if it has one.
     pub(super) fn withdraw(&mut self, rank: usize) {
         self.posts[rank] = None;
     }
 
-    /// What the post of `rank` is called in errors, if it waits in one.
+    /// The name of the post of `rank` in errors, if it has one.
     pub(super) fn operation(&self, rank: usize) -> Option<Operation> {
         self.posts[rank].as_ref().map(|post| post.operation)
     }
@@ -156,19 +155,19 @@ impl Matching {
         self.posts[rank].as_ref().is_some_and(|post| !post.collectives.is_empty())
     }
 
-    /// Joins the sends and receives of a new post with those that wait for it.
-    fn meet_transfers(&mut self, rank: usize, post: &mut Post) -> Result<(), CommError> {
-        meet((rank, &mut post.sends), (rank, &mut post.receives))?;
+    /// Matches the sends and receives of a new post with the waiting ones.
+    fn match_transfers(&mut self, rank: usize, post: &mut Post) -> Result<(), CommError> {
+        match_pairs((rank, &mut post.sends), (rank, &mut post.receives))?;
         for (peer, other) in self.posts.iter_mut().enumerate() {
             if let Some(other) = other {
-                meet((rank, &mut post.sends), (peer, &mut other.receives))?;
-                meet((peer, &mut other.sends), (rank, &mut post.receives))?;
+                match_pairs((rank, &mut post.sends), (peer, &mut other.receives))?;
+                match_pairs((peer, &mut other.sends), (rank, &mut post.receives))?;
             }
         }
         Ok(())
     }
 
-    /// The collectives that wait are all the same, so that one rank's speak for all.
+    /// The waiting collectives are all the same, so comparing with one rank's is enough.
     fn compare_collectives(&self, rank: usize, post: &Post) -> Result<(), CommError> {
         let Some(&last) = post.collectives.last() else { return Ok(()) };
         let Some(peer) = (0..self.posts.len()).find(|&peer| self.has_collectives(peer)) else { return Ok(()) };
@@ -198,31 +197,34 @@ impl Matching {
 
     /// If `rank` waits for itself, through others: its call and the next rank's.
     fn cycle(&self, rank: usize) -> Option<((usize, Call), (usize, Call))> {
-        // A collective waits for ranks without one. If there is nothing but collectives, those wait for nobody.
+        // A collective waits for ranks without one. Where there are only collectives, these ranks wait for no rank.
         let has_transfers = |post: &Post| !(post.sends.is_empty() && post.receives.is_empty());
         if !self.posts.iter().flatten().any(has_transfers) {
             return None;
         }
         let mut seen = BTreeSet::new();
         self.waits(rank).into_iter().find_map(|(next, call)| {
-            let onward = self.way(next, rank, &mut seen)?;
+            let onward = self.path(next, rank, &mut seen)?;
             Some(((rank, call), (next, onward)))
         })
     }
 
     /// The call by which `from` waits for `target`, directly or through others.
-    fn way(&self, from: usize, target: usize, seen: &mut BTreeSet<usize>) -> Option<Call> {
+    fn path(&self, from: usize, target: usize, seen: &mut BTreeSet<usize>) -> Option<Call> {
         if !seen.insert(from) {
             return None;
         }
         let waits = self.waits(from);
         let direct = waits.iter().find(|(next, _)| *next == target).map(|(_, call)| *call);
-        direct.or_else(|| waits.iter().find_map(|&(next, call)| self.way(next, target, seen).map(|_| call)))
+        direct.or_else(|| waits.iter().find_map(|&(next, call)| self.path(next, target, seen).map(|_| call)))
     }
 }
 
-/// Takes away the sends of one rank and the receives of another that meet, in order.
-fn meet((sender, sends): (usize, &mut Unmet), (receiver, receives): (usize, &mut Unmet)) -> Result<(), CommError> {
+/// Removes the sends of one rank and the receives of another that match, in order.
+fn match_pairs(
+    (sender, sends): (usize, &mut Unmatched),
+    (receiver, receives): (usize, &mut Unmatched),
+) -> Result<(), CommError> {
     let (Some(outgoing), Some(incoming)) = (sends.get_mut(&receiver), receives.get_mut(&sender)) else { return Ok(()) };
     while let (Some(send), Some(receive)) = (outgoing.front(), incoming.front()) {
         if (send.len, send.dtype) != (receive.len, receive.dtype) {

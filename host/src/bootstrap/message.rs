@@ -1,44 +1,44 @@
-//! What members and their hub say to each other, and how much of it.
+//! The messages between members and their coordinator, and the limits of their sizes.
 //!
-//! Members in the hub's process pass the same messages by calls. A member waits in one post at a time and messages keep
-//! their order, so that no message needs to say which post it is about. The handshake before them is in `handshake`.
+//! Members in the coordinator's process pass the same messages by calls. A member waits in one post at a time and messages keep
+//! their order, so no message needs to name its post. The handshake before them is in `handshake`.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::{Call, CommError, Departure, Operation};
 
 /// The most bytes that a rank may contribute to one exchange.
 pub(super) const CONTRIBUTION_LIMIT: usize = 64 << 10;
 /// The most calls in one post: with the longest of them, the frame keeps within its limit.
 pub(super) const CALLS_LIMIT: usize = 16 << 10;
-/// How many announced calls of a rank may be unmatched: about four times as much as a stream of CUDA takes before it makes
-/// the host wait. It bounds what the hub keeps.
+/// How many announced calls of a rank may be unmatched: about four times as many as a CUDA stream takes before it blocks
+/// the host. It bounds the coordinator's queues.
 pub(super) const ANNOUNCED_LIMIT: u64 = 4 << 10;
 /// The longest text of an error that is passed on.
 const REASON_LIMIT: usize = 4 << 10;
 
-/// From a member to the hub.
+/// From a member to the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The deadline of the join has passed.
     GiveUp { deadline: Duration },
-    /// This rank waits until these calls fit with the others'. `contribution` goes to everybody when they do.
+    /// This rank waits until these calls are matched. `contribution` is sent to all ranks when they are.
     Post { calls: Vec<Call>, contribution: Option<Vec<u8>> },
     /// This rank makes these calls, and goes on.
     Announce { calls: Vec<Call> },
-    /// This rank wants to know when so many of its announced calls have been matched.
+    /// Requests a report when so many of this rank's announced calls have been matched.
     Confirm { calls: u64 },
     /// The deadline for that has passed.
     Unconfirmed { calls: u64, deadline: Duration },
     /// The deadline of this rank's post has passed.
     Overdue { deadline: Duration },
-    /// This rank's collective did not complete in time: who has not come to it?
+    /// This rank's collective did not complete in time: asks for the ranks that have not reached it.
     Late { sequence: u64, operation: Operation, deadline: Duration },
-    /// Who has not answered that question by now will not be waited for.
+    /// Ends the query: ranks that have not answered by now are missing.
     Conclude,
     /// An answer to [`Event::Probe`].
     Progress { inquiry: u64, sequence: u64 },
@@ -48,7 +48,7 @@ pub(super) enum Request {
     Leave { departure: Departure, sequence: u64 },
 }
 
-/// From the hub to a member.
+/// From the coordinator to a member.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Event {
     /// All ranks have joined.
@@ -65,16 +65,16 @@ pub(super) enum Event {
     Failed(CommError),
     /// A rank has left in good order.
     Departed { rank: usize, departure: Departure, sequence: u64 },
-    /// Which collective has this rank come to?
+    /// Asks for the number of the collective that this rank has reached.
     Probe { inquiry: u64 },
 }
 
-/// Where the ranks of a group can be reached by others, for groups that are split off.
+/// The addresses of the ranks of a group, for groups that are split off.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Network {
-    /// The loopback address that everything is bound to, if the group keeps to one machine.
+    /// The loopback address that all sockets are bound to, if the group is confined to one machine.
     pub(super) loopback: Option<IpAddr>,
-    /// Where each rank's connection came from; nowhere for rank 0.
+    /// The origin of each rank's connection; `None` for rank 0.
     pub(super) addresses: Vec<Option<IpAddr>>,
 }
 
@@ -89,21 +89,74 @@ pub(super) fn bounded(mut failure: CommError) -> CommError {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
     use crate::bootstrap::frame::{FRAME_LIMIT, encode};
-    use crate::comm::ReduceOp;
+    use crate::bootstrap::handshake::VERSION;
+    use crate::call::ReduceOp;
     use crate::dtype::DataType;
 
     #[test]
     fn the_limits_keep_every_frame_within_its_own() {
         let factor = (-1.5f64).into();
         let operation = Operation::ScaledAllReduce { op: ReduceOp::Min, before: factor, after: factor };
-        let longest = Call::new(operation, usize::MAX, DataType::U8);
+        let longest = Call { within: Some(operation), ..Call::new(operation, usize::MAX, DataType::U8) };
         let post = |calls, contribution| Request::Post { calls, contribution };
         encode(&post(vec![longest; CALLS_LIMIT], None), FRAME_LIMIT).unwrap();
         encode(&Request::Announce { calls: vec![longest; CALLS_LIMIT] }, FRAME_LIMIT).unwrap();
         encode(&post(vec![longest], Some(vec![0xff; CONTRIBUTION_LIMIT])), FRAME_LIMIT).unwrap();
         let failure = CommError::InvalidCall { operation, rank: usize::MAX, reason: "×".repeat(FRAME_LIMIT) };
         encode(&Request::Fail(bounded(failure)), FRAME_LIMIT).unwrap();
+    }
+
+    /// Ranks that believe to be of one version read each other's bytes as their own.
+    #[test]
+    fn what_ranks_say_looks_as_this_version_has_it() {
+        let (deadline, operation) = (Duration::from_millis(1500), Operation::Member);
+        let call = Call { within: Some(Operation::Split), ..Call::new(Operation::AllGather, 300, DataType::U8) };
+        let failures = [
+            CommError::mismatch((0, call), (1, Call::without_data(operation))),
+            CommError::PeerGone { operation, rank: 1, departure: Departure::Lost },
+            CommError::Timeout { operation, missing: vec![2], deadline },
+            CommError::InvalidCall { operation, rank: 1, reason: "why".into() },
+            CommError::Transport { operation, rank: 1, reason: "why".into() },
+            CommError::InvalidPeer { operation, peer: 4, rank: 1, world_size: 3 },
+        ];
+        let requests = [
+            Request::GiveUp { deadline },
+            Request::Post { calls: vec![call], contribution: Some(vec![5]) },
+            Request::Announce { calls: vec![call] },
+            Request::Confirm { calls: 6 },
+            Request::Unconfirmed { calls: 6, deadline },
+            Request::Overdue { deadline },
+            Request::Late { sequence: 7, operation, deadline },
+            Request::Conclude,
+            Request::Progress { inquiry: 8, sequence: 7 },
+            Request::Leave { departure: Departure::Left, sequence: 7 },
+        ];
+        let network =
+            Network { loopback: Some([127, 0, 0, 1].into()), addresses: vec![None, Some([10, 0, 0, 1].into())] };
+        let untrusted =
+            BootstrapError::UntrustedFolder { path: "/".into(), owner: 1, mode: 0o777, reason: "why".into() };
+        let events = [
+            Event::Start(network),
+            Event::Refused(untrusted),
+            Event::Gathered { contributions: vec![vec![5]] },
+            Event::Released,
+            Event::Matched { calls: 6 },
+            Event::Departed { rank: 1, departure: Departure::Panicked, sequence: 7 },
+            Event::Probe { inquiry: 8 },
+        ];
+        let said = requests
+            .into_iter()
+            .chain(failures.clone().map(Request::Fail))
+            .map(|request| encode(&request, FRAME_LIMIT));
+        let heard = events.into_iter().chain(failures.map(Event::Failed)).map(|event| encode(&event, FRAME_LIMIT));
+        let frames: Vec<u8> = said.chain(heard).flat_map(|frame| frame.unwrap()).collect();
+        let hash: String = Sha256::digest(&frames).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let reminder =
+            "what ranks say has changed: raise VERSION of the handshake, and put the new hash here beside it";
+        assert_eq!((VERSION, hash.as_str()), (3, "6b9589dba13e6965"), "{reminder}");
     }
 }

@@ -12,22 +12,22 @@ use super::matching::Matching;
 use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT};
 use crate::error::{Call, CommError, Operation};
 
-/// A rank hears of its progress unasked when so many of its announced calls have been matched since the last time.
+/// The coordinator reports progress to a rank unasked when so many of its announced calls have been matched since the last report.
 const TELL_EVERY: u64 = ANNOUNCED_LIMIT / 4;
 
-/// What a rank posts at once.
+/// The calls that a rank posts at once.
 #[derive(Debug)]
 pub(super) struct Post {
     pub(super) calls: Vec<Call>,
-    /// What the rank brings to an exchange.
+    /// The rank's bytes for an exchange.
     pub(super) contribution: Option<Vec<u8>>,
     /// Whether the rank waits for the end of it. If not, the calls are announced.
     pub(super) is_awaited: bool,
 }
 
-/// What one rank has posted.
+/// The posts of one rank.
 #[derive(Debug, Default)]
-struct Line {
+struct CallQueue {
     /// The post that is being matched.
     current: Option<Post>,
     /// The posts after it.
@@ -38,12 +38,12 @@ struct Line {
     matched: u64,
     /// The number of them that the rank was told last.
     told: u64,
-    /// Those that it wants to hear of, each when it is reached: a rank that waits for one may have asked for a later one since. A member asks
-    /// for each number once, and for none that it has not announced.
+    /// The counts that it has asked to be told of, each when it is reached: a rank that waits for one may have asked for a later one since. A member asks
+    /// for each count once, and for none that it has not announced.
     asked: BTreeSet<u64>,
 }
 
-impl Line {
+impl CallQueue {
     fn posts(&self) -> impl Iterator<Item = &Post> {
         self.current.iter().chain(&self.later)
     }
@@ -53,12 +53,12 @@ impl Line {
 #[derive(Debug)]
 pub(super) struct Pending {
     matching: Matching,
-    lines: Vec<Line>,
+    queues: Vec<CallQueue>,
 }
 
 impl Pending {
     pub(super) fn new(world_size: usize) -> Self {
-        Pending { matching: Matching::new(world_size), lines: (0..world_size).map(|_| Line::default()).collect() }
+        Pending { matching: Matching::new(world_size), queues: (0..world_size).map(|_| CallQueue::default()).collect() }
     }
 
     /// `rank` makes a post of calls that [`check`](super::matching::check) has passed. Returns the posts that are now
@@ -67,17 +67,17 @@ impl Pending {
     /// # Errors
     /// [`CommError::Mismatch`] if some post can never be completed.
     pub(super) fn post(&mut self, rank: usize, post: Post) -> Result<Vec<Vec<(usize, Post)>>, CommError> {
-        self.lines[rank].calls += post.calls.len();
-        self.lines[rank].later.push_back(post);
+        self.queues[rank].calls += post.calls.len();
+        self.queues[rank].later.push_back(post);
         let mut completed = Vec::new();
         let mut open = vec![rank];
         while let Some(rank) = open.pop() {
-            let line = &mut self.lines[rank];
-            if line.current.is_some() {
+            let queue = &mut self.queues[rank];
+            if queue.current.is_some() {
                 continue;
             }
-            let Some(post) = line.later.pop_front() else { continue };
-            let released = self.matching.post(rank, &line.current.insert(post).calls)?;
+            let Some(post) = queue.later.pop_front() else { continue };
+            let released = self.matching.post(rank, &queue.current.insert(post).calls)?;
             if released.is_empty() {
                 continue;
             }
@@ -88,72 +88,72 @@ impl Pending {
     }
 
     fn complete(&mut self, rank: usize) -> Option<Post> {
-        let line = &mut self.lines[rank];
-        let post = line.current.take()?;
-        line.calls -= post.calls.len();
-        line.matched += if post.is_awaited { 0 } else { post.calls.len() as u64 };
+        let queue = &mut self.queues[rank];
+        let post = queue.current.take()?;
+        queue.calls -= post.calls.len();
+        queue.matched += if post.is_awaited { 0 } else { post.calls.len() as u64 };
         Some(post)
     }
 
-    /// Whether `rank` may post so many calls more: members wait before they exceed what the hub keeps for them.
+    /// Whether `rank` may post so many more calls: members wait before they exceed the coordinator's queue.
     pub(super) fn has_room(&self, rank: usize, calls: usize) -> bool {
         // Beside the announced calls there can be a post that is awaited.
-        self.lines[rank].calls + calls <= ANNOUNCED_LIMIT as usize + 2 * CALLS_LIMIT
+        self.queues[rank].calls + calls <= ANNOUNCED_LIMIT as usize + 2 * CALLS_LIMIT
     }
 
-    /// `rank` wants to hear when that many of its announced calls have been matched.
+    /// Requests a report to `rank` when that many of its announced calls have been matched.
     pub(super) fn ask(&mut self, rank: usize, calls: u64) {
-        self.lines[rank].asked.insert(calls);
+        self.queues[rank].asked.insert(calls);
     }
 
-    /// How many announced calls of `rank` have been matched, if it is time that the rank hears of it.
+    /// How many announced calls of `rank` have been matched, if a report to the rank is due.
     pub(super) fn news(&mut self, rank: usize) -> Option<u64> {
-        let line = &mut self.lines[rank];
+        let queue = &mut self.queues[rank];
         let mut is_answer = false;
-        while line.asked.first().is_some_and(|&asked| asked <= line.matched) {
-            line.asked.pop_first();
+        while queue.asked.first().is_some_and(|&asked| asked <= queue.matched) {
+            queue.asked.pop_first();
             is_answer = true;
         }
-        if is_answer || line.matched - line.told >= TELL_EVERY { self.last_news(rank) } else { None }
+        if is_answer || queue.matched - queue.told >= TELL_EVERY { self.last_news(rank) } else { None }
     }
 
-    /// The same, if the rank does not know it yet.
+    /// How many announced calls of `rank` have been matched, if the rank does not know it yet.
     pub(super) fn last_news(&mut self, rank: usize) -> Option<u64> {
-        let line = &mut self.lines[rank];
-        let is_new = line.told < line.matched;
-        line.told = line.matched;
-        is_new.then_some(line.matched)
+        let queue = &mut self.queues[rank];
+        let is_new = queue.told < queue.matched;
+        queue.told = queue.matched;
+        is_new.then_some(queue.matched)
     }
 
-    /// `rank` has left: what it waits in is taken back, what it has announced before stays.
+    /// `rank` has left: its awaited post is removed, its earlier announcements stay.
     pub(super) fn depart(&mut self, rank: usize) {
-        let line = &mut self.lines[rank];
-        let awaited = line.later.iter().position(|post| post.is_awaited);
-        line.later.truncate(awaited.unwrap_or(line.later.len()));
-        if line.current.as_ref().is_some_and(|post| post.is_awaited) {
+        let queue = &mut self.queues[rank];
+        let awaited = queue.later.iter().position(|post| post.is_awaited);
+        queue.later.truncate(awaited.unwrap_or(queue.later.len()));
+        if queue.current.as_ref().is_some_and(|post| post.is_awaited) {
             self.withdraw(rank);
         }
     }
 
-    /// Takes back everything that `rank` has posted.
+    /// Removes all posts of `rank`.
     pub(super) fn withdraw(&mut self, rank: usize) {
-        let line = &mut self.lines[rank];
-        line.current = None;
-        line.later.clear();
+        let queue = &mut self.queues[rank];
+        queue.current = None;
+        queue.later.clear();
         self.matching.withdraw(rank);
     }
 
     /// Whether `rank` waits for the end of a post.
     pub(super) fn is_awaiting(&self, rank: usize) -> bool {
-        self.lines[rank].posts().any(|post| post.is_awaited)
+        self.queues[rank].posts().any(|post| post.is_awaited)
     }
 
     /// Whether fewer than that many announced calls of `rank` have been matched.
     pub(super) fn lacks(&self, rank: usize, calls: u64) -> bool {
-        self.lines[rank].matched < calls
+        self.queues[rank].matched < calls
     }
 
-    /// What the oldest post of `rank` that is not complete is called in errors.
+    /// The name of the oldest incomplete post of `rank` in errors.
     pub(super) fn operation(&self, rank: usize) -> Option<Operation> {
         self.matching.operation(rank)
     }
@@ -165,7 +165,7 @@ impl Pending {
 
     /// A rank with a post that needs a further one of a rank which has left, and that rank.
     pub(super) fn missed(&self, has_left: impl Fn(usize) -> bool) -> Option<(usize, usize)> {
-        let world_size = self.lines.len();
+        let world_size = self.queues.len();
         let gone: Vec<usize> = (0..world_size).filter(|&peer| has_left(peer) && self.is_empty(peer)).collect();
         let waiting = (0..world_size).filter(|&rank| !gone.is_empty() && !self.is_empty(rank));
         let needed = |rank: usize| gone.iter().find(|&&peer| self.matching.needs(rank, peer));
@@ -173,6 +173,6 @@ impl Pending {
     }
 
     fn is_empty(&self, rank: usize) -> bool {
-        self.lines[rank].posts().next().is_none()
+        self.queues[rank].posts().next().is_none()
     }
 }

@@ -1,6 +1,6 @@
-//! The flight recorder: which collective this rank has come to, and its last calls.
+//! The flight recorder: the number of the collective that this rank has reached, and its last calls.
 //!
-//! Never talks to anybody: others ask for the number.
+//! Sends no messages; others read the number.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ const REMEMBERED: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    /// A copy of the number, so that who asks for it waits for nobody.
+    /// A copy of the number that can be read without the lock.
     sequence: AtomicU64,
     calls: Mutex<VecDeque<(u64, Call)>>,
 }

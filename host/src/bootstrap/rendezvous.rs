@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
+use super::coordinator::Route;
+use super::endpoint::Endpoint;
 use super::environment::Launch;
-use super::error::BootstrapError;
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, Gathering};
 use super::hosts::OWN_NAME_TIME;
-use super::hub::Place;
 use super::member::Member;
-use super::seat::Seat;
 use super::secret::Secret;
 use super::server;
+use crate::error::BootstrapError;
 use crate::error::Result;
 
 /// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.
@@ -119,7 +119,7 @@ impl Rendezvous {
             return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
         }
         if world_size == 1 {
-            return Ok(Member::alone());
+            return Ok(Member::single());
         }
         let end = Instant::now().checked_add(self.deadline);
         let applicant = Applicant { rank, world_size, generation: self.generation, deadline: self.deadline, end };
@@ -134,16 +134,16 @@ impl Rendezvous {
 
 fn join_in_process(current: &Mutex<Option<Arc<Gathering>>>, applicant: &Applicant) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
-    let seat = Arc::new(Seat::new(rank, world_size, false));
+    let endpoint = Arc::new(Endpoint::new(rank, world_size, false));
     let gathering = {
         let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
         let open = current.take().filter(|gathering| !gathering.is_over());
         let gathering = open.unwrap_or_else(|| Arc::new(Gathering::new(world_size, generation, None)));
         *current = Some(gathering.clone());
-        gathering.arrive((rank, world_size, generation), Place::Here(seat.clone()), None)?;
+        gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
         gathering
     };
-    Ok(Member::here(gathering.wait(applicant)?, seat, None))
+    Ok(Member::local(gathering.wait(applicant)?, endpoint, None))
 }
 
 fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Result<Member, BootstrapError> {

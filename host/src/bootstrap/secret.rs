@@ -1,6 +1,6 @@
-//! [`Secret`]: what the ranks of a group know and strangers do not.
+//! [`Secret`]: the shared secret by which the ranks of a group authenticate each other.
 //!
-//! It never travels over a connection of ours, and is never printed unasked.
+//! It is never sent over a connection of this crate, and printed only on request.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,22 +9,22 @@ use std::str::FromStr;
 use hkdf::Hkdf;
 use sha2::{Digest, Sha256};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 use crate::error::{Error, Result};
 
-/// What the text of every secret begins with, so that one is known for what it is in a log or a repository.
+/// The prefix of the text of every secret, by which one can be recognised in a log or a repository.
 const PREFIX: &str = "gradsync-secret-";
 /// Random bytes.
 const LEN: usize = 32;
 /// Bytes of the check.
 const CHECK: usize = 4;
-/// Where [`Secret::from_env`] looks.
+/// The variable that [`Secret::from_env`] reads.
 const VARIABLE: &str = "GRADSYNC_SECRET";
 
-/// What all ranks of a group know, and by which they tell each other from strangers: 256 random bits.
+/// The shared secret of a group, by which its ranks distinguish each other from strangers: 256 random bits.
 ///
 /// As text it is `gradsync-secret-`, the bits as 64 hexadecimal digits, and the first 8 digits of the SHA-256 of all that as a check. Only
-/// such text is accepted ([`FromStr`]), because a secret that a person chose can be guessed by whoever a rank tries to prove it to. The
+/// such text is accepted ([`FromStr`]), because a secret that a person chose can be guessed by an attacker to whom a rank proves it. The
 /// program prints a fresh one (`gradsync secret`), [`Secret::generate`] makes one.
 ///
 /// ```
@@ -49,7 +49,7 @@ impl Secret {
         Ok(Secret::random()?)
     }
 
-    /// The secret as text, for the environment of other ranks. Whoever reads it can join.
+    /// The secret as text, for the environment of other ranks. Any process with this text can join.
     pub fn reveal(&self) -> String {
         let text = format!("{PREFIX}{}", hex(&self.0));
         let check = check(&text);

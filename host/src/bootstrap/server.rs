@@ -11,18 +11,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, Tc
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::connection::{LINGER, Outbox, Threads, drain, is_closed};
-use super::error::BootstrapError;
+use super::coordinator::Route;
+use super::endpoint::Endpoint;
 use super::frame::FRAME_LIMIT;
 use super::gathering::{Applicant, Gathering};
 use super::handshake::Identity;
-use super::hub::Place;
 use super::member::Member;
 use super::message::{Event, Request};
 use super::poll::Alarm;
 use super::seal::{Seal, Session};
-use super::seat::Seat;
 use super::secret::Secret;
 use super::unproven::{Proven, Stranger, Unproven};
+use crate::error::BootstrapError;
 
 /// How many connections may wait to be accepted: where strangers come in crowds, the system would otherwise drop the ranks
 /// among them, which try again only after a second.
@@ -74,8 +74,8 @@ pub(super) fn join(
 ) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
     let gathering = Gathering::new(world_size, generation, loopback);
-    let seat = Arc::new(Seat::new(rank, world_size, false));
-    gathering.arrive((rank, world_size, generation), Place::Here(seat.clone()), None)?;
+    let endpoint = Arc::new(Endpoint::new(rank, world_size, false));
+    gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
     let alarm = Alarm::new().map_err(unavailable)?;
     let connections = Arc::new(Connections::new(secret));
     let server = Arc::new(Server { gathering, connections: connections.clone(), alarm });
@@ -94,7 +94,7 @@ pub(super) fn join(
         Err(error) => Err(unavailable(error)),
     };
     match outcome {
-        Ok(hub) => Ok(Member::here(hub, seat, Some(connections))),
+        Ok(coordinator) => Ok(Member::local(coordinator, endpoint, Some(connections))),
         Err(error) => {
             connections.finish();
             Err(error)
@@ -160,7 +160,7 @@ impl Server {
             Ok(outbox) => outbox,
             Err(error) => return tracing::warn!(%error, ?address, rank, "a rank cannot be served"),
         };
-        let place = Place::There(outbox.clone());
+        let place = Route::Remote(outbox.clone());
         match self.gathering.arrive((rank, world_size, identity.generation), place, address) {
             Ok(()) => self.listen_to(rank, socket, incoming),
             Err(error) => {
@@ -175,23 +175,23 @@ impl Server {
     /// Passes on what a rank asks for, until it leaves or its connection ends.
     fn listen_to(&self, rank: usize, socket: &TcpStream, mut seal: Seal) {
         let mut socket = BufReader::new(socket);
-        let mut hub = None;
+        let mut coordinator = None;
         loop {
             let request = seal.read::<Request>(&mut socket, FRAME_LIMIT);
-            hub = hub.or_else(|| self.gathering.hub());
+            coordinator = coordinator.or_else(|| self.gathering.coordinator());
             let is_farewell = matches!(request, Ok(Request::Leave { .. }));
             let outcome = request.map_err(|error| error.to_string()).and_then(|request| {
-                let outcome = match &hub {
-                    Some(hub) => hub.receive(rank, request),
+                let outcome = match &coordinator {
+                    Some(coordinator) => coordinator.receive(rank, request),
                     None => self.gathering.receive(&request),
                 };
                 outcome.map_err(|violation| violation.to_string())
             });
-            match (outcome, &hub) {
+            match (outcome, &coordinator) {
                 (Ok(()), _) if is_farewell => return,
                 (Ok(()), _) => {}
-                (Err(error), Some(hub)) => {
-                    hub.lost(rank, &error);
+                (Err(error), Some(coordinator)) => {
+                    coordinator.lost(rank, &error);
                     return;
                 }
                 (Err(error), None) => {

@@ -1,8 +1,8 @@
 //! [`Member::split`]: groups within a group, as MPI_Comm_split makes them (MPI-4.1, 7.4.2).
 //!
-//! A new group has a hub of its own and outlives the old one. In one process its ranks meet as before; otherwise its
-//! lowest rank listens on a free port, and tells it to the others over the old group's channel, with a nonce. From that and
-//! the old group's secret each makes the new one's, which whoever reads the channel cannot.
+//! A new group has a coordinator of its own and outlives the old one. In one process its ranks join through a shared rendezvous; otherwise its
+//! lowest rank listens on a free port, and sends it to the others over the old group's channel, with a nonce. From the nonce and
+//! the old group's secret each rank derives the new secret, which an eavesdropper on the channel cannot.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::PoisonError;
@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::client::{self, Invitation};
-use super::error::BootstrapError;
 use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
 use super::secret::random;
 use super::server;
 use crate::call::scope;
+use crate::error::BootstrapError;
 use crate::error::{CommError, Operation, Result};
 
 /// The kinds of exchange that a split consists of.
-const WISHES: usize = 1;
-const PLACES: usize = 2;
+const COLORS: usize = 1;
+const ADDRESSES: usize = 2;
 
-/// Where a new group's lowest rank listens, or why it does not.
+/// The port on which a new group's lowest rank listens, or why it does not.
 #[derive(Serialize, Deserialize)]
-enum Meeting {
+enum ListenAddress {
     At { port: u16, nonce: [u8; 32] },
     Failed(BootstrapError),
 }
@@ -48,30 +48,30 @@ impl Member {
         let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
         *splits += 1;
         let number = *splits;
-        let group = self.wishes(color, key, deadline)?;
+        let group = self.colors(color, key, deadline)?;
         let rank = group.iter().position(|&rank| rank == self.rank());
 
         let own_secret = match &self.uplink {
-            Uplink::Here { hub, connections: None } => {
+            Uplink::Local { coordinator, connections: None } => {
                 let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
-                let joined = hub.nursery(number, color).with_deadline(left()).join(rank, group.len());
-                hub.forget_nursery(number, color);
+                let joined = coordinator.pending_group(number, color).with_deadline(left()).join(rank, group.len());
+                coordinator.remove_pending_group(number, color);
                 return joined.map(Some);
             }
-            Uplink::Here { connections: Some(connections), .. } => connections.secret(),
-            Uplink::There(link) => &link.secret,
+            Uplink::Local { connections: Some(connections), .. } => connections.secret(),
+            Uplink::Remote(link) => &link.secret,
         };
 
-        // All ranks take part in the second exchange, also those that nobody needs to find.
+        // All ranks take part in the second exchange, including ranks that do not listen.
         let listener = (rank == Some(0) && group.len() > 1).then(|| self.open());
-        let meeting = listener.as_ref().map(|listener| match listener {
-            Ok((_, port, nonce)) => Meeting::At { port: *port, nonce: *nonce },
-            Err(error) => Meeting::Failed(error.clone()),
+        let address = listener.as_ref().map(|listener| match listener {
+            Ok((_, port, nonce)) => ListenAddress::At { port: *port, nonce: *nonce },
+            Err(error) => ListenAddress::Failed(error.clone()),
         });
-        let mut meetings = self.tell(PLACES, &meeting, left())?;
+        let mut addresses = self.tell(ADDRESSES, &address, left())?;
         let Some(rank) = rank else { return Ok(None) };
         if group.len() == 1 {
-            return Ok(Some(Member::alone()));
+            return Ok(Some(Member::single()));
         }
         let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end };
         if let Some(listener) = listener {
@@ -80,19 +80,21 @@ impl Member {
             return Ok(Some(server::join(listener, self.network.loopback, secret, &applicant)?));
         }
         let lowest = group[0];
-        let (host, port, secret) = match meetings.swap_remove(lowest) {
-            Some(Meeting::At { port, nonce }) => (self.address_of(lowest).to_string(), port, own_secret.derive(&nonce)),
-            Some(Meeting::Failed(error)) => return Err(error.into()),
+        let (host, port, secret) = match addresses.swap_remove(lowest) {
+            Some(ListenAddress::At { port, nonce }) => {
+                (self.address_of(lowest).to_string(), port, own_secret.derive(&nonce))
+            }
+            Some(ListenAddress::Failed(error)) => return Err(error.into()),
             None => return Err(malformed(lowest).into()),
         };
         let invite = || Ok(Invitation { hosts: vec![host.clone()], port, secret: secret.clone() });
         Ok(Some(client::join(&applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))?))
     }
 
-    /// The ranks of this rank's colour in their new order; only this one's without a colour.
-    fn wishes(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Vec<usize>, CommError> {
-        let wishes = self.tell(WISHES, &(color, key), deadline)?;
-        let mut group: Vec<(i64, usize)> = wishes
+    /// The ranks of this rank's colour in their new order.
+    fn colors(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Vec<usize>, CommError> {
+        let colors = self.tell(COLORS, &(color, key), deadline)?;
+        let mut group: Vec<(i64, usize)> = colors
             .into_iter()
             .enumerate()
             .filter(|(_, (theirs, _))| theirs.is_some() && *theirs == color)
@@ -102,7 +104,7 @@ impl Member {
         Ok(group.into_iter().map(|(_, rank)| rank).collect())
     }
 
-    /// Tells all ranks something, and hears what each has to tell.
+    /// Gathers a value of every rank.
     fn tell<T: Serialize + serde::de::DeserializeOwned>(
         &self,
         kind: usize,
@@ -121,16 +123,16 @@ impl Member {
         Ok((listener, port, random()?))
     }
 
-    /// Where this rank can reach another.
+    /// The address at which this rank can reach another.
     fn address_of(&self, rank: usize) -> IpAddr {
         let seen = self.network.addresses.get(rank).copied().flatten();
-        let hub = match &self.uplink {
-            Uplink::There(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
-            Uplink::Here { .. } => None,
+        let coordinator = match &self.uplink {
+            Uplink::Remote(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
+            Uplink::Local { .. } => None,
         };
         // A rank that came to rank 0 by way of loopback is on rank 0's machine.
         let elsewhere = seen.filter(|address| !address.is_loopback());
-        self.network.loopback.or(elsewhere).or(hub).or(seen).unwrap_or(Ipv4Addr::LOCALHOST.into())
+        self.network.loopback.or(elsewhere).or(coordinator).or(seen).unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 }
 

@@ -8,7 +8,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::error::BootstrapError;
+use crate::error::BootstrapError;
 
 /// Why a file was not opened.
 #[derive(Debug)]

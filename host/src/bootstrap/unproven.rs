@@ -1,9 +1,9 @@
-//! Connections to rank 0 that have proven nothing yet. One thread serves all of them and never waits for one: a stranger costs a socket
+//! Unauthenticated connections to rank 0. One thread serves all of them and never blocks on one: a stranger costs a socket
 //! and a few hundred bytes, for less than a second.
 //!
-//! Anybody may connect, as often as they like. Where places are short, whoever connects takes that of the oldest connection from the
-//! address that holds most, once that has had [`GRACE`]: more than an honest rank needs, which answers the greeting at once. So strangers
-//! cannot keep ranks of other addresses out by their number, nor, by waiting, those of their own.
+//! Any process may connect, as often as it likes. When all slots are taken, a new connection evicts the oldest one from the
+//! address with the most connections, once that one has had [`GRACE`]: more than an honest rank needs, which answers the greeting at once. So strangers
+//! can keep out neither ranks of other addresses by their number, nor ranks of their own address by waiting.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -19,14 +19,14 @@ use super::secret::Secret;
 
 /// How long a connection may take to prove itself.
 const PROOF_TIME: Duration = Duration::from_millis(900);
-/// How long it has for that in any case: so long for each place that there is, and at least the second. A queue of 1000 strangers is
-/// gone through in less than a second, or where there are few places in few.
+/// How long a connection keeps its slot in any case: the first duration for each slot that there is, and at least the second duration. A queue of 1000
+/// strangers is served in less than a second, or with few slots in a few seconds.
 const GRACE: (Duration, Duration) = (Duration::from_micros(400), Duration::from_millis(50));
-/// How long nobody is accepted where the system has no room for one more.
+/// How long no connection is accepted after the system had no room for one more.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many places there are, at least and at most; between, a quarter of the descriptors that this process may have. Fewer
+/// The least and the most slots; between these bounds, a quarter of the descriptors that this process may have. Fewer
 /// once there are no descriptors left.
-const PLACES: (usize, usize) = (16, 512);
+const SLOTS: (usize, usize) = (16, 512);
 
 /// A connection that has proven itself.
 pub(super) struct Proven {
@@ -35,7 +35,7 @@ pub(super) struct Proven {
     pub(super) session: Session,
 }
 
-/// One that was closed because it has not.
+/// A connection that was closed because it has not proven itself.
 pub(super) struct Stranger {
     pub(super) origin: SocketAddr,
     pub(super) reason: String,
@@ -49,31 +49,31 @@ struct Candidate {
     challenge: Challenge,
 }
 
-/// Rank 0's listener, and those who have come to it, oldest first.
+/// Rank 0's listener, and its unauthenticated connections, oldest first.
 pub(super) struct Unproven<'a, F> {
     listener: TcpListener,
     secret: &'a Secret,
     alarm: &'a Alarm,
     report: F,
     candidates: VecDeque<Candidate>,
-    /// How many of them come from each neighbourhood.
+    /// The number of connections from each neighbourhood.
     crowds: HashMap<IpAddr, usize>,
-    places: usize,
-    /// Nobody is accepted before that.
+    slots: usize,
+    /// No connection is accepted before this time.
     pause_end: Option<Instant>,
 }
 
 impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
-    /// Tells `report` of every connection that proves itself or is closed. The listener must not block.
+    /// Calls `report` with every connection that proves itself or is closed. The listener must not block.
     pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
-        let (candidates, crowds, places) = (VecDeque::new(), HashMap::new(), places());
-        Unproven { listener, secret, alarm, report, candidates, crowds, places, pause_end: None }
+        let (candidates, crowds, slots) = (VecDeque::new(), HashMap::new(), slots());
+        Unproven { listener, secret, alarm, report, candidates, crowds, slots, pause_end: None }
     }
 
-    /// Serves whoever comes, until the alarm.
+    /// Serves all connections, until the alarm.
     pub(super) fn serve(mut self) {
         while !self.alarm.is_raised() {
-            let can_accept = self.pause_end.is_none() && self.place().is_some();
+            let can_accept = self.pause_end.is_none() && self.slot().is_some();
             let listener = can_accept.then_some(&self.listener);
             let sockets = self.candidates.iter().map(|candidate| &candidate.socket);
             let ready = match self.alarm.wait(listener, sockets, self.time_to_change(can_accept)) {
@@ -85,7 +85,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
                     continue;
                 }
             };
-            // From the last: who is removed moves only those after it.
+            // From the last: removing a candidate moves only later ones.
             for index in (0..self.candidates.len()).rev().filter(|&index| ready.sockets[index]) {
                 self.hear(index);
             }
@@ -96,7 +96,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         }
     }
 
-    /// Until when nothing changes by itself.
+    /// The time until the next timeout.
     fn time_to_change(&self, can_accept: bool) -> Option<Duration> {
         let oldest = self.candidates.front().map(|candidate| candidate.since + PROOF_TIME);
         let next = if can_accept { None } else { self.pause_end.or(self.victim().map(|(_, free)| free)) };
@@ -109,14 +109,14 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         while self.candidates.front().is_some_and(|candidate| candidate.since.elapsed() >= PROOF_TIME) {
             self.evict(0, &format!("it proved nothing within {PROOF_TIME:?}"));
         }
-        while self.candidates.len() > self.places {
+        while self.candidates.len() > self.slots {
             let Some(index) = self.victim_now() else { break };
             self.evict(index, "it proved nothing before its descriptor was needed");
         }
         self.pause_end = self.pause_end.filter(|end| *end > Instant::now());
     }
 
-    /// Who leaves if a place is needed, and when.
+    /// The connection to evict if a slot is needed, and the end of its grace period.
     fn victim(&self) -> Option<(usize, Instant)> {
         let largest = self.crowds.values().max()?;
         let index = self.candidates.iter().position(|candidate| self.crowds[&candidate.neighbourhood] == *largest)?;
@@ -124,24 +124,24 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
     }
 
     fn grace(&self) -> Duration {
-        GRACE.1.max(GRACE.0 * self.places as u32)
+        GRACE.1.max(GRACE.0 * self.slots as u32)
     }
 
-    /// A place for one more, if there is one, with whoever has to leave it.
-    fn place(&self) -> Option<Option<usize>> {
-        if self.candidates.len() < self.places {
+    /// A slot for one more connection, if there is one, with the connection to evict from it.
+    fn slot(&self) -> Option<Option<usize>> {
+        if self.candidates.len() < self.slots {
             return Some(None);
         }
         self.victim_now().map(Some)
     }
 
-    /// Who leaves if a place is needed now.
+    /// The connection to evict if a slot is needed now.
     fn victim_now(&self) -> Option<usize> {
         self.victim().filter(|(_, free)| *free <= Instant::now()).map(|(index, _)| index)
     }
 
     fn accept(&mut self) {
-        while let Some(taken_from) = self.place() {
+        while let Some(taken_from) = self.slot() {
             match self.listener.accept() {
                 Ok((socket, origin)) => {
                     if let Some(index) = taken_from {
@@ -155,9 +155,9 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
-                    // No descriptors, for example: the rest of the process gets back some of those that are held here.
-                    self.places = (self.candidates.len() / 4 * 3).max(1);
-                    tracing::warn!(%error, places = self.places, "a connection was not accepted");
+                    // No descriptors, for example: the rest of the process gets some of these back.
+                    self.slots = (self.candidates.len() / 4 * 3).max(1);
+                    tracing::warn!(%error, slots = self.slots, "a connection was not accepted");
                     self.pause_end = Instant::now().checked_add(PAUSE);
                     return;
                 }
@@ -165,7 +165,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         }
     }
 
-    /// Something has come of a candidate.
+    /// Reads the bytes that have arrived from a candidate.
     fn hear(&mut self, index: usize) {
         let candidate = &mut self.candidates[index];
         match candidate.challenge.hear(&mut candidate.socket, self.secret) {
@@ -224,7 +224,7 @@ fn greet(mut socket: TcpStream, origin: SocketAddr) -> Result<Candidate, Handsha
     Ok(Candidate { socket, origin, neighbourhood: neighbourhood(origin.ip()), since: Instant::now(), challenge })
 }
 
-/// All addresses that one party easily has, as one: with IPv6, those of a network of 64 bits.
+/// Maps all addresses that one party easily has to one: with IPv6, all of a network of 64 bits.
 fn neighbourhood(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -233,13 +233,13 @@ fn neighbourhood(address: IpAddr) -> IpAddr {
 }
 
 /// Strangers must not take the descriptors that the rest of the process needs.
-fn places() -> usize {
+fn slots() -> usize {
     #[cfg(unix)]
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     #[cfg(not(unix))]
     let limit: Option<u64> = None;
-    let quarter = limit.map_or(PLACES.1, |limit| usize::try_from(limit / 4).unwrap_or(PLACES.1));
-    quarter.clamp(PLACES.0, PLACES.1)
+    let quarter = limit.map_or(SLOTS.1, |limit| usize::try_from(limit / 4).unwrap_or(SLOTS.1));
+    quarter.clamp(SLOTS.0, SLOTS.1)
 }
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
         assert_ne!(of("2001:db8::5"), of("2001:db8:0:1::5"));
     }
 
-    /// Strangers of one address, however many, do not take the place of a single connection from another.
+    /// Strangers of one address, however many, do not take the slot of a single connection from another.
     #[test]
     fn places_are_taken_from_the_largest_crowd() {
         let secret = Secret::from_bytes([1; 32]);
@@ -268,15 +268,15 @@ mod tests {
             unproven.enter(greet(TcpStream::connect(address).unwrap(), origin.parse().unwrap()).unwrap());
         }
         assert_eq!(unproven.victim(), Some((1, unproven.candidates[1].since + unproven.grace())));
-        assert_eq!(unproven.place(), Some(None));
-        unproven.places = origins.len();
-        assert_eq!(unproven.place(), None, "nobody has had the time that everybody has");
+        assert_eq!(unproven.slot(), Some(None));
+        unproven.slots = origins.len();
+        assert_eq!(unproven.slot(), None, "nobody has had the time that everybody has");
         let grace = unproven.grace();
         unproven.candidates.iter_mut().for_each(|candidate| candidate.since -= grace);
-        assert_eq!(unproven.place(), Some(Some(1)));
+        assert_eq!(unproven.slot(), Some(Some(1)));
         // Then nobody holds more than another.
         (0..2).for_each(|_| unproven.refuse(1, String::new()));
-        assert_eq!(unproven.place(), Some(None));
+        assert_eq!(unproven.slot(), Some(None));
         assert_eq!(unproven.victim().map(|(index, _)| index), Some(0));
     }
 }

@@ -1,25 +1,22 @@
-//! [`GradientBuffer`] and, on a GPU, `DeviceGradientBuffer`: the gradients of many tensors in one arena, so that a collective runs
-//! over all of them at once.
+//! [`GradientBuffer`]: the gradients of many tensors in one arena, so that a collective runs over all of them at once.
 //!
-//! They own memory and know names, shapes and places. They never communicate and do no arithmetic.
+//! It owns memory and knows names, shapes and places. It never communicates and does no arithmetic.
 
-mod arena;
 #[cfg(feature = "cuda")]
 mod device;
 mod scratch;
 mod table;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-pub(crate) use self::arena::Arena;
-#[cfg(feature = "cuda")]
-pub use self::device::DeviceGradientBuffer;
 pub(crate) use self::scratch::Scratch;
 pub use self::table::TensorTable;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::memory::{Host, HostBuffer, Memory, TensorView, TensorViewMut};
 use crate::plan::segments;
-use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
+use crate::slice::SliceMut;
 
 /// One contiguous arena of one dtype for many tensors.
 ///
@@ -28,20 +25,22 @@ use crate::slice::{Slice, SliceMut, TensorView, TensorViewMut};
 /// whatever has been written there changes no result. They are zero when the buffer is made, every operation of this crate keeps zeros zero, and
 /// Adasum clears them, because zeros change no inner product.
 ///
-/// Reductions that need room keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
+/// Reductions on the host that need room keep it in the buffer for the next step, until [`release_scratch`](Self::release_scratch).
 ///
 /// ```
 /// use gradsync::{DType, GradientBuffer};
 ///
 /// let mut gradients = GradientBuffer::new(DType::F32, 2, [("weight", vec![3, 5]), ("bias", vec![5])])?;
 /// assert_eq!(gradients.segments(), [0..15, 64..69]);
-/// gradients.tensor_mut(1).into_data().typed::<f32>().unwrap().fill(1.0);
+/// gradients.tensor_mut(1).copy_from_slice(&[1.0f32; 5])?;
 /// assert_eq!(gradients.tensor(1).shape(), [5]);
+/// assert_eq!(gradients.tensor(1).to_vec::<f32>(), Some(vec![1.0; 5]));
+/// gradients.zero()?;
 /// # Ok::<(), gradsync::Error>(())
 /// ```
-pub struct GradientBuffer {
+pub struct GradientBuffer<M: Memory = Host> {
     table: TensorTable,
-    arena: Arena,
+    arena: M::Buffer,
     scratch: Scratch,
 }
 
@@ -63,12 +62,12 @@ impl GradientBuffer {
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
-        Self::with(Arena::zeroed, TensorTable::new(dtype, world_size, tensors)?)
+        Self::with(HostBuffer::zeroed, TensorTable::new(dtype, world_size, tensors)?)
     }
 
-    /// As [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
+    /// Like [`new`](Self::new), in memory that other processes of this machine can map (Linux: an anonymous file), for ranks that are such, as
     /// over MPI: Adasum and [`ops::all_reduce`](crate::ops::all_reduce()) then reduce the vectors where they lie instead of exchanging them
-    /// ([`AddressSpace`](crate::comm::AddressSpace)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
+    /// ([`SharedWindows`](crate::memory::SharedWindows)). All ranks make theirs with this, or none; results are the same bits. A child of `fork`
     /// has this memory in common with its parent.
     ///
     /// # Errors
@@ -79,10 +78,10 @@ impl GradientBuffer {
         world_size: usize,
         tensors: impl IntoIterator<Item = (N, S)>,
     ) -> Result<Self> {
-        Self::with(Arena::shared, TensorTable::new(dtype, world_size, tensors)?)
+        Self::with(HostBuffer::shared, TensorTable::new(dtype, world_size, tensors)?)
     }
 
-    fn with(arena: fn(&'static str, DType, usize) -> Result<Arena>, table: TensorTable) -> Result<Self> {
+    fn with(arena: fn(&'static str, DType, usize) -> Result<HostBuffer>, table: TensorTable) -> Result<Self> {
         let arena = arena("gradient buffer", table.dtype(), table.arena_len())?;
         Ok(Self { table, arena, scratch: Scratch::default() })
     }
@@ -92,6 +91,23 @@ impl GradientBuffer {
         self.arena.is_shared()
     }
 
+    /// Gives back the memory that reductions of this buffer have worked in, that of every algorithm and group; the next one takes new.
+    pub fn release_scratch(&mut self) {
+        self.scratch = Scratch::default();
+    }
+
+    /// What reductions in place need, all borrowed at once, with zeros in the gaps: inner products of whole arenas are then those of the
+    /// tensors, whose places in the chunks of a sum they do not move.
+    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
+        let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
+        for gap in segments::gaps(tensors, arena.len()) {
+            arena.reborrow().range_mut(gap).as_bytes_mut().fill(0);
+        }
+        Parts { arena, tensors, scratch: &mut self.scratch }
+    }
+}
+
+impl<M: Memory> GradientBuffer<M> {
     /// Which tensors it holds, and where.
     pub fn table(&self) -> &TensorTable {
         &self.table
@@ -148,44 +164,62 @@ impl GradientBuffer {
     }
 
     /// Tensor `index`.
-    pub fn tensor(&self, index: usize) -> TensorView<'_> {
-        let data = self.as_slice().range(self.table.segments()[index].clone());
-        TensorView::new(data, self.table.shape(index)).expect("the layout gave the tensor its shape's length")
+    pub fn tensor(&self, index: usize) -> TensorView<'_, M> {
+        let data = M::range(self.as_slice(), self.segments()[index].clone());
+        TensorView::of(data, Cow::Borrowed(self.shape(index))).expect("the layout gave the tensor its shape's length")
     }
 
     /// Tensor `index`, to write.
-    pub fn tensor_mut(&mut self, index: usize) -> TensorViewMut<'_> {
-        let data = self.arena.as_mut_slice().range_mut(self.table.segments()[index].clone());
-        TensorViewMut::new(data, self.table.shape(index)).expect("the layout gave the tensor its shape's length")
+    pub fn tensor_mut(&mut self, index: usize) -> TensorViewMut<'_, M> {
+        let data = M::range_mut(M::buffer_mut(&mut self.arena), self.table.segments()[index].clone());
+        let shape = Cow::Borrowed(self.table.shape(index));
+        TensorViewMut::of(data, shape).expect("the layout gave the tensor its shape's length")
+    }
+
+    /// All tensors with their names, in order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'_, M>)> {
+        (0..self.tensor_count()).map(|index| (self.name(index), self.tensor(index)))
+    }
+
+    /// All tensors with their names, in order, to write at once.
+    pub fn tensors_mut(&mut self) -> impl ExactSizeIterator<Item = (&str, TensorViewMut<'_, M>)> {
+        let Self { table, arena, .. } = self;
+        let pieces = M::ranges_mut(M::buffer_mut(arena), table.segments());
+        pieces.into_iter().enumerate().map(|(index, data)| {
+            let tensor = TensorViewMut::of(data, Cow::Borrowed(table.shape(index)));
+            (table.name(index), tensor.expect("the layout gave the tensor its shape's length"))
+        })
+    }
+
+    /// Two tensors to write at once; panics for one tensor twice.
+    pub fn two_tensors_mut(&mut self, one: usize, other: usize) -> (TensorViewMut<'_, M>, TensorViewMut<'_, M>) {
+        assert_ne!(one, other, "two tensors, not one twice");
+        let mut found = self.tensors_mut().enumerate().filter(|(index, _)| [one, other].contains(index));
+        let mut next = || found.next().expect("a tensor of that index").1.1;
+        let (lower, higher) = (next(), next());
+        if one < other { (lower, higher) } else { (higher, lower) }
     }
 
     /// The whole arena.
-    pub fn as_slice(&self) -> Slice<'_> {
-        self.arena.as_slice()
+    pub fn as_slice(&self) -> M::Slice<'_> {
+        M::buffer(&self.arena)
     }
 
-    /// The whole arena, to write. What is written to the gaps between [`segments`](Self::segments) may be lost, and changes no result.
-    pub fn as_mut_slice(&mut self) -> SliceMut<'_> {
-        self.arena.as_mut_slice()
+    /// The whole arena, to write. Anything that is written to the gaps between [`segments`](Self::segments) may be lost, and changes no result.
+    pub fn as_mut_slice(&mut self) -> M::SliceMut<'_> {
+        M::buffer_mut(&mut self.arena)
     }
 
-    /// Gives back the memory that reductions of this buffer have worked in, that of every algorithm and group; the next one takes new.
-    pub fn release_scratch(&mut self) {
-        self.scratch = Scratch::default();
-    }
-
-    /// What reductions in place need, all borrowed at once, with zeros in the gaps: inner products of whole arenas are then those of the
-    /// tensors, whose places in the chunks of a sum they do not move.
-    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
-        let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
-        for gap in segments::gaps(tensors, arena.len()) {
-            arena.reborrow().range_mut(gap).as_bytes_mut().fill(0);
-        }
-        Parts { arena, tensors, scratch: &mut self.scratch }
+    /// Sets all gradients to zero (ONNX Runtime's ZeroGradient of every tensor); on a GPU in the order of the queue.
+    ///
+    /// # Errors
+    /// `Error::Cuda`; never on the host.
+    pub fn zero(&mut self) -> Result<()> {
+        M::clear(self.as_mut_slice())
     }
 }
 
-impl std::fmt::Debug for GradientBuffer {
+impl<M: Memory> std::fmt::Debug for GradientBuffer<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GradientBuffer").field("table", &self.table).finish_non_exhaustive()
     }

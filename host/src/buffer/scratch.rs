@@ -1,27 +1,27 @@
 //! [`Scratch`]: the memory that reductions of one buffer work in, kept from one to the next. It never zeroes what it hands out again.
 
-use super::Arena;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::memory::HostBuffer;
 
 /// Arenas that nobody uses at the moment. Touching new memory for the first time takes longer than most of what reductions do with it.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    arenas: Vec<Arena>,
+    arenas: Vec<HostBuffer>,
 }
 
 impl Scratch {
     /// An arena of this dtype and length, whose elements are anything: one that was given back, or a new one.
-    pub(crate) fn take(&mut self, operation: &'static str, dtype: DType, len: usize) -> Result<Arena> {
-        let fits = |arena: &Arena| arena.dtype() == dtype && arena.as_slice().len() == len;
+    pub(crate) fn take(&mut self, operation: &'static str, dtype: DType, len: usize) -> Result<HostBuffer> {
+        let fits = |arena: &HostBuffer| arena.dtype() == dtype && arena.as_slice().len() == len;
         match self.arenas.iter().position(fits) {
             Some(place) => Ok(self.arenas.swap_remove(place)),
-            None => Arena::zeroed(operation, dtype, len),
+            None => HostBuffer::zeroed(operation, dtype, len),
         }
     }
 
     /// Keeps arenas for the next one who takes some.
-    pub(crate) fn give(&mut self, arenas: impl IntoIterator<Item = Arena>) {
+    pub(crate) fn give(&mut self, arenas: impl IntoIterator<Item = HostBuffer>) {
         self.arenas.extend(arenas);
     }
 }

@@ -1,23 +1,24 @@
-//! What one rank asks of the others: [`Call`], as the ranks compare it and as their errors quote it.
+//! [`Call`]: a request of one rank to the others, as the ranks compare it and as their errors quote it.
 
+mod arguments;
+mod compared;
 pub(crate) mod scope;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::ReduceOp;
+pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
+pub(crate) use self::compared::{Value, Visit};
 use crate::dtype::DataType;
-use crate::ops::{AdasumOptions, Granularity, WithinNode};
-use crate::plan::groups::GroupKind;
 
-/// What one rank asked of a communicator, as the other ranks' errors quote it.
+/// A request of one rank to a communicator, as the other ranks' errors quote it.
 ///
 /// Made inside an operation of this crate, it is a step of that operation, and errors name the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
-    /// What the rank's caller called, where this call is a step of it.
+    /// The operation that the rank's caller called, where this call is a step of it.
     pub within: Option<Operation>,
     /// The operation with its reduction, e.g. `all_reduce(sum)`.
     pub operation: Operation,
@@ -38,18 +39,24 @@ impl Call {
         Self::of(operation, 0, None)
     }
 
-    /// A call in which `len` tells calls apart whose data are not the caller's.
+    /// A call whose data are not the caller's; `len` distinguishes it from others of the same operation.
     pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DataType>) -> Self {
         Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
     }
 
-    /// What the rank's caller called.
+    /// Bytes of its elements.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.map_or(0, DataType::size_bytes)
+    }
+
+    /// The operation that the rank's caller called.
     pub fn called(&self) -> Operation {
         self.within.unwrap_or(self.operation)
     }
 
-    /// Whether two ranks can make these calls of a collective together. What they are steps of is compared by the operations, which can go
-    /// on after that.
+    /// Whether two ranks can make these calls of a collective together. The operations that they are steps of are compared by these operations
+    /// themselves, which can return an error and still be used afterwards.
     pub(crate) fn fits(&self, other: &Self) -> bool {
         (self.operation, self.len, self.dtype) == (other.operation, other.len, other.dtype)
     }
@@ -63,8 +70,8 @@ impl Call {
     }
 }
 
-/// Two calls that do not belong together, by what the ranks' callers called; by the steps of that where it is the same, or where two
-/// transfers do not fit.
+/// The text of two calls that do not match, by the operations that the ranks' callers called; by the steps of these operations where both called the
+/// same one, or where two transfers do not match.
 pub(crate) fn two_calls((left_rank, left): (usize, &Call), (right_rank, right): (usize, &Call)) -> String {
     let are_steps = left.called() == right.called() || (left.is_transfer() && right.is_transfer());
     let quoted = |call: &Call| if call.is_step() && !are_steps { call.called().to_string() } else { call.to_string() };
@@ -119,7 +126,7 @@ pub enum Operation {
     Adasum,
     /// A sum in rank order by such kernels.
     OrderedAllReduce(ReduceOp),
-    /// Recorded work, with whatever collectives are in it.
+    /// Recorded work, with the collectives in it.
     Graph,
     /// A call that all ranks have agreed on before, with its hash.
     Agreed {
@@ -127,11 +134,11 @@ pub enum Operation {
     },
     /// The making of a communicator.
     SetUp,
-    /// What ranks tell each other outside their collectives, over the [control channel](crate::bootstrap).
+    /// An exchange of messages outside collectives, over the [control channel](crate::bootstrap).
     Exchange,
-    /// Memory of ranks in one address space, lent to each other.
-    LendWindows,
-    /// What ranks tell each other before an operation of several steps: what each is about to do.
+    /// Windows of vectors in memory that ranks share, for the length of an exposure epoch.
+    SharedWindows,
+    /// The comparison of the ranks' calls before an operation of several steps.
     Comparison,
     AdasumAllReduce(AdasumOptions),
     HierarchicalAdasumAllReduce(WithinNode, AdasumOptions),
@@ -139,54 +146,23 @@ pub enum Operation {
     TrainingStep,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
-    NcclAllReduce(ReduceOp),
-    NcclAllGather,
-    NcclReduceScatter(ReduceOp),
+    AllReduceTensors(ReduceOp),
+    AllGatherTensors,
+    ReduceScatterTensors(ReduceOp),
     /// Bundles of tensors to and from any number of peers.
     ExchangeBundles,
     RunSchedule,
     RunStage,
     TensorParallel(Pass),
     Split,
-    /// [`Groups::new`](crate::comm::groups::Groups::new).
+    /// [`Groups::new`](crate::groups::Groups::new).
     Groups,
-    /// [`Groups::get`](crate::comm::groups::Groups::get).
+    /// [`Groups::get`](crate::groups::Groups::get).
     Group(GroupKind),
     GatherWords,
     Share,
     /// The control channel of an MPI job.
     Member,
-}
-
-/// A pass of a [tensor-parallel](crate::ops::tensor_parallel) operation that communicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-#[allow(missing_docs)] // an operation and a direction
-pub enum Pass {
-    AllReduceForward,
-    AllReduceGradientBackward,
-    AllGatherForward,
-    AllGatherBackward,
-    ReduceScatterForward,
-    ReduceScatterBackward,
-    PipelineForward,
-    PipelineBackward,
-}
-
-impl Pass {
-    /// The operation and the direction, such as `AllGather backward`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pass::AllReduceForward => "AllReduce forward",
-            Pass::AllReduceGradientBackward => "AllReduceGradient backward",
-            Pass::AllGatherForward => "AllGather forward",
-            Pass::AllGatherBackward => "AllGather backward",
-            Pass::ReduceScatterForward => "ReduceScatter forward",
-            Pass::ReduceScatterBackward => "ReduceScatter backward",
-            Pass::PipelineForward => "Pipeline forward",
-            Pass::PipelineBackward => "Pipeline backward",
-        }
-    }
 }
 
 impl Operation {
@@ -208,15 +184,15 @@ impl Operation {
             Operation::Agreed { .. } => "call agreed on before",
             Operation::SetUp => "set-up of a communicator",
             Operation::Exchange => "control exchange",
-            Operation::LendWindows => "lend_windows",
+            Operation::SharedWindows => "with_windows",
             Operation::Comparison => "comparison of calls",
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
             Operation::ZeroPartition => "ZeRO partition",
-            Operation::NcclAllReduce(_) => "nccl_all_reduce",
-            Operation::NcclAllGather => "nccl_all_gather",
-            Operation::NcclReduceScatter(_) => "nccl_reduce_scatter",
+            Operation::AllReduceTensors(_) => "all_reduce_tensors",
+            Operation::AllGatherTensors => "all_gather_tensors",
+            Operation::ReduceScatterTensors(_) => "reduce_scatter_tensors",
             Operation::ExchangeBundles => "exchange",
             Operation::RunSchedule => "run_schedule",
             Operation::RunStage => "run_stage",
@@ -237,8 +213,8 @@ impl fmt::Display for Operation {
             Operation::AllReduce(op)
             | Operation::ReduceScatter(op)
             | Operation::OrderedAllReduce(op)
-            | Operation::NcclAllReduce(op)
-            | Operation::NcclReduceScatter(op) => write!(f, "({op})"),
+            | Operation::AllReduceTensors(op)
+            | Operation::ReduceScatterTensors(op) => write!(f, "({op})"),
             Operation::ScaledAllReduce { op, before, after } => {
                 write!(f, "({op}, scaled by {before:?} before and {after:?} after)")
             }

@@ -1,4 +1,4 @@
-//! Which operation of this crate the caller of a thread is in, so that errors can name it and not the steps that it is made of.
+//! The operation of this crate that the caller of a thread is in, so that errors can name it instead of its steps.
 //!
 //! It is kept by thread: an operation makes all its calls of communicators on the thread that called it, and communicators of any crate may
 //! stand between the two. Nothing here changes what a call does.
@@ -10,9 +10,9 @@ use super::Operation;
 
 #[derive(Clone, Copy)]
 struct Scope {
-    /// What the caller has called.
+    /// The operation that the caller has called.
     operation: Option<Operation>,
-    /// Whether ranks compare what they are about to do.
+    /// Whether ranks are comparing their calls.
     is_comparing: bool,
 }
 
@@ -41,18 +41,18 @@ fn enter(scope: Scope) -> Entered {
     Entered { before: CURRENT.replace(scope), one_thread: PhantomData }
 }
 
-/// What is called from here on is a step of this operation. Inside another operation it is a step of that one, which is what the caller knows.
+/// Makes all calls from here on steps of this operation. Inside another operation they are steps of the outer one, which is the one that the caller knows.
 pub(crate) fn within(operation: Operation) -> Entered {
     let scope = CURRENT.get();
     enter(Scope { operation: scope.operation.or(Some(operation)), ..scope })
 }
 
-/// What is gathered from here on is a comparison of calls, which fits nothing but another one.
+/// Makes all gatherings from here on comparisons of calls, which match only other comparisons.
 pub(crate) fn comparing() -> Entered {
     enter(Scope { is_comparing: true, ..CURRENT.get() })
 }
 
-/// What is called from here on is called by code of the caller's, which an operation runs.
+/// Attributes all calls from here on to the caller's own code, which an operation runs.
 pub(crate) fn outside() -> Entered {
     enter(Scope::NONE)
 }
@@ -62,12 +62,12 @@ pub(crate) fn operation() -> Option<Operation> {
     CURRENT.get().operation
 }
 
-/// What errors of `operation` on this thread name: the operation that the caller has called.
+/// The operation that errors of `operation` on this thread name: the one that the caller has called.
 pub(crate) fn called(operation: Operation) -> Operation {
     CURRENT.get().operation.unwrap_or(operation)
 }
 
-/// What a call of `operation` is, said of a gathering where ranks compare calls.
+/// Replaces the gathering of a comparison of calls by [`Operation::Comparison`].
 pub(super) fn step(operation: Operation) -> Operation {
     let is_gathering = matches!(operation, Operation::AllGather | Operation::Exchange);
     if is_gathering && CURRENT.get().is_comparing { Operation::Comparison } else { operation }

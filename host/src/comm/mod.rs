@@ -1,152 +1,197 @@
-//! Ranks and what they do together: the [`Communicator`] trait and its transports.
+//! Ranks and their collectives: the calls of MPI and NCCL, with operands that are checked, calls that are compared, and deadlines.
 //!
-//! [`local`] runs ranks as threads of one process; with the feature `mpi` there is `mpi`, whose ranks are the processes of an MPI job.
-//! With the feature `cuda` there is `DeviceCommunicator`, the counterpart for device memory, and `nccl`, which implements it, as
-//! `mpi::device` does with both features.
-//! Transports never meet: each implements its trait on its own. [`groups`] divides the ranks of any of them.
+//! | trait | contract |
+//! |---|---|
+//! | [`Ranks`] | the number of this rank, how many ranks there are, and exchanging a few numbers with all of them |
+//! | [`Communicator<M>`] | implemented by a transport: runs one [`Collective`] on memory `M`, and exchanges messages |
+//! | [`Collectives<M>`] | the named calls of every communicator: `all_reduce`, `all_gather`, `send` and so on |
+//! | [`Split`] | ranks form groups (MPI_Comm_split, ncclCommSplit) |
+//!
+//! | transport | ranks | memory |
+//! |---|---|---|
+//! | [`local`] | threads of one process | [`Host`] |
+//! | `mpi` (feature) | processes of an MPI job | [`Host`] |
+//! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
+//! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
+//!
+//! Each transport implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
+//! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
 //!
 //! # Deadlines
 //!
-//! Every transport has one: how long a call waits for the other ranks before it becomes a [`CommError::Timeout`] that names those that did
+//! Every transport has a deadline: a call that has waited so long for other ranks fails with a [`CommError::Timeout`] that names the ranks which did
 //! not come. It is a [`Duration`](std::time::Duration), [`DEFAULT_DEADLINE`] unless another is given when the communicator is made, and
 //! groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
-//! | [`local::run`], [`local::group`] | [`local::run_with_deadline`], [`local::group_with_deadline`] |
+//! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
 
-#[cfg(feature = "cuda")]
-mod device;
-pub mod groups;
+mod collective;
+mod collectives;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
-mod operands;
 mod reduction;
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt;
 
-#[cfg(feature = "cuda")]
-pub use self::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory};
+pub use self::collective::{Collective, Operands, Scaling};
+pub use self::collectives::Collectives;
 pub(crate) use self::reduction::reduce_windows;
 pub use crate::bootstrap::DEFAULT_DEADLINE;
-use crate::error::Result;
+pub use crate::call::ReduceOp;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
-use crate::slice::{Slice, SliceMut};
+use crate::error::{Error, Result};
+use crate::memory::{Host, Memory};
 
-/// How a reduction joins the ranks' values of one element.
-///
-/// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
-/// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // the variants are what their names say
-pub enum ReduceOp {
-    Sum,
-    Mean,
-    Max,
-    Min,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "mean",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-        })
-    }
-}
-
-/// The collectives of a group of ranks, after MPI-4.1 chapter 6 and NCCL's API of the same names.
-///
-/// Every rank must make the same calls in the same order with equal counts, dtypes, reductions and roots; a transport that can
-/// tell compares them and fails on every rank otherwise. Calls block until this rank's part is done and its buffers may be
-/// reused. Results of reductions are bitwise identical on all ranks.
-///
-/// Every call can fail with [`Error::Comm`](crate::Error::Comm) when ranks disagree, leave or are late, and with
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) or [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) when its
-/// own operands do not fit each other.
-pub trait Communicator {
+/// Which ranks there are, and the few numbers that they show each other.
+pub trait Ranks {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;
 
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
-    /// Replaces every rank's data by their reduction (MPI_Allreduce in place, 6.9.6).
-    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()>;
-
-    /// Reduces the ranks' inputs and leaves shard `rank` of the result in `output`; `input` holds `world_size` shards of
-    /// `output`'s length (MPI_Reduce_scatter_block, 6.10.1).
-    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()>;
-
-    /// Concatenates the ranks' inputs, in rank order, on every rank (MPI_Allgather, 6.7).
-    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()>;
-
-    /// As [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
-    /// be a multiple of the world size.
-    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()>;
-
-    /// Sends shard `p` of `input` to rank `p`, and receives rank `p`'s shard for this rank into shard `p` of `output`
-    /// (MPI_Alltoall, 6.8).
-    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()>;
-
-    /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4).
-    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()>;
-
-    /// Sends to another rank, which must call [`recv`](Self::recv); returns when the data have been taken (MPI_Ssend, 3.4).
-    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()>;
-
-    /// Receives from another rank (MPI_Recv, 3.2.4); count and dtype must equal the sender's.
-    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()>;
-
-    /// Sends to one rank and receives from another, or the same, at once: two ranks may exchange with it (MPI_Sendrecv, 3.10).
-    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()>;
-
-    /// Sends bytes to and receives bytes from any number of peers at once (MPI_Isend, MPI_Irecv and MPI_Waitall, 3.7). Each transfer
-    /// must meet its counterpart in a call of the peer, in order for each pair of ranks, and no transfer waits for another: ranks
-    /// whose transfers all meet never deadlock, whatever the order in which peers stand in the lists.
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
+    /// Gathers every rank's words, in rank order; all ranks give equally many. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>>;
 
     /// Returns once every rank has called it (MPI_Barrier, 6.3).
-    fn barrier(&self) -> Result<()>;
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn barrier(&self) -> Result<()> {
+        self.gather_words(&[]).map(drop)
+    }
 
-    /// What ranks that may reach each other's memory can do beside; `None`, and so on every rank, for all others.
-    fn address_space(&self) -> Option<&dyn AddressSpace> {
+    /// Where operations that are repeated at every step note what the ranks have agreed on, so that the host waits for that once. `None`,
+    /// the default, makes ranks compare their calls every time.
+    fn agreements(&self) -> Option<&Agreements> {
+        None
+    }
+
+    /// Relies once more on what [`agreements`](Self::agreements) holds, without waiting for anybody. Where calls are compared, ranks that
+    /// rely on different agreements fail as those whose calls differ. Does nothing by default.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn recall(&self, agreement: u64) -> Result<()> {
+        let _ = agreement;
+        Ok(())
+    }
+
+    /// How many calls of this rank were given to the other ranks to compare; always 0, the default, where calls are not compared, or before
+    /// they are made.
+    fn announced(&self) -> u64 {
+        0
+    }
+
+    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit those of the other ranks. Does not wait.
+    fn is_confirmed(&self, calls: u64) -> bool {
+        let _ = calls;
+        true
+    }
+
+    /// Waits until they are.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn confirm(&self, calls: u64) -> Result<()> {
+        let _ = calls;
+        Ok(())
+    }
+
+    /// The failure that has ended this communicator, if any, also of work that ran after its call had returned. Does not wait. Transports
+    /// of which every failure is that of a call have none.
+    fn failure(&self) -> Option<Error> {
         None
     }
 }
 
-/// Ranks that can reach each other's memory, as threads of one process can, and processes of one machine where it lies in files that they
-/// can map: what others have to exchange they use where it lies.
-pub trait AddressSpace {
-    /// Cuts every rank's vector into as many windows of one length as there are ranks, and lends window `rank` of every rank's, in rank
-    /// order, to `work`, which is called once and has them to itself. Collectives of this communicator may be called in there, by every
-    /// rank alike. Returns on no rank before `work` has ended on all of them, whatever has failed.
-    ///
-    /// Of processes, every rank's vector is the arena of a [shared](crate::GradientBuffer::new_shared) buffer, or none is. If none is, or a rank
-    /// cannot map another's, as that of another machine, this is `false` on every rank: `work` has not run.
-    ///
-    /// # Errors
-    /// Those of a collective; [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a vector that has no such windows. On a rank
-    /// whose `work` fails its error; on the others one that names that rank. `work` has run on every rank, or on none.
-    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool>;
+/// Hashes of calls that all ranks of a group have agreed on, and that need not be compared again. Every rank of the group has the same.
+#[derive(Debug, Default)]
+pub struct Agreements(RefCell<HashSet<u64>>);
+
+impl Agreements {
+    pub(crate) fn contains(&self, value: u64) -> bool {
+        self.0.borrow().contains(&value)
+    }
+
+    pub(crate) fn insert(&self, value: u64) {
+        self.0.borrow_mut().insert(value);
+    }
 }
 
-impl fmt::Debug for dyn Communicator + '_ {
+/// The contract of a transport: ranks that run collectives on one kind of memory. [`Collectives`] has the calls by name.
+///
+/// Every rank must make the same calls in the same order with equal counts, dtypes, reductions, factors and roots; a transport that can
+/// tell compares them and fails on every rank otherwise. Results of reductions are bitwise identical on all ranks.
+///
+/// On host memory calls block until this rank's part is done and its buffers may be reused. On a GPU they put work into the queue of their
+/// operands and return. Nothing races: whatever was in that queue before runs before, whatever is put there afterwards runs after, and memory
+/// may be reused or dropped at once. A failure later on, while the queue runs, is sticky: every later call returns it, and so does
+/// [`synchronize`](Self::synchronize), which should stand before results are used; without it, a failed collective leaves whatever its
+/// operands held.
+///
+/// # Errors
+/// Every call can fail with [`Error::Comm`] when ranks disagree, leave or are late, and with [`Error::LengthMismatch`],
+/// [`Error::DTypeMismatch`] or [`Error::InvalidArgument`] when its own operands do not fit each other, which the other ranks learn as
+/// [`CommError::InvalidCall`].
+pub trait Communicator<M: Memory = Host>: Ranks {
+    /// Runs one collective.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn run(&self, collective: Collective<'_, M>) -> Result<()>;
+
+    /// Runs several collectives, at once where the transport can (a group of NCCL's), and else in order.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn run_all(&self, collectives: Vec<Collective<'_, M>>) -> Result<()> {
+        collectives.into_iter().try_for_each(|collective| self.run(collective))
+    }
+
+    /// Sends to and receives from any number of peers at once (MPI_Isend, MPI_Irecv and MPI_Waitall, 3.7; a group of ncclSend and
+    /// ncclRecv). Each transfer must meet its counterpart, of equal count and type, in a call of the peer, in order for each pair of ranks,
+    /// and no transfer waits for another: ranks whose transfers all meet never deadlock, whatever the order in which peers stand in the
+    /// lists. All operands belong to one queue.
+    ///
+    /// # Errors
+    /// The errors of every call, and [`CommError::InvalidPeer`] for this rank itself or one that there is not.
+    fn exchange(&self, sends: &[(usize, M::Wire<'_>)], receives: &mut [(usize, M::WireMut<'_>)]) -> Result<()>;
+
+    /// The windows of shared or peer memory, where all ranks can reach each other's memory; `None`, on every rank, otherwise.
+    fn sharing(&self) -> Option<&M::Sharing> {
+        None
+    }
+
+    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first; where ranks compare their calls, until
+    /// all calls of this rank so far have been compared too. Does nothing on host memory.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn synchronize(&self, queue: &M::Queue) -> Result<()> {
+        let _ = queue;
+        Ok(())
+    }
+}
+
+impl<M: Memory> fmt::Debug for dyn Communicator<M> + '_ {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.rank(), self.world_size())
     }
 }
-
-/// What a rank does with the windows that it is lent.
-pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 
 /// A communicator whose ranks can form groups among themselves.
 pub trait Split: Sized {
@@ -154,14 +199,16 @@ pub trait Split: Sized {
     /// colour a rank takes part and gets nothing. All ranks have to call it. The new group fails, and ends, on its own.
     ///
     /// # Errors
-    /// Those of a collective, and those of making a communicator.
+    /// The errors of a collective, and those of making a communicator.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>>;
 }
 
-/// Every rank's words, in rank order. They travel as numbers, and no transport computes with what it gathers.
-pub(crate) fn gather_words(comm: &dyn Communicator, words: &[u64]) -> Result<Vec<u64>> {
+/// [`Ranks::gather_words`] of a transport for host memory, by a collective. Words travel as numbers, and no transport computes with the
+/// numbers that it gathers.
+pub(crate) fn gather_words_by<C: Communicator + ?Sized>(comm: &C, words: &[u64]) -> Result<Vec<u64>> {
     let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
     let mut all = vec![0.0f64; own.len() * comm.world_size()];
-    comm.all_gather((&own).into(), (&mut all).into())?;
+    let operands = Operands::Apart { input: (&own).into(), output: (&mut all).into() };
+    comm.run(Collective::AllGather { operands })?;
     Ok(all.into_iter().map(f64::to_bits).collect())
 }

@@ -15,15 +15,6 @@ use crate::slice::SliceMut;
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
 
-/// [`Reduction::run`] without factors.
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn reduce(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len: usize, op: ReduceOp) {
-    // SAFETY: the caller's promise.
-    unsafe { Reduction::new(dtype, op).run(inputs, outputs, len) }
-}
-
 /// Replaces windows of one length and dtype, in rank order, by their reduction, with all threads.
 pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
     let Some(first) = windows.first() else { return };
@@ -36,18 +27,18 @@ pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
         let outputs: Vec<*mut u8> = pieces.into_iter().map(|piece| piece.as_bytes_mut().as_mut_ptr()).collect();
         let inputs: Vec<*const u8> = outputs.iter().map(|output| output.cast_const()).collect();
         // SAFETY: the same chunk of every window, each borrowed for this alone, as input and output at one place.
-        unsafe { reduce(dtype, &inputs, &outputs, chunk.len(), op) };
+        unsafe { Reduction::new(dtype, op).run(&inputs, &outputs, chunk.len()) };
     });
 }
 
-/// What is computed.
+/// The reduction to compute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Reduction {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
-    /// What every element is multiplied by once it is an `f64`; 1 leaves it alone.
+    /// The factor of every element once it is an `f64`; 1 leaves it unchanged.
     pub(super) before: f64,
-    /// What the reduction is multiplied by before its one rounding.
+    /// The factor of the reduction before its single rounding.
     pub(super) after: f64,
 }
 

@@ -1,4 +1,4 @@
-//! [`Device`]: a GPU of this machine, and what the driver says of it. It holds nothing and makes no context.
+//! [`Device`]: a GPU of this machine, and its attributes. It owns no resources and makes no context.
 
 use std::ffi::CStr;
 
@@ -12,11 +12,11 @@ pub struct Device {
     handle: cuda::CUdevice,
 }
 
-/// What [`Device::attribute`] can be asked for.
+/// The attributes that [`Device::attribute`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 #[repr(u32)]
 #[allow(missing_docs)] // the names are the driver's
+#[non_exhaustive]
 pub enum DeviceAttribute {
     MultiprocessorCount = 16,
     /// In kHz.

@@ -51,8 +51,8 @@ impl Mark {
         check("cuEventSynchronize", unsafe { cuda::cuEventSynchronize(self.0) })
     }
 
-    /// Makes what is put into the stream from now on wait for this event.
-    pub(super) fn hold_back(&self, stream: cuda::CUstream) -> Result<(), CudaError> {
+    /// Makes later work of the stream wait for this event.
+    pub(super) fn make_stream_wait(&self, stream: cuda::CUstream) -> Result<(), CudaError> {
         // SAFETY: both handles are live.
         check("cuStreamWaitEvent", unsafe { cuda::cuStreamWaitEvent(stream, self.0, 0) })
     }

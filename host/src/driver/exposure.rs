@@ -1,9 +1,9 @@
 //! [`Exposure`]: memory of this rank that the kernels of other ranks reach, and when it can be used for something else.
 //!
-//! A peer may launch kernels that write here after this rank has dropped what it made for them. So the memory outlives its owner until every
-//! rank has let go. A rank lets go when its own work on the peers' memory is over: it unmaps that memory and sets its flag in every rank's list
-//! of flags. No rank waits for another: what is left to do is looked at again when memory is allocated or a queue is waited for. Memory that a
-//! rank never lets go of, because it was killed, stays out of use until this process ends.
+//! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every
+//! rank has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in every
+//! rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited for. Memory that a
+//! rank never releases, because it was killed, stays out of use until this process ends.
 //!
 //! The lists of flags are the one thing that is unmapped after it was written; their memory never goes back to the driver.
 
@@ -18,7 +18,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::sys::cuda;
 
-/// How often what is left to do is looked at.
+/// The least time between two checks of pending releases.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Memory of this rank that the others have mapped, and theirs that this one has.
@@ -39,7 +39,7 @@ struct Flags {
     _mappings: Vec<Mapping>,
 }
 
-/// What the drop of an [`Exposure`] leaves to do.
+/// The release of a dropped [`Exposure`], as far as it is pending.
 #[derive(Debug)]
 struct Departure {
     exposure: Exposure,
@@ -151,7 +151,7 @@ impl Drop for Exposure {
 }
 
 impl Departure {
-    /// Does what can be done; true if nothing is left.
+    /// Goes on with the release as far as possible; true if it is complete.
     fn settle(&mut self) -> Result<bool, CudaError> {
         if !self.has_let_go {
             if !self.end.is_done()? {
@@ -164,7 +164,7 @@ impl Departure {
     }
 }
 
-/// Does what can be done for memory whose owners have dropped it, without waiting for any other rank; not too often, unless `now`.
+/// Goes on with all pending releases, without waiting for any other rank; not too often, unless `now`.
 pub(super) fn settle(now: bool) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;

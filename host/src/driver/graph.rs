@@ -1,6 +1,6 @@
-//! [`Graph`]: work that is recorded once and put into its queue as a whole, again and again, at the cost of one launch.
+//! [`Graph`]: work that is recorded once and enqueued repeatedly as a whole, at the cost of one launch.
 //!
-//! It records what is put into a queue, and knows nothing of it. What the recorded work uses, a [`Recording`] keeps.
+//! It records the work of a queue, whatever it is. A [`Recording`] keeps the resources that the work uses.
 
 use std::ptr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Graph {
     _recording: Arc<Recording>,
 }
 
-/// A stream whose work is being recorded. What ends the recording, whatever happened, is the drop.
+/// A stream whose work is being recorded. Dropping it ends the recording in every case.
 struct Capture<'a> {
     queue: &'a Queue,
     graph: cuda::CUgraph,
@@ -75,15 +75,15 @@ impl Drop for Capture<'_> {
 unsafe impl Send for Graph {}
 
 impl Queue {
-    /// Records what `work` puts into this queue, on this thread, instead of running it.
+    /// Records the work that `work` enqueues into this queue, on this thread, instead of running it.
     ///
-    /// Work can be recorded that launches kernels or collectives on memory that is there: reductions of gradient buffers by objects that
-    /// have run once before, casts, sums. What allocates device memory, sends tables to the device, copies to or from the host or waits for the
-    /// queue cannot, and fails. Ranks record the same collectives in the same order. The graph keeps what the work uses ([`Graph`]), but not
-    /// memory that this crate has only been given the address of, by an unsafe function: the promise made there includes the graph.
+    /// Kernels and collectives on existing memory can be recorded: reductions of gradient buffers by objects that
+    /// have run once before, casts, sums. Work that allocates device memory, sends tables to the device, copies to or from the host or waits for the
+    /// queue fails. Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except
+    /// memory that was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
     ///
     /// # Errors
-    /// What `work` fails with; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
+    /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
     /// the legacy default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.refuse_default_stream()?;
@@ -101,7 +101,7 @@ impl Queue {
         Ok(status != cuda::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Refuses what would be wrong when it runs again: it uses memory that is somebody else's by then.
+    /// Refuses work that would be wrong when it runs again, because its memory may belong to another owner by then.
     pub(super) fn refuse_capture(&self, what: &str) -> Result<(), CudaError> {
         if !self.is_capturing()? {
             return Ok(());
@@ -117,8 +117,8 @@ impl Queue {
 impl Graph {
     /// Puts the recorded work into its queue, all of it at once. Each launch runs behind the one before.
     ///
-    /// Where the work meets that of other ranks, launch it by
-    /// [`DeviceCommunicator::run_kernels`](crate::comm::DeviceCommunicator::run_kernels) with the operation
+    /// Where the work synchronises with the kernels of other ranks, launch it by
+    /// [`PeerMemory::run_kernels`](crate::memory::PeerMemory::run_kernels) with the operation
     /// [`Graph`](crate::comm::Operation::Graph), so that it is watched over as collectives are.
     ///
     /// # Errors

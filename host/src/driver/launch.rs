@@ -37,7 +37,7 @@ impl From<usize> for Argument {
     }
 }
 
-/// Puts a launch of so many blocks of an entry point into a stream.
+/// Enqueues a launch of `blocks` blocks of an entry point into a stream.
 ///
 /// # Safety
 /// See `Queue::launch`; the function is the entry point's, and its context current. With `early`, every thread of the kernel begins with

@@ -9,10 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::recording::Memory;
-use super::{Queue, check};
+use super::{CudaError, Queue, check};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 use crate::slice::{Slice, SliceMut};
 use crate::sys::cuda;
 
@@ -49,7 +48,7 @@ impl DeviceBuffer {
         Self::filled(queue, dtype, len, 0)
     }
 
-    /// As [`zeroed`](Self::zeroed), with every byte the same.
+    /// Like [`zeroed`](Self::zeroed), with every byte the same.
     pub(crate) fn filled(queue: &Queue, dtype: DType, len: usize, byte: u8) -> Result<Self> {
         let buffer = Self::allocate(queue, dtype, len)?;
         let bytes = len * dtype.size_bytes();
@@ -70,7 +69,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Allocates without writing: the elements are whatever was there. Whoever calls this writes them before anything reads them.
+    /// Allocates without writing: the elements are unspecified. The caller writes them before they are read.
     pub(crate) fn allocate(queue: &Queue, dtype: DType, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size_bytes()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::InvalidArgument {
@@ -162,10 +161,10 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSliceMut<'a> {
-    /// As [`DeviceSlice::from_raw_parts`], to write.
+    /// Like [`DeviceSlice::from_raw_parts`], to write.
     ///
     /// # Safety
-    /// As there, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
+    /// As for that method, and nothing else may read or write the memory for `'a` but work ordered on `queue`.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
         // SAFETY: the caller's promise.
         Self { view: unsafe { DeviceSlice::from_raw_parts(queue, address, dtype, len) }, unique: PhantomData }
@@ -195,6 +194,16 @@ impl<'a> DeviceSliceMut<'a> {
     pub fn split_at_mut(self, middle: usize) -> (DeviceSliceMut<'a>, DeviceSliceMut<'a>) {
         let (first, second) = (self.view.range(0..middle), self.view.range(middle..self.view.len));
         (DeviceSliceMut { view: first, unique: PhantomData }, DeviceSliceMut { view: second, unique: PhantomData })
+    }
+
+    /// Puts the clearing of all bytes into the queue.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        let DeviceSlice { queue, address, dtype, len } = self.view;
+        queue.make_current()?;
+        // SAFETY: as many bytes, borrowed mutably.
+        check("cuMemsetD8Async", unsafe {
+            cuda::cuMemsetD8Async(address, 0, len * dtype.size_bytes(), queue.raw_stream())
+        })
     }
 
     /// Puts a copy of host data into the queue and waits until the data have been read.
@@ -238,6 +247,25 @@ impl<'a> DeviceSliceMut<'a> {
             cuda::cuMemcpyDtoDAsync_v2(self.view.address, source.address, bytes, self.view.queue.raw_stream())
         })?;
         Ok(())
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        buffer.as_slice()
+    }
+}
+
+impl<'a> From<&'a mut DeviceBuffer> for DeviceSliceMut<'a> {
+    fn from(buffer: &'a mut DeviceBuffer) -> Self {
+        buffer.as_mut_slice()
+    }
+}
+
+impl<'a> From<&'a mut DeviceSliceMut<'_>> for DeviceSliceMut<'a> {
+    /// The same elements for a shorter borrow.
+    fn from(data: &'a mut DeviceSliceMut<'_>) -> Self {
+        data.reborrow()
     }
 }
 

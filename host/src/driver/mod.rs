@@ -21,6 +21,7 @@ mod queue;
 mod recording;
 mod residency;
 
+pub use crate::sys::CudaError;
 use crate::sys::cuda::Status;
 
 pub use device::{Device, DeviceAttribute};
@@ -38,29 +39,11 @@ pub(crate) use pinned::Pinned;
 pub(crate) use recording::Memory;
 pub(crate) use residency::{Claim, Sharers};
 
-/// A refusal of the CUDA driver, or its absence.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("CUDA: {call} failed with code {code}: {text}")]
-pub struct CudaError {
-    /// What was asked of the driver.
-    pub call: String,
-    /// The driver's result code (`CUresult`).
-    pub code: u32,
-    /// The driver's own words, or its name for the code.
-    pub text: String,
-}
-
-impl CudaError {
-    fn of(call: String, status: Status) -> Self {
-        CudaError { call, code: status.0, text: status.text() }
-    }
-}
-
 fn check(call: &str, status: Status) -> Result<(), CudaError> {
     check_named(|| call.into(), status)
 }
 
-/// As [`check`], where the call's name has to be put together.
+/// Like [`check`], where the call's name has to be put together.
 fn check_named(call: impl FnOnce() -> String, status: Status) -> Result<(), CudaError> {
     if status == Status::SUCCESS {
         return Ok(());

@@ -89,7 +89,7 @@ impl Library {
         Self { cubins: if is_ptx_forced { &[] } else { self.cubins }, ..self }
     }
 
-    /// The text of a module that holds one entry point: what stands before the first entry of its file, and its own body.
+    /// The text of a module with one entry point: the part of its file before the first entry, and its own body.
     fn source(&self, entry: &Entry) -> Option<String> {
         let (_, text) = self.families.iter().find(|(family, _)| *family == entry.family)?;
         const ENTRY: &str = ".visible .entry ";
@@ -141,7 +141,7 @@ fn waiting_first(text: &str) -> String {
     text.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n")
 }
 
-/// What a kernel was loaded from.
+/// The source that a kernel was loaded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelSource {
     /// Code of the device's architecture, assembled when this crate was made.
@@ -152,16 +152,17 @@ pub enum KernelSource {
 
 /// A kernel that a queue has loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LoadedKernel {
     /// The entry point.
     pub name: &'static str,
-    /// What the driver took.
+    /// The source that the driver accepted.
     pub source: KernelSource,
-    /// How long loading held up whoever asked for it, the driver's compiler included.
+    /// How long loading took, including the driver's compiler.
     pub load_time: Duration,
 }
 
-/// What the driver has loaded. The context must be current where it is loaded, asked and dropped.
+/// A module that the driver has loaded. The context must be current where it is loaded, used and dropped.
 #[derive(Debug)]
 struct Module(cuda::CUmodule);
 

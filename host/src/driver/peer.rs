@@ -1,7 +1,7 @@
 //! Device memory that the kernels of other ranks reach: by CUDA IPC between processes, directly inside one; and a flag in the host's
 //! memory that tells kernels to give up.
 //!
-//! Who is whose peer, and what the memory is for, is the transport's business.
+//! The transport decides which ranks are peers, and what the memory is for.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -42,7 +42,7 @@ pub(crate) fn process_number() -> [u8; 16] {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     queue: Queue,
-    /// What is to be unmapped; nothing inside one process.
+    /// The mapping to release; none within one process.
     base: Option<u64>,
     address: u64,
 }

@@ -1,7 +1,7 @@
-//! [`Pinned`]: page-locked host memory in equal blocks, through which data travel between a device and the host piece by piece, without
-//! anybody waiting who does not have to.
+//! [`Pinned`]: page-locked host memory in equal blocks, through which data are copied between a device and the host piece by piece, without
+//! unnecessary waits.
 //!
-//! Every block has an event behind its last copy. Who uses a block, and for what, is the transport's business.
+//! Every block has an event after its last copy. The transport decides who uses a block, and for what.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -39,7 +39,7 @@ impl Pinned {
         self.copied.len()
     }
 
-    /// Where a block begins: at a multiple of its length from a page. Who reads or writes it has waited for its copies.
+    /// The start of a block: at a multiple of its length from a page. The host accesses it only after waiting for its copies.
     pub(crate) fn block(&self, index: usize) -> *mut u8 {
         assert!(index < self.count(), "block {index} of {}", self.count());
         self.start.wrapping_add(index * self.block_bytes)
@@ -103,7 +103,7 @@ impl Pinned {
         self.block(index).wrapping_add(offset)
     }
 
-    /// Takes note that a block's last copies, so far, are those in `queue`.
+    /// Records that a block's last copies are in `queue`.
     pub(crate) fn mark(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;
         self.copied[index].record(queue.raw_stream())
@@ -116,25 +116,25 @@ impl Pinned {
     }
 }
 
-/// What a transport needs of it that runs queues of its own beside the caller's.
+/// For transports with queues of their own beside the caller's.
 #[cfg(feature = "mpi")]
 impl Pinned {
     pub(crate) fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// Makes what is put into `later` from now on wait for what is in `earlier`. The host does not wait.
+    /// Makes later work of `later` wait for the present work of `earlier`. The host does not wait.
     pub(crate) fn order(&self, earlier: &Queue, later: &Queue) -> Result<(), CudaError> {
         self.queue.make_current()?;
         let order = Mark::new(Timing::Left)?;
         order.record(earlier.raw_stream())?;
-        order.hold_back(later.raw_stream())
+        order.make_stream_wait(later.raw_stream())
     }
 
-    /// Makes what is put into `queue` from now on wait for a block's last copies. The host does not wait.
-    pub(crate) fn hold_back(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
+    /// Makes later work of `queue` wait for a block's last copies. The host does not wait.
+    pub(crate) fn make_queue_wait(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;
-        self.copied[index].hold_back(queue.raw_stream())
+        self.copied[index].make_stream_wait(queue.raw_stream())
     }
 
     /// Whether a block's copies are over. Does not wait.

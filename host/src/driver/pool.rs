@@ -106,7 +106,7 @@ pub(super) fn out_of_memory(bytes: usize) -> CudaError {
     CudaError::of(format!("cuMemAlloc of {bytes} bytes"), Status::OUT_OF_MEMORY)
 }
 
-/// Pinned host memory that small uploads are written to, so that the copy to the device needs nobody to wait for it.
+/// Pinned host memory that small uploads are written to, so that the host need not wait for the copy to the device.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     blocks: Vec<Block>,

@@ -45,7 +45,7 @@ struct Inner {
     staging: Mutex<Staging>,
     tables: Mutex<Tables>,
     stream: cuda::CUstream,
-    /// Destroys `stream`, unless it belongs to somebody else.
+    /// Destroys `stream`, unless it has another owner.
     _owned: Option<OwnedStream>,
     context: Primary,
     device: Device,
@@ -177,7 +177,7 @@ impl Queue {
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
         self.join_recording();
-        event.mark().hold_back(self.inner.stream)
+        event.mark().make_stream_wait(self.inner.stream)
     }
 
     /// Loads a kernel before its first launch, which would otherwise pay for it, and for its compilation by the driver.
@@ -189,7 +189,7 @@ impl Queue {
         self.with_kernel(name, |_| Ok(()))
     }
 
-    /// The kernels that this queue and its clones have loaded, by name: what each was loaded from, and how long that took.
+    /// The kernels that this queue and its clones have loaded, by name: the source of each, and the time that loading took.
     pub fn loaded_kernels(&self) -> Vec<LoadedKernel> {
         let kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let mut loaded: Vec<LoadedKernel> = kernels.values().map(|kernel| kernel.loaded).collect();
@@ -248,7 +248,7 @@ impl Queue {
         self.inner.context.make_current()
     }
 
-    /// Device memory for `bytes` bytes, ordered on this queue: what an earlier buffer left, or new.
+    /// Device memory for `bytes` bytes, ordered on this queue: the memory of an earlier buffer, or new memory.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
@@ -258,19 +258,19 @@ impl Queue {
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
-        // What this queue keeps, or the peers have let go of, may be what is missing.
+        // Memory that this queue keeps, or that peers have released, may be enough.
         self.settle_exposures(true)?;
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
     }
 
-    /// As [`exposure::settle`], which makes contexts of other devices current.
+    /// Like [`exposure::settle`], which makes contexts of other devices current.
     fn settle_exposures(&self, now: bool) -> Result<(), CudaError> {
         exposure::settle(now);
         self.make_current()
     }
 
-    /// Takes back what [`allocate`](Self::allocate) gave for that many bytes.
+    /// Takes memory back that [`allocate`](Self::allocate) returned for that many bytes.
     pub(super) fn free(&self, address: u64, bytes: usize) {
         self.pool().give(pool::size_class(bytes), address);
     }

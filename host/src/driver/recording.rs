@@ -1,9 +1,9 @@
-//! What a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
+//! [`Recording`]: the resources that a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
 //!
-//! Recorded work names addresses, and safe code can drop what lies there. So memory that was allocated before a recording ended stays with the
-//! recording when its owner drops it, whether the work uses it or not: the recording need not know what kernels are given. Memory that was
-//! allocated later cannot be in it, and is not kept. Everything else that recorded work leans on, such as a communicator or the memory of peers,
-//! is handed over by whoever records it ([`Queue::keep_for_recording`]).
+//! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with the
+//! recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory that was
+//! allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of peers,
+//! are handed over by the code that records it ([`Queue::keep_for_recording`]).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 static RECORDINGS: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What this thread records, the innermost last.
+    /// The recordings of this thread, the innermost last.
     static ACTIVE: RefCell<Vec<Arc<Recording>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Work in the queue may still use the memory; whoever gets it next uses it behind that work.
+        // Work in the queue may still use the memory; its next owner uses it after that work.
         self.queue.free(self.address, self.bytes);
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Memory {
     }
 }
 
-/// What one graph keeps.
+/// The resources of one graph.
 #[derive(Debug)]
 pub(super) struct Recording {
     queue: Queue,
@@ -93,7 +93,7 @@ pub(super) struct Recording {
     kept: Mutex<Kept>,
 }
 
-/// What lives at least as long as a recording.
+/// A resource that lives at least as long as a recording.
 pub(crate) type Resource = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
@@ -127,7 +127,7 @@ impl Recording {
 }
 
 impl Active {
-    /// The recording, which from now on keeps what is dropped.
+    /// The recording, which from now on keeps dropped memory.
     pub(super) fn recording(&self) -> Arc<Recording> {
         self.0.clone()
     }
@@ -183,7 +183,7 @@ impl Queue {
         })
     }
 
-    /// As that, for this queue itself, which another queue's recording has reached.
+    /// Like [`keep_for_recording`](Self::keep_for_recording), for this queue itself, which another queue's recording has reached.
     pub(super) fn join_recording(&self) {
         ACTIVE.with_borrow(|active| {
             active.iter().for_each(|recording| lock(&recording.kept).queues.push(self.clone()));

@@ -1,10 +1,10 @@
-//! How many blocks a launch may have whose blocks wait for those of other ranks.
+//! The limit of resident blocks of a launch whose blocks wait for blocks of other ranks.
 //!
-//! Blocks that wait keep their places on the GPU's multiprocessors. If all places are taken by launches that wait for a launch which finds none,
-//! nobody goes on. A launch of this crate comes to its end on any number of places, one at least (`gradsync_device`'s `peers.rs`), so it is enough
-//! that no launch takes another's: each communicator whose kernels wait gets an equal part of the places, and launches of one communicator run
-//! one after the other. What counts is how many such communicators this process has on the GPU, times the processes that share the GPU. CUDA's
-//! cooperative launch checks the same bound for one launch alone, and not for launches beside each other.
+//! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which gets none,
+//! all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`), so it is enough
+//! that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and launches of one communicator run
+//! one after the other. The number of parts is the number of such communicators of this process on the GPU, times the processes that share the GPU. CUDA's
+//! cooperative launch checks the same bound for a single launch only, and not for concurrent launches.
 //!
 //! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay within.
 
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{CudaError, Device, DeviceAttribute, Queue};
 
-/// The ranks of a communicator on one GPU, together with those of the communicators that it was split from.
+/// The ranks of a communicator on one GPU, together with the ranks of the communicators that it was split from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharers {
     /// How many ranks there are.
@@ -25,7 +25,7 @@ impl Sharers {
     /// A rank with a GPU of its own.
     pub(crate) const ONE: Self = Self { ranks: 1, processes: 1 };
 
-    /// No fewer than those of a communicator that this one was split from: its ranks on the GPU have places there too, whichever of the parts
+    /// At least as many as of the communicator that this one was split from: its ranks on the GPU need residency slots too, whichever group
     /// they are in.
     pub(crate) fn and_of_parent(self, parent: Self) -> Self {
         Self { ranks: self.ranks.max(parent.ranks), processes: self.processes.max(parent.processes) }
@@ -42,7 +42,7 @@ pub(crate) struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     device: u32,
-    /// What no other communicator's rank has: the address of its abort flag.
+    /// A unique key: the address of the rank's abort flag.
     owner: u64,
     sharers: Sharers,
 }
@@ -63,7 +63,7 @@ impl Claim {
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
 
-    /// Blocks of a launch now, of kernels of which a multiprocessor holds so many blocks.
+    /// The limit of blocks of a launch now, for a kernel with so many resident blocks per multiprocessor.
     pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
         places(
             self.multiprocessors,

@@ -1,35 +1,93 @@
 //! All-reduce of a whole gradient buffer: one collective, whatever the number of tensors (ONNX Runtime's NcclAllReduce).
 
-use crate::agreement::{Value, same_plan};
+use crate::agreement::{Plan, agree_once};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
-use crate::comm::{Communicator, ReduceOp, reduce_windows};
-use crate::error::{Operation, Result};
+use crate::comm::{Collectives, Communicator, ReduceOp, Scaling, reduce_windows};
+use crate::error::Result;
+use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
 use crate::slice::SliceMut;
 
-/// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
-///
-/// The gaps between tensors take part and stay zero. Sums run in `f64` in rank order and are rounded once ([`ReduceOp`]). Buffers in
-/// [shared](GradientBuffer::new_shared) memory are reduced where they lie, with the same bits.
-///
-/// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
-/// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors, reductions or kinds of memory; and those
-/// of [`Communicator::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
-pub fn all_reduce(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<()> {
-    let operation = Operation::AllReduce(op);
-    let _scope = scope::within(operation);
-    same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(memory_kind(buffer)))], Ok(()))?;
-    let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
-    if let Some(ranks) = comm.address_space().filter(|_| buffer.is_shared()) {
+/// Memory in which whole gradient buffers are reduced: [`Host`] and `Cuda`.
+#[doc(hidden)]
+pub trait ReducibleMemory: Memory {
+    /// What ranks compare of the memory that their gradients are in.
+    fn kind(buffer: &GradientBuffer<Self>) -> &'static str;
+
+    /// Reduces the ranks' buffers where they lie; `false`, on every rank, where that cannot be.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn reduce_in_windows(
+        comm: &dyn Communicator<Self>,
+        buffer: &mut GradientBuffer<Self>,
+        op: ReduceOp,
+    ) -> Result<bool> {
+        let _ = (comm, buffer, op);
+        Ok(false)
+    }
+}
+
+impl ReducibleMemory for Host {
+    fn kind(buffer: &GradientBuffer) -> &'static str {
+        memory_kind(buffer)
+    }
+
+    fn reduce_in_windows(comm: &dyn Communicator, buffer: &mut GradientBuffer, op: ReduceOp) -> Result<bool> {
+        let Some(ranks) = comm.sharing().filter(|_| buffer.is_shared()) else { return Ok(false) };
         let mut reduce = |windows: Vec<SliceMut<'_>>| {
             reduce_windows(windows, op);
             Ok(())
         };
-        if ranks.lend_windows(buffer.as_mut_slice(), &mut reduce)? {
-            return Ok(());
-        }
+        ranks.with_windows(buffer.as_mut_slice(), &mut reduce)
     }
-    comm.all_reduce(buffer.as_mut_slice(), op)
+}
+
+#[cfg(feature = "cuda")]
+impl ReducibleMemory for crate::memory::Cuda {
+    fn kind(_: &GradientBuffer<Self>) -> &'static str {
+        "device memory"
+    }
+}
+
+/// Replaces every rank's buffer by the reduction over ranks, in place and without packing.
+///
+/// The gaps between tensors take part and stay zero. On the host, sums run in `f64` in rank order and are rounded once ([`ReduceOp`]), and
+/// buffers in [shared](GradientBuffer::new_shared) memory are reduced where they lie, with the same bits. On a GPU, sums are the transport's;
+/// `OrderedAllReduce` is the reproducible form.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
+/// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors, reductions or kinds of memory; and those
+/// of [`Collectives::all_reduce`]. After a communicator's error the contents of the buffer are unspecified.
+pub fn all_reduce<M: ReducibleMemory>(
+    comm: &dyn Communicator<M>,
+    buffer: &mut GradientBuffer<M>,
+    op: ReduceOp,
+) -> Result<()> {
+    all_reduce_scaled(comm, buffer, op, Scaling::NONE)
+}
+
+/// Like [`all_reduce`], with factors before and after the reduction.
+///
+/// # Errors
+/// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
+pub fn all_reduce_scaled<M: ReducibleMemory>(
+    comm: &dyn Communicator<M>,
+    buffer: &mut GradientBuffer<M>,
+    op: ReduceOp,
+    scaling: Scaling,
+) -> Result<()> {
+    let operation = scaling.operation(op);
+    let _scope = scope::within(operation);
+    let checked = buffer.table().check_world_size(operation.name(), comm.world_size());
+    let lines = [("memory", Value::Words(M::kind(buffer)))];
+    agree_once(comm, &Plan { lines: &lines, tables: &[("", buffer.table())], ..Plan::of(operation) }, checked)?;
+    let _span = tracing::debug_span!("all_reduce", rank = comm.rank(), %op, len = buffer.len()).entered();
+    if scaling == Scaling::NONE && M::reduce_in_windows(comm, buffer, op)? {
+        return Ok(());
+    }
+    comm.all_reduce_scaled(buffer.as_mut_slice(), op, scaling)
 }

@@ -1,15 +1,19 @@
 //! The gradient-control family of ONNX Runtime training: ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2.
 //!
 //! Same meanings, without upstream's gaps: every pair of dtypes, sums in a wider precision with one rounding (upstream converts
-//! the value to the sum's type first), 64-bit counts, and shapes that are compared instead of broadcast. One rank only.
+//! the value to the sum's type first), 64-bit counts, and shapes that are compared instead of broadcast. One rank only, in either memory: on a
+//! GPU everything is put into the queue of the operands.
 
 use crate::error::{Error, Result};
-use crate::kernels::cpu;
-use crate::slice::{TensorView, TensorViewMut};
+use crate::kernels::KernelMemory;
+use crate::memory::{TensorView, TensorViewMut};
 
 /// Sets a gradient to zero (ZeroGradient; its reset signal is a mere dependency in a graph and has no place here).
-pub fn zero_gradient<'a>(gradient: impl Into<TensorViewMut<'a>>) {
-    cpu::zero(gradient.into().into_data());
+///
+/// # Errors
+/// `Error::Cuda`; never on the host.
+pub fn zero_gradient<'a, M: KernelMemory>(gradient: impl Into<TensorViewMut<'a, M>>) -> Result<()> {
+    M::zero(gradient.into().into_data())
 }
 
 /// `sum += value` unless `do_update` is `Some(false)`, in which case nothing happens (InPlaceAccumulator).
@@ -18,9 +22,9 @@ pub fn zero_gradient<'a>(gradient: impl Into<TensorViewMut<'a>>) {
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes, whatever `do_update` says; nothing is written.
-pub fn in_place_accumulate<'a, 'b>(
-    sum: impl Into<TensorViewMut<'a>>,
-    value: impl Into<TensorView<'b>>,
+pub fn in_place_accumulate<'a, 'b, M: KernelMemory>(
+    sum: impl Into<TensorViewMut<'a, M>>,
+    value: impl Into<TensorView<'b, M>>,
     do_update: Option<bool>,
 ) -> Result<()> {
     let (sum, value) = (sum.into(), value.into());
@@ -28,7 +32,7 @@ pub fn in_place_accumulate<'a, 'b>(
     if do_update == Some(false) {
         return Ok(());
     }
-    cpu::accumulate(sum.into_data(), value.data())
+    M::accumulate(sum.into_data(), value.data())
 }
 
 /// Replaces `buffer` by `value`, casting where dtypes differ, if `overwrite`; otherwise adds as [`in_place_accumulate`] does
@@ -36,22 +40,26 @@ pub fn in_place_accumulate<'a, 'b>(
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] naming both shapes; nothing is written.
-pub fn in_place_accumulate_v2<'a, 'b>(
-    buffer: impl Into<TensorViewMut<'a>>,
-    value: impl Into<TensorView<'b>>,
+pub fn in_place_accumulate_v2<'a, 'b, M: KernelMemory>(
+    buffer: impl Into<TensorViewMut<'a, M>>,
+    value: impl Into<TensorView<'b, M>>,
     overwrite: bool,
 ) -> Result<bool> {
     let (buffer, value) = (buffer.into(), value.into());
     same_shape("in_place_accumulate_v2", &buffer, &value)?;
     if overwrite {
-        cpu::cast(buffer.into_data(), value.data())?;
+        M::cast(buffer.into_data(), value.data())?;
     } else {
-        cpu::accumulate(buffer.into_data(), value.data())?;
+        M::accumulate(buffer.into_data(), value.data())?;
     }
     Ok(true)
 }
 
-fn same_shape(operation: &'static str, left: &TensorViewMut<'_>, right: &TensorView<'_>) -> Result<()> {
+fn same_shape<M: KernelMemory>(
+    operation: &'static str,
+    left: &TensorViewMut<'_, M>,
+    right: &TensorView<'_, M>,
+) -> Result<()> {
     if left.shape() == right.shape() {
         return Ok(());
     }

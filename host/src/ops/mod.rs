@@ -1,6 +1,21 @@
-//! What a training loop calls: gradient control on one rank, and reductions over ranks.
+//! The operations that a training loop calls: gradient control on one rank, reductions over ranks, and transfers between ranks.
 //!
-//! An operation checks its operands, then runs kernels and collectives; no operation uses another.
+//! | operation | after |
+//! |---|---|
+//! | [`zero_gradient`], [`in_place_accumulate`], [`in_place_accumulate_v2`] | ONNX Runtime's ZeroGradient, InPlaceAccumulator, InPlaceAccumulatorV2 |
+//! | [`all_reduce`](all_reduce()) of a buffer, [`all_reduce_tensors`] | ONNX Runtime's NcclAllReduce, Horovod's allreduce, PyTorch's DDP |
+//! | [`all_gather_owned`], [`reduce_scatter_owned`] | ONNX Runtime's NcclAllGather, NcclReduceScatter |
+//! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
+//! | [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`], on GPUs `cuda::AdasumAllReduce` | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
+//! | `cuda::OrderedAllReduce`, `cuda::PeerAllReduce` | Megatron-LM's reduce-scatter with wide sums |
+//! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
+//! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
+//! | [`tensor_parallel`] | TransformerEngine's AllReduce, AllGather, ReduceScatter |
+//!
+//! [`docs::coming_from`](crate::docs::coming_from) says how they differ from these. The collectives themselves, which NCCL and MPI have too, are in
+//! [`comm::Collectives`](crate::comm::Collectives).
+//!
+//! An operation checks its operands, has the ranks compare what they are about to do, then runs kernels and collectives. No operation uses another.
 
 mod adasum;
 mod all_reduce;
@@ -9,14 +24,21 @@ pub mod cuda;
 mod gradient;
 pub mod send_recv;
 pub mod tensor_parallel;
+mod tensors;
+mod zero;
 
 pub(crate) use adasum::check_nodes;
 pub use adasum::{
     AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce,
     hierarchical_adasum_all_reduce,
 };
-pub use all_reduce::all_reduce;
+pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+pub use tensors::{
+    all_gather_owned, all_gather_tensors, all_reduce_tensors, pack, reduce_scatter_owned, reduce_scatter_tensors,
+    unpack,
+};
+pub use zero::ZeroPartition;
 
 use crate::buffer::GradientBuffer;
 

@@ -1,27 +1,24 @@
 //! What Adasum costs on many ranks, as pure arithmetic: bytes on the wire, steps, products; and which [`Scheme`] is the fastest.
 //!
-//! A scheme is a list of collectives and kernels. Its [`Work`] is counted by formulas, for the rank that does most, and takes the time that
-//! [`Parameters`] say; [`simulate`] sends its messages one by one instead. [`fit`] finds parameters from measurements. Nothing here
-//! measures, or runs, anything.
+//! A scheme is a list of collectives and kernels, its [`phases`]. Its [`Work`] is counted by formulas, for the rank that does most, and
+//! takes the time that [`Parameters`] say. Nothing here measures, or runs, anything: the program that measures fits parameters to what it
+//! found, and simulates the messages of the phases one by one as a check.
 //!
 //! [`Scheme::Gram`] forms P(P+1)/2 products of each element's P values, sends every rank its shard of every vector, and sums
 //! P(P+1)/2 numbers for each layer. Inside a node all of that is nearly free. Across nodes it is not: shards of whole vectors pass the
 //! slow links, where reducing inside the nodes first leaves one vector for each node; later the products are no longer free either.
 
-mod fit;
 mod phases;
-mod simulation;
 #[cfg(test)]
 mod tests;
 mod work;
 
 use std::fmt;
 
-pub use self::fit::{Fit, Point, fit, leave_one_out};
-pub use self::phases::gram_kernels;
-pub use self::simulation::simulate;
+pub use self::phases::{Group, Phase, gram_kernels, phases};
 pub use self::work::{
-    PART_NAMES, PARTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter,
+    MEMORY, PART_NAMES, PARTS, PRODUCTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange,
+    reduce_scatter,
 };
 
 /// A scheme has to take less than this part of the time of one that rounds less: the model is no more exact.
@@ -130,7 +127,7 @@ impl Workload {
 
 /// What the rank that does most has to do; `None` where the scheme does not [fit](Scheme::fits).
 pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
-    let phases = phases::phases(scheme, world, load)?;
+    let phases = phases(scheme, world, load)?;
     Some(phases.iter().fold(Work::default(), |sum, phase| sum + phase.work(world)))
 }
 
@@ -183,41 +180,4 @@ pub fn choose_with(parameters: &Parameters, among: Alternatives, world: World, l
 /// [`Parameters`] and [`Workload::of`] those bytes. A function of its arguments alone, so that all ranks choose alike.
 pub fn choose(among: Alternatives, world_size: usize, ranks_per_node: usize, bytes: usize) -> Choice {
     choose_with(&Parameters::default(), among, World::new(world_size, ranks_per_node), Workload::of(bytes))
-}
-
-/// Where the choice among some schemes changes as the world doubles from 2 to `most` ranks: the number of ranks from which a scheme is
-/// chosen, and the scheme. Worlds of a single node are left out where the usual scheme needs several.
-pub fn switches(
-    among: Alternatives,
-    parameters: &Parameters,
-    ranks_per_node: usize,
-    load: Workload,
-    most: usize,
-) -> Vec<(usize, Scheme)> {
-    let mut found: Vec<(usize, Scheme)> = Vec::new();
-    for world in doublings(most).map(|ranks| World::new(ranks, ranks_per_node)).filter(|&world| among.usual.fits(world))
-    {
-        let scheme = choose_with(parameters, among, world, load).scheme;
-        if found.last().is_none_or(|&(_, last)| last != scheme) {
-            found.push((world.ranks, scheme));
-        }
-    }
-    found
-}
-
-/// The share of the time of one Gram matrix over all ranks that products, their sums and weights take: how far they are from being free.
-pub fn products_share(parameters: &Parameters, world: World, load: Workload) -> f64 {
-    let of = |layers| work(Scheme::Gram, world, Workload { layers, ..load }).unwrap_or_default();
-    // Without layers and products, and with each vector read once for them, in one launch, and once more, what is left has to be done for
-    // any weights.
-    let memory_bytes = (2 * world.ranks + 1) as f64 * load.bytes as f64 / world.ranks as f64;
-    let launches = of(0).launches - phases::launches(world.ranks) + 1.0;
-    let bare = Work { memory_bytes, launches, products: 0.0, serial: 0.0, ..of(0) };
-    let (whole, bare) = (parameters.time(&of(load.layers)), parameters.time(&bare));
-    if whole > 0.0 { (1.0 - bare / whole).max(0.0) } else { 0.0 }
-}
-
-/// 2, 4, 8, … up to `most`.
-pub fn doublings(most: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(Some(2usize), |ranks| ranks.checked_mul(2)).take_while(move |&ranks| ranks <= most)
 }

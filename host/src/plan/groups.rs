@@ -16,63 +16,13 @@
 //!
 //! A group's id and index are what [`Member::split`](crate::bootstrap::Member::split) takes as colour and key.
 
-use std::fmt;
-
+pub use crate::call::GroupKind;
 use crate::error::{Error, Result};
 
 const OPERATION: &str = "topology";
 
 /// The most ranks of a world: NCCL and MPI count them in a 32-bit `int`.
 pub const MOST_RANKS: usize = i32::MAX as usize;
-
-/// The kinds of group.
-///
-/// The groups of one kind divide the world: each rank is in exactly one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub enum GroupKind {
-    /// All ranks.
-    World,
-    /// The ranks that hold the same part of the model and see different data: they reduce gradients.
-    Data,
-    /// The ranks of one data group that are on one node.
-    NodeLocalData,
-    /// One rank of each node that the data group is on: those that have the same index in their node-local data groups.
-    ///
-    /// After a reduce-scatter within each node-local data group, these are the ranks that hold the same shard, which is
-    /// what a hierarchical all-reduce and hierarchical Adasum reduce across nodes. If the data group takes the same
-    /// local numbers on each of its nodes, they are the ranks of the data group with this rank's local number. ONNX
-    /// Runtime takes all ranks of the *world* with that number, whether or not they are in the data group.
-    CrossNodeData,
-    /// The ranks that share a layer (tensor parallelism).
-    Horizontal,
-    /// The ranks that pass activations on, from the first stage to the last.
-    Pipeline,
-}
-
-impl GroupKind {
-    /// All of them, in the order of ONNX Runtime's attribute `group_type`, which counts from 0.
-    pub const ALL: [GroupKind; 6] = [
-        GroupKind::World,
-        GroupKind::Data,
-        GroupKind::NodeLocalData,
-        GroupKind::CrossNodeData,
-        GroupKind::Horizontal,
-        GroupKind::Pipeline,
-    ];
-}
-
-impl fmt::Display for GroupKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            GroupKind::World => "world",
-            GroupKind::Data => "data",
-            GroupKind::NodeLocalData => "node-local data",
-            GroupKind::CrossNodeData => "cross-node data",
-            GroupKind::Horizontal => "horizontal",
-            GroupKind::Pipeline => "pipeline",
-        })
-    }
-}
 
 /// How many ranks there are in each direction. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,17 @@
 //! Plans: who holds and sends what, as pure arithmetic on counts and ranks.
 //!
-//! Nothing here touches memory, a device or a transport, so that every rank of any world can be simulated in a test.
+//! | module | question |
+//! |---|---|
+//! | [`layout`], [`segments`] | where does each tensor of a [`GradientBuffer`](crate::GradientBuffer) lie, and which part of it is in a rank's shard? |
+//! | [`tree`] | which ranks exchange which halves in Adasum by the tree? |
+//! | [`cost`] | which algorithm of Adasum is the fastest for so many ranks and bytes? |
+//! | [`ownership`] | which rank owns a tensor (ONNX Runtime's NcclAllGather and NcclReduceScatter)? |
+//! | [`zero`] | which elements does a rank update (ZeRO)? |
+//! | [`groups`] | which ranks form a data, tensor-parallel or pipeline group (ONNX Runtime's `group_type`)? |
+//! | [`bundle`] | how do several tensors travel as one message? |
+//! | [`schedule`] | which rank sends what in which slot of a pipeline? |
+//!
+//! Nothing here touches memory, a device or a transport, so that a test can simulate every rank of any world.
 
 pub mod bundle;
 pub mod cost;

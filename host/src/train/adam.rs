@@ -19,12 +19,12 @@ pub struct AdamOptions {
     pub beta1: f64,
     /// How much of the last second moment stays; from 0 to below 1.
     pub beta2: f64,
-    /// What is added to the root of the second moment; finite and above 0.
+    /// The number that is added to the root of the second moment; finite and above 0.
     pub epsilon: f64,
     /// The part of each weight, times the rate, that a step takes away (AdamW's decoupled decay); finite and not negative, 0
     /// for none.
     pub weight_decay: f64,
-    /// Whether moments are divided by what they lack for having started from 0.
+    /// Whether moments are corrected for their start at 0 (bias correction).
     pub bias_correction: bool,
 }
 
@@ -109,7 +109,7 @@ impl Adam {
     /// Changes its numbers from the next step on, as a schedule of the learning rate does.
     ///
     /// # Errors
-    /// As [`new`](Self::new), with the numbers as they were.
+    /// Like [`new`](Self::new), with the numbers as they were.
     pub fn set_options(&mut self, options: AdamOptions) -> Result<()> {
         options.check()?;
         self.options = options;

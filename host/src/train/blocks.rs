@@ -9,9 +9,10 @@ use rayon::prelude::*;
 
 use super::{same_tensors, zeros_like};
 use crate::buffer::GradientBuffer;
-use crate::dtype::{DType, Element, storage};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
+use crate::slice::{Element, storage};
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// Elements that are widened at a time: the blocks of five operands fit into the first-level cache.

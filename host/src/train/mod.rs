@@ -1,8 +1,13 @@
-//! What composes operations into whole steps of training: gradients joined over ranks before the optimizer, or steps of
-//! optimizers joined by Adasum (ONNX Runtime's "delta mode").
+//! Whole training steps: gradients are reduced over ranks before the optimizer, or the steps of the optimizers are combined by Adasum (ONNX
+//! Runtime's Adasum optimizer, Horovod's `DistributedOptimizer` with `op=Adasum`).
 //!
-//! The room above [`ops`](crate::ops): it may use every operation, and none uses it. It holds no weights and runs no
-//! model.
+//! | here | contents |
+//! |---|---|
+//! | [`Stepper`] | one step: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
+//! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
+//! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
+//!
+//! A step uses the operations of [`ops`](crate::ops), in host memory. It keeps no weights and runs no model.
 
 mod adam;
 mod blocks;
@@ -18,8 +23,7 @@ pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 
 /// A buffer of zeros for the tensors of `table`, in another dtype or for another number of ranks.
 fn zeros_like(table: &TensorTable, dtype: DType, world_size: usize) -> Result<GradientBuffer> {

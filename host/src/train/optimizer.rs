@@ -1,7 +1,9 @@
 //! [`DeltaOptimizer`], which is all that a step knows of an optimizer, and the ranges of the optimizers' options.
 
+use super::blocks::new_state;
 use crate::buffer::GradientBuffer;
 use crate::error::{Error, Result};
+use crate::kernels::cpu;
 
 /// An optimizer that says where it would go, and lets others decide: [`Sgd`](super::Sgd), [`Adam`](super::Adam), or the
 /// caller's own.
@@ -12,13 +14,39 @@ pub trait DeltaOptimizer {
     /// steps whose gradients are not finite.
     ///
     /// # Errors
-    /// Whatever the optimizer refuses, with its state as it was: the other ranks' step fails too.
+    /// Any error of the optimizer, with its state unchanged: the other ranks' step fails too.
     fn deltas(
         &mut self,
         gradients: &GradientBuffer,
         weights: &GradientBuffer,
         deltas: &mut GradientBuffer,
     ) -> Result<()>;
+
+    /// Adds the step of this optimizer to the weights, of this rank alone: [`Stepper`](super::Stepper) makes steps that ranks have in common.
+    /// The sum is rounded once to the dtype of the weights.
+    ///
+    /// ```
+    /// use gradsync::train::{DeltaOptimizer, Sgd, SgdOptions};
+    /// use gradsync::{DType, GradientBuffer};
+    ///
+    /// let mut weights = GradientBuffer::new(DType::F32, 1, [("weight", [2])])?;
+    /// let mut gradients = GradientBuffer::new(DType::BF16, 1, [("weight", [2])])?;
+    /// gradients.tensor_mut(0).copy_from_slice(&[gradsync::bf16::ONE; 2])?;
+    /// let mut sgd = Sgd::new(SgdOptions { rate: 0.5, ..SgdOptions::default() })?;
+    /// sgd.step(&mut weights, &gradients)?;
+    /// assert_eq!(weights.tensor(0).to_vec::<f32>(), Some(vec![-0.5; 2]));
+    /// # Ok::<(), gradsync::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`deltas`](Self::deltas), and [`Error::OutOfMemory`] for the step; the weights are as before then.
+    fn step(&mut self, weights: &mut GradientBuffer, gradients: &GradientBuffer) -> Result<()> {
+        let mut deltas = new_state([gradients, weights, weights])?;
+        self.deltas(gradients, weights, &mut deltas)?;
+        let steps: Vec<_> = deltas.tensors().map(|(_, step)| step.data()).collect();
+        let mut tensors: Vec<_> = weights.tensors_mut().map(|(_, tensor)| tensor.into_data()).collect();
+        cpu::accumulate_all(&mut tensors, &steps)
+    }
 }
 
 /// The numbers that an option may be.

@@ -1,7 +1,7 @@
 //! Whether all ranks hold the same numbers, bit for bit, found out without sending them.
 
 use crate::buffer::GradientBuffer;
-use crate::comm::{Communicator, gather_words};
+use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::kernels::cpu;
 
@@ -19,12 +19,12 @@ pub(super) fn check_same_bits(
 ) -> Result<()> {
     let of_tensors: Vec<u64> =
         (0..buffer.tensor_count()).map(|index| cpu::fingerprint(buffer.tensor(index).data())).collect();
-    let of_ranks = gather_words(comm, &[cpu::fingerprint_of_words(&of_tensors)])?;
+    let of_ranks = comm.gather_words(&[cpu::fingerprint_of_words(&of_tensors)])?;
     if of_ranks.iter().all(|fingerprint| *fingerprint == of_ranks[0]) {
         return Ok(());
     }
     // There may be many tensors: their fingerprints travel only to find the one that differs.
-    let of_tensors = gather_words(comm, &of_tensors)?;
+    let of_tensors = comm.gather_words(&of_tensors)?;
     let of_tensors: Vec<&[u64]> = of_tensors.chunks_exact(buffer.tensor_count()).collect();
     // The largest group of equal ranks is taken for right; among groups of one size, that of the lowest rank.
     let size = |fingerprint: &u64| of_ranks.iter().filter(|other| *other == fingerprint).count();

@@ -70,7 +70,7 @@ impl Sgd {
     /// Changes its numbers from the next step on, as a schedule of the learning rate does.
     ///
     /// # Errors
-    /// As [`new`](Self::new), with the numbers as they were.
+    /// Like [`new`](Self::new), with the numbers as they were.
     pub fn set_options(&mut self, options: SgdOptions) -> Result<()> {
         options.check()?;
         self.options = options;

@@ -1,17 +1,18 @@
-//! [`Stepper`]: a whole training step on every rank. Ranks join their gradients before the optimizer, as data parallelism
-//! usually does, or the steps of their optimizers after it, by Adasum.
+//! [`Stepper`]: a whole training step on every rank. Ranks reduce their gradients before the optimizer, as data parallelism
+//! usually does, or combine the steps of their optimizers after it, by Adasum.
 //!
-//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. The
-//! order of what happens is all there is here: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
+//! ONNX Runtime builds the latter as a graph (its Adasum optimizer graph builder), Horovod as its delta optimizers. This
+//! module only orders the parts of a step: arithmetic is in `kernels`, the parts are in `ops`, and the optimizer is
 //! the caller's choice.
 
 use super::optimizer::DeltaOptimizer;
 use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
-use crate::agreement::{Plan, Value, agree, all_prepared};
+use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
-use crate::comm::{Communicator, ReduceOp, gather_words};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cpu;
@@ -19,33 +20,34 @@ use crate::ops::{AdasumOptions, AdasumReport, Nodes, adasum_all_reduce, check_no
 
 const OPERATION: &str = "training step";
 
-/// What errors call the numbers that are compared, and what to do about those that differ.
+/// The names of compared numbers in errors, each with advice for the case that they differ.
 const WEIGHTS: (&str, &str) = ("the weights", "Broadcast one rank's weights before the first step");
 const DELTAS: (&str, &str) = (
     "the optimizers' steps",
     "After a mean or a sum of gradients, optimizers need equal options and states on all ranks",
 );
 
-/// What ranks join in a step, and how.
+/// The reduction over ranks in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reduction {
     /// The mean of all ranks' gradients; every optimizer sees the same.
     Mean,
     /// The sum of all ranks' gradients; every optimizer sees the same.
     Sum,
     /// Each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the optimizers
-    /// are joined by Adasum.
+    /// are combined by Adasum.
     Adasum(AdasumOptions),
 }
 
 /// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the other fields as they say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepOptions {
-    /// What ranks join, and how.
+    /// The reduction over ranks.
     pub reduction: Reduction,
     /// How many micro-batches have been added up in the gradients, at least 1: they are divided by it. 1 by default.
     pub accumulation_steps: usize,
-    /// In which dtype steps are made, and exchanged by Adasum; `None`, the default, for that of the weights.
+    /// The dtype in which steps are made, and exchanged by Adasum; `None`, the default, for the dtype of the weights.
     pub delta_dtype: Option<DType>,
     /// Whether ranks make sure that their weights are the same, bit for bit: the first step compares weights, and with a
     /// mean or a sum every step compares the optimizers' deltas. True by default.
@@ -61,13 +63,14 @@ impl From<Reduction> for StepOptions {
 /// How a step ended. The same on every rank.
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StepOutcome {
     /// The weights have moved.
     Applied,
     /// There were NaN or infinities in gradients. No optimizer ran and no weight moved.
     GradientsNotFinite {
-        /// The ranks that brought them; or, where gradients were finite and only their sum or mean was not, the ranks
-        /// that it was for.
+        /// The ranks with such gradients; or, where all gradients were finite and only their sum or mean was not, the ranks
+        /// that share this sum or mean.
         ranks: Vec<usize>,
     },
     /// There were NaN or infinities in the step that the optimizers made. No weight moved, but the optimizers have taken
@@ -75,7 +78,7 @@ pub enum StepOutcome {
     DeltasNotFinite,
 }
 
-/// What a step did.
+/// The outcome of a step.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -87,10 +90,11 @@ pub enum StepOutcome {
 /// ```
 #[must_use = "a skipped step moves no weight, and says so only here"]
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct StepReport {
     /// How it ended.
     pub outcome: StepOutcome,
-    /// What Adasum did, if it came to that.
+    /// The report of Adasum, if it ran.
     pub adasum: Option<AdasumReport>,
 }
 
@@ -107,20 +111,20 @@ pub struct StepReport {
 /// 7. with a mean or a sum, whether all ranks' deltas are the same;
 /// 8. the deltas are added to the weights, each tensor with one rounding.
 ///
-/// Weights that were the same bits on all ranks stay so: with Adasum whatever the optimizers' states, which go different
-/// ways then and each belong into a checkpoint; with a mean or a sum the optimizers' options and states have to be equal,
-/// and deltas that differ are refused. The first step compares the groups and the weights. To compare weights or deltas is
-/// to read them once, about 0.1 s for 1 GB on two cores, and to send 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
+/// Weights with the same bits on all ranks stay so. With Adasum the optimizers' states may differ: they diverge,
+/// and each belongs into a checkpoint. With a mean or a sum the optimizers' options and states have to be equal,
+/// and deltas that differ are refused. The first step compares the groups and the weights. Comparing weights or deltas
+/// reads them once, about 0.1 s for 1 GB on two cores, and sends 8 bytes a rank. Buffers may have been made for any number of ranks and be of different dtypes. Unlike upstream, nothing
 /// is clipped: an optimizer that should, does.
 ///
 /// ```
-/// use gradsync::comm::{Communicator, local};
+/// use gradsync::comm::{Ranks, local};
 /// use gradsync::ops::AdasumOptions;
 /// use gradsync::train::{Reduction, Sgd, SgdOptions, StepOutcome, Stepper};
 /// use gradsync::{DType, GradientBuffer};
 ///
 /// let train = |reduction| {
-///     let ranks = local::run(2, |comm| {
+///     local::run(2, |comm| {
 ///         let mut weights = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
@@ -129,8 +133,7 @@ pub struct StepReport {
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
 ///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())
-///     })?;
-///     ranks.into_iter().map(|rank| rank.expect("no rank panicked")).collect::<gradsync::Result<Vec<_>>>()
+///     })
 /// };
 /// assert_eq!(train(Reduction::Mean)?, [[-0.25, -0.25]; 2]);
 /// assert_eq!(train(Reduction::Adasum(AdasumOptions::default()))?, [[-0.5, -0.5]; 2]);
@@ -141,7 +144,7 @@ pub struct Stepper<'c> {
     /// May be changed between steps, on all ranks alike.
     pub options: StepOptions,
     all: &'c dyn Communicator,
-    nodes: Option<Nodes<'c, dyn Communicator + 'c>>,
+    nodes: Option<Nodes<'c>>,
     is_first: bool,
 }
 
@@ -151,9 +154,9 @@ impl<'c> Stepper<'c> {
         Self { options: options.into(), all: comm, nodes: None, is_first: true }
     }
 
-    /// For ranks in nodes, whose gradients become one gradient before [`Reduction::Adasum`] joins the nodes' steps; a mean
-    /// or a sum is that of all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
-    pub fn on_nodes(nodes: Nodes<'c, dyn Communicator + 'c>, options: impl Into<StepOptions>) -> Self {
+    /// For ranks in nodes: the gradients of a node are averaged before [`Reduction::Adasum`] combines the nodes' steps. A mean
+    /// or a sum runs over all ranks, as without nodes. With one node there is nothing left for Adasum to combine.
+    pub fn on_nodes(nodes: Nodes<'c>, options: impl Into<StepOptions>) -> Self {
         Self { nodes: Some(nodes), ..Self::new(nodes.all, options) }
     }
 
@@ -170,9 +173,8 @@ impl<'c> Stepper<'c> {
     /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
     ///
     /// Later, the optimizer's own error where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
-    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and those of the
-    /// communicators. The weights are left alone by every error; the state of an optimizer is not, once
-    /// it has run.
+    /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must not; and errors of the
+    /// communicators. No error changes the weights; the state of an optimizer changes once it has run.
     pub fn step(
         &mut self,
         gradients: &GradientBuffer,
@@ -217,7 +219,7 @@ impl<'c> Stepper<'c> {
         Ok(StepReport { outcome: StepOutcome::Applied, adasum })
     }
 
-    /// Compares what the ranks bring; returns a copy of the gradients, divided, if they change before the optimizer.
+    /// Compares the arguments of all ranks; returns a copy of the gradients, divided, if they change before the optimizer.
     fn begin(&mut self, gradients: &GradientBuffer, weights: &GradientBuffer) -> Result<Option<GradientBuffer>> {
         let (options, is_first) = (self.options, self.is_first);
         let node_size = self.nodes.map(|nodes| nodes.node.world_size());
@@ -307,13 +309,13 @@ impl<'c> Stepper<'c> {
 
     /// For each of some statements, the ranks for which it does not hold. The same on every rank.
     fn ranks_without<const N: usize>(&self, holds: [bool; N]) -> Result<[Vec<usize>; N]> {
-        let all = gather_words(self.all, &holds.map(u64::from))?;
+        let all = self.all.gather_words(&holds.map(u64::from))?;
         let without = |place: usize| (0..all.len() / N).filter(|rank| all[rank * N + place] == 0).collect();
         Ok(std::array::from_fn(without))
     }
 }
 
-/// Whether no tensor has a NaN or an infinity; what lies in the gaps between tensors does not count.
+/// Whether no tensor has a NaN or an infinity; the gaps between tensors do not count.
 fn is_finite(buffer: &GradientBuffer) -> bool {
     (0..buffer.tensor_count()).all(|index| cpu::all_finite(buffer.tensor(index).data()))
 }

@@ -5,7 +5,7 @@
 //! checks that they do.
 
 use gradsync::comm::local::{self, LocalCommunicator};
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::ops::{self, AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes};
 use gradsync::train::{self, Adam, AdamOptions, DeltaOptimizer, Sgd, SgdOptions, StepOutcome, Stepper};
 use gradsync::{DType, GradientBuffer, Slice, SliceMut, kernels};
@@ -58,7 +58,7 @@ pub(crate) struct Outcome {
 /// Trains, and gives rank 0's account.
 pub(crate) fn run(spec: &Spec, data: &dyn Data) -> Result<Outcome, TrainError> {
     let order = order(spec, data);
-    let outcomes = local::run(spec.arm.ranks, |comm| Rank::new(&comm, spec, data)?.train(&order))?;
+    let outcomes = local::run_each(spec.arm.ranks, |comm| Rank::new(&comm, spec, data)?.train(&order))?;
     let mut account = None;
     let mut consequence = None;
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -206,7 +206,7 @@ impl<'a> Rank<'a> {
             (Reduction::Sum, _) => ops::all_reduce(self.comm, &mut self.gradients, ReduceOp::Sum).map(|()| None)?,
             (reduction, Some([node, across])) => {
                 let within = if reduction == Reduction::AdasumOfSums { ReduceOp::Sum } else { ReduceOp::Mean };
-                let nodes: Nodes<'_, dyn Communicator> = Nodes { all: self.comm, node, across };
+                let nodes: Nodes<'_> = Nodes { all: self.comm, node, across };
                 ops::hierarchical_adasum_all_reduce(nodes, &mut self.gradients, within, options(reduction))?;
                 None
             }
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn one_different_bit_on_one_rank_is_found_by_all() {
         let (images, spec) = (Images::random(160), spec(Reduction::Mean, 4, 0.1));
-        let outcomes = local::run(4, |comm| {
+        let outcomes = local::run_each(4, |comm| {
             let mut rank = Rank::new(&comm, &spec, &images).unwrap();
             rank.check_weights(7).unwrap();
             if comm.rank() == 2 {

@@ -3,7 +3,9 @@
 //! All numbers are integers that f64 holds, so that every result is exact.
 
 use gradsync::comm::Communicator;
-use gradsync::ops::send_recv::{Bundle, Expected, Passing, Received, StageWork, TensorBytes, run_stage};
+use gradsync::ops::send_recv::{
+    Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, WireTensor, run_stage,
+};
 use gradsync::plan::schedule::{Passed, one_forward_one_backward};
 use gradsync::{DataType, Result};
 
@@ -85,14 +87,14 @@ impl Work {
     }
 }
 
-impl Passing<Passed> for Work {
-    fn give(&self, to: usize, what: &Passed) -> Result<Bundle<'_>> {
+impl TransferHandler<Passed> for Work {
+    fn send(&self, to: usize, what: &Passed) -> Result<Bundle<'_>> {
         match *what {
             Passed::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let (values, label) = self.outputs[k].as_ref().expect("computed");
                 let shape = [values.len(), 1].to_vec();
-                let tensors = [TensorBytes::of(values, shape)?, TensorBytes::from(&label[..])];
+                let tensors = [WireTensor::of(values, shape)?, WireTensor::from(&label[..])];
                 Ok(Bundle::new(tensors)?.described(k as u64))
             }
             Passed::Gradient(k) => {
@@ -109,7 +111,7 @@ impl Passing<Passed> for Work {
         })
     }
 
-    fn take(&mut self, from: usize, what: &Passed, tensors: Received) -> Result<()> {
+    fn received(&mut self, from: usize, what: &Passed, tensors: Received) -> Result<()> {
         match *what {
             Passed::Activation(k) => {
                 assert_eq!(from + 1, self.stage);
@@ -125,7 +127,7 @@ impl Passing<Passed> for Work {
         Ok(())
     }
 
-    fn given(&mut self, _: usize, what: &Passed) -> Result<()> {
+    fn sent(&mut self, _: usize, what: &Passed) -> Result<()> {
         match *what {
             Passed::Activation(k) => self.outputs[k] = None,
             Passed::Gradient(k) => self.gradients[k] = None,
@@ -169,7 +171,7 @@ pub fn pipeline(comm: &dyn Communicator) {
     let (rank, stages) = (comm.rank(), comm.world_size());
     let plan = one_forward_one_backward(rank, stages, MICRO_BATCHES).unwrap();
     let mut work = Work::new(rank, stages);
-    run_stage(&comm, &plan, &mut work).unwrap();
+    run_stage(&SendRecv::new(comm), &plan, &mut work).unwrap();
     assert_eq!(work.trained, expected(stages)[rank], "stage {rank} of {stages}");
     assert_eq!(work.most_kept, MICRO_BATCHES.min(stages - rank), "stage {rank} of {stages} kept too much");
 }

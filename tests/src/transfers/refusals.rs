@@ -1,6 +1,7 @@
 //! What ranks refuse, and that both of two ranks learn of it.
 
 use super::*;
+use gradsync::comm::Collectives;
 
 /// The message of a refused argument.
 #[track_caller]
@@ -35,7 +36,7 @@ pub(super) fn foreign_schedule(comm: &dyn Communicator) {
     let larger = ring(world_size + 1);
     for foreign in [plan.rank((rank + 1) % world_size), larger.rank(rank)] {
         let mut work = Rounds { rank, given: Vec::new(), taken: Vec::new(), sent: 0 };
-        refused(run_schedule(&comm, foreign, &mut work), &[&format!("rank {rank} of {world_size}")]);
+        refused(run_schedule(&SendRecv::new(comm), foreign, &mut work), &[&format!("rank {rank} of {world_size}")]);
     }
     works(comm);
 }
@@ -47,18 +48,18 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
     let mut given = tensors[0].blank();
     let limits = Limits::default();
     let peer = (rank + 1) % world_size;
-    refused(send(comm, false, peer, &bundle(&tensors)), &["signal"]);
-    refused(recv(comm, false, peer, &mut [given.tensor_mut()]), &["signal"]);
-    refused(recv_described(comm, false, peer, 0, &limits), &["signal"]);
+    refused(send(&SendRecv::new(comm), false, peer, &bundle(&tensors)), &["signal"]);
+    refused(recv(&SendRecv::new(comm), false, peer, &mut [given.tensor_mut()]), &["signal"]);
+    refused(recv_described(&SendRecv::new(comm), false, peer, 0, &limits), &["signal"]);
     // The signal comes first, as upstream has it.
-    refused(send(comm, false, rank, &bundle(&tensors)), &["signal"]);
+    refused(send(&SendRecv::new(comm), false, rank, &bundle(&tensors)), &["signal"]);
     for bad in [rank, world_size, usize::MAX] {
         for outcome in [
-            send(comm, true, bad, &bundle(&tensors)),
-            recv(comm, true, bad, &mut [given.tensor_mut()]),
-            recv_described(comm, true, bad, 0, &limits).map(|_| true),
-            exchange(comm, &[(bad, bundle(&tensors))], &[]).map(|_| true),
-            exchange(comm, &[], &[(bad, known(&tensors))]).map(|_| true),
+            send(&SendRecv::new(comm), true, bad, &bundle(&tensors)).map(drop),
+            recv(&SendRecv::new(comm), true, bad, &mut [given.tensor_mut()]).map(drop),
+            recv_described(&SendRecv::new(comm), true, bad, 0, &limits).map(drop),
+            SendRecv::new(comm).exchange(&[(bad, bundle(&tensors))], &[]).map(drop),
+            SendRecv::new(comm).exchange(&[], &[(bad, known(&tensors))]).map(drop),
         ] {
             match outcome {
                 Err(Error::Comm(CommError::InvalidPeer { peer, rank: own, .. })) => {
@@ -68,11 +69,11 @@ pub(super) fn own_mistakes(comm: &dyn Communicator) {
             }
         }
     }
-    refused(Bundle::new(Vec::<TensorBytes<'_>>::new()), &["at least one"]);
-    refused(recv(comm, true, peer, &mut []), &["at least one"]);
-    refused(exchange(comm, &[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
-    refused(TensorBytes::new(DataType::F32, &[3][..], &[0; 11]), &["f32 [3]", "12", "11"]);
-    refused(TensorBytes::new(DataType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
+    refused(Bundle::new(Vec::<WireTensor<'_>>::new()), &["at least one"]);
+    refused(recv(&SendRecv::new(comm), true, peer, &mut []), &["at least one"]);
+    refused(SendRecv::new(comm).exchange(&[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
+    refused(WireTensor::new(DataType::F32, &[3][..], &[0; 11]), &["f32 [3]", "12", "11"]);
+    refused(WireTensor::new(DataType::F32, &[usize::MAX, 9][..], &[0; 11]), &["2^64"]);
     works(comm);
 }
 
@@ -96,14 +97,17 @@ pub(super) fn limits_and_tags(comm: &dyn Communicator) {
     ];
     for (tensors, limits, tag, word) in cases {
         match comm.rank() {
-            0 => refused(send(comm, true, 1, &bundle(tensors).described(4)), &["rank 1 refuses", "rank 0", word]),
-            1 => refused(recv_described(comm, true, 0, tag, &limits), &["rank 0", word]),
+            0 => refused(
+                send(&SendRecv::new(comm), true, 1, &bundle(tensors).described(4)),
+                &["rank 1 refuses", "rank 0", word],
+            ),
+            1 => refused(recv_described(&SendRecv::new(comm), true, 0, tag, &limits), &["rank 0", word]),
             _ => {}
         }
     }
     match comm.rank() {
-        0 => assert!(send(comm, true, 1, &bundle(&tensors).described(4)).unwrap()),
-        1 => assert_eq!(recv_described(comm, true, 0, 4, &exact).unwrap().1.len(), 2),
+        0 => assert!(send(&SendRecv::new(comm), true, 1, &bundle(&tensors).described(4)).unwrap().wait().unwrap()),
+        1 => assert_eq!(recv_described(&SendRecv::new(comm), true, 0, 4, &exact).unwrap().1.len(), 2),
         _ => {}
     }
     works(comm);
@@ -116,12 +120,15 @@ pub(super) fn refused_among_others(comm: &dyn Communicator) {
     match comm.rank() {
         0 => {
             let bundles = [bundle(tensors), bundle(tensors).described(1), bundle(tensors).described(2)];
-            refused(exchange(comm, &bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
+            refused(
+                SendRecv::new(comm).exchange(&bundles.map(|bundle| (1, bundle)), &[]),
+                &["rank 1 refuses", "limit is 3"],
+            );
         }
         1 => {
             let refusal = Expected::Described { tag: 1, limits: tight };
             let receives = [(0, known(tensors)), (0, refusal), (0, Expected::described(2))];
-            refused(exchange(comm, &[], &receives), &["limit is 3"]);
+            refused(SendRecv::new(comm).exchange(&[], &receives), &["limit is 3"]);
         }
         _ => {}
     }
@@ -138,21 +145,24 @@ pub(super) fn withdrawn(comm: &dyn Communicator) {
     match comm.rank() {
         0 => {
             let part = vec![0u8; PART];
-            let tensors = (0..COUNT).map(|_| TensorBytes::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+            let tensors = (0..COUNT).map(|_| WireTensor::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
             let huge = Bundle::new(tensors).expect("less than 2^63 bytes");
             let failed = |outcome: Result<()>| match outcome {
                 Err(error @ Error::OutOfMemory { .. }) => assert!(error.to_string().contains(&missing), "{error}"),
                 other => panic!("{other:?} for a copy of 2^48 bytes"),
             };
-            failed(send(comm, true, 1, &huge.clone().described(1)).map(drop));
+            failed(send(&SendRecv::new(comm), true, 1, &huge.clone().described(1)).map(drop));
             let bundles = [bundle(&small), huge.clone().described(2), bundle(&small).described(3)];
-            failed(exchange(comm, &bundles.map(|bundle| (1, bundle)), &[]).map(drop));
-            failed(send(comm, true, 1, &huge).map(drop));
+            failed(SendRecv::new(comm).exchange(&bundles.map(|bundle| (1, bundle)), &[]).map(drop));
+            failed(send(&SendRecv::new(comm), true, 1, &huge).map(drop));
         }
         1 => {
-            refused(recv_described(comm, true, 0, 1, &Limits::default()), &["rank 0", "withdraws", &missing]);
+            refused(
+                recv_described(&SendRecv::new(comm), true, 0, 1, &Limits::default()),
+                &["rank 0", "withdraws", &missing],
+            );
             let receives = [(0, known(&small)), (0, Expected::described(2)), (0, Expected::described(3))];
-            refused(exchange(comm, &[], &receives), &["rank 0", "withdraws", &missing]);
+            refused(SendRecv::new(comm).exchange(&[], &receives), &["rank 0", "withdraws", &missing]);
         }
         _ => {}
     }
@@ -166,8 +176,8 @@ pub(super) fn no_header(comm: &dyn Communicator) {
     version.resize(1016, 0);
     for (bytes, word) in [(vec![0x5a; 1016], "starts with"), (vec![0; 1016], "starts with"), (version, "version 2")] {
         match comm.rank() {
-            0 => comm.exchange(&[(1, &bytes)], &mut []).unwrap(),
-            1 => refused(recv_described(comm, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            0 => comm.send(&bytes, 1).unwrap(),
+            1 => refused(recv_described(&SendRecv::new(comm), true, 0, 3, &Limits::default()), &["rank 0", word]),
             _ => {}
         }
     }
@@ -200,24 +210,25 @@ pub(super) fn strangers(comm: &dyn Communicator) {
         header.resize(1016, 0);
         match comm.rank() {
             0 => {
-                comm.exchange(&[(1, &header)], &mut []).unwrap();
-                let mut answer = vec![0; 256];
-                comm.exchange(&[], &mut [(1, &mut answer[..])]).unwrap();
+                comm.send(&header, 1).unwrap();
+                let mut answer = vec![0u8; 256];
+                comm.recv(&mut answer, 1).unwrap();
                 let text = String::from_utf8_lossy(&answer[1..]).into_owned();
                 assert!(answer[0] == 1 && text.contains(word), "{text:?} does not say {word:?}");
             }
-            1 => refused(recv_described(comm, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            1 => refused(recv_described(&SendRecv::new(comm), true, 0, 3, &Limits::default()), &["rank 0", word]),
             _ => {}
         }
     }
     // An answer that is neither yes nor no.
     match comm.rank() {
-        0 => {
-            refused(send(comm, true, 1, &bundle(&[Owned::new(DataType::U8, &[1], 0)]).described(3)), &["rank 1", "77"])
-        }
+        0 => refused(
+            send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DataType::U8, &[1], 0)]).described(3)),
+            &["rank 1", "77"],
+        ),
         1 => {
-            comm.exchange(&[], &mut [(0, &mut [0; 1016][..])]).unwrap();
-            comm.exchange(&[(0, &[77; 256])], &mut []).unwrap();
+            comm.recv(&mut [0u8; 1016], 0).unwrap();
+            comm.send(&[77u8; 256], 0).unwrap();
         }
         _ => {}
     }
@@ -226,8 +237,8 @@ pub(super) fn strangers(comm: &dyn Communicator) {
 
 pub(super) fn other_lengths(comm: &dyn Communicator) {
     match comm.rank() {
-        0 => mismatch(send(comm, true, 1, &bundle(&[Owned::new(DataType::F32, &[10], 0)]))),
-        1 => mismatch(recv(comm, true, 0, &mut [Owned::new(DataType::F32, &[11], 0).tensor_mut()])),
+        0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&[Owned::new(DataType::F32, &[10], 0)]))),
+        1 => mismatch(recv(&SendRecv::new(comm), true, 0, &mut [Owned::new(DataType::F32, &[11], 0).tensor_mut()])),
         _ => {}
     }
 }
@@ -237,8 +248,8 @@ pub(super) fn described_to_one_who_knows(comm: &dyn Communicator) {
     let tensors = [Owned::new(DataType::F32, &[254], 0)];
     assert_eq!(tensors[0].bytes.len(), 1016);
     match comm.rank() {
-        0 => mismatch(send(comm, true, 1, &bundle(&tensors).described(3))),
-        1 => mismatch(recv(comm, true, 0, &mut [tensors[0].blank().tensor_mut()])),
+        0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&tensors).described(3))),
+        1 => mismatch(recv(&SendRecv::new(comm), true, 0, &mut [tensors[0].blank().tensor_mut()])),
         _ => {}
     }
 }
@@ -249,8 +260,8 @@ pub(super) fn known_to_one_who_asks(comm: &dyn Communicator) {
     bytes.resize(1016, 0);
     let tensors = [Owned { dtype: DataType::U8, shape: vec![1016], bytes }];
     match comm.rank() {
-        0 => mismatch(send(comm, true, 1, &bundle(&tensors))),
-        1 => mismatch(recv_described(comm, true, 0, 3, &Limits::default())),
+        0 => mismatch(send(&SendRecv::new(comm), true, 1, &bundle(&tensors))),
+        1 => mismatch(recv_described(&SendRecv::new(comm), true, 0, 3, &Limits::default())),
         _ => {}
     }
 }

@@ -3,9 +3,9 @@
 
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Collective, Communicator, Ranks};
+use gradsync::memory::{WireSlice, WireSliceMut};
 use gradsync::ops::{Granularity, adasum_all_reduce};
-use gradsync::{Slice, SliceMut};
 use gradsync_tests::array::patterns_of;
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -16,7 +16,7 @@ use crate::case::Case;
 /// A communicator that tells nobody of the memory which its ranks have in common.
 pub(crate) struct Apart<'a>(pub(crate) &'a LocalCommunicator);
 
-impl Communicator for Apart<'_> {
+impl Ranks for Apart<'_> {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -25,48 +25,18 @@ impl Communicator for Apart<'_> {
         self.0.world_size()
     }
 
-    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        self.0.all_reduce(data, op)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        self.0.gather_words(words)
+    }
+}
+
+impl Communicator for Apart<'_> {
+    fn run(&self, collective: Collective<'_>) -> Result<()> {
+        self.0.run(collective)
     }
 
-    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        self.0.reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        self.0.all_gather(input, output)
-    }
-
-    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
-        self.0.all_gather_in_place(data)
-    }
-
-    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        self.0.all_to_all(input, output)
-    }
-
-    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
-        self.0.broadcast(data, root)
-    }
-
-    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
-        self.0.send(data, peer)
-    }
-
-    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
-        self.0.recv(data, peer)
-    }
-
-    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
-        self.0.send_recv(send, to, recv, from)
-    }
-
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
+    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
         self.0.exchange(sends, receives)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.0.barrier()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gradsync::GradientBuffer;
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};

@@ -2,7 +2,7 @@
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Communicator, Ranks, ReduceOp, Split};
 use gradsync::ops::{
     AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, hierarchical_adasum_all_reduce,
 };
@@ -121,9 +121,9 @@ fn hierarchical(
     let (node, across) = (split(all.rank() / per_node), split(all.rank() % per_node));
     let apart = [all, &node, &across].map(Apart);
     let nodes = if are_apart {
-        Nodes::<dyn Communicator> { all: &apart[0], node: &apart[1], across: &apart[2] }
+        Nodes { all: &apart[0], node: &apart[1], across: &apart[2] }
     } else {
-        Nodes::<dyn Communicator> { all, node: &node, across: &across }
+        Nodes { all, node: &node, across: &across }
     };
     hierarchical_adasum_all_reduce(nodes, buffer, within_node, case.options()).unwrap()
 }

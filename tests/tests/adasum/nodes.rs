@@ -1,7 +1,7 @@
 //! Hierarchical Adasum: a sum, mean or Adasum inside nodes, which are made of the threads of one process, and Adasum across.
 
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Ranks, ReduceOp, Split};
 use gradsync::ops::{
     AdasumOptions, AdasumReport, Algorithm, Granularity, Nodes, WithinNode, adasum_all_reduce, all_reduce,
     hierarchical_adasum_all_reduce,
@@ -34,7 +34,7 @@ impl Groups {
         Groups { all, node, across }
     }
 
-    fn nodes(&self) -> Nodes<'_, dyn Communicator> {
+    fn nodes(&self) -> Nodes<'_> {
         Nodes { all: &self.all, node: &self.node, across: &self.across }
     }
 }
@@ -132,7 +132,7 @@ fn groups_of_a_topology() {
             let mut buffer = GradientBuffer::new(DType::F64, 4, [("w", [4])]).unwrap();
             // Orthogonal between the nodes of one data group, so that Adasum adds.
             buffer.tensor_mut(0).into_data().typed::<f64>().unwrap()[rank / 4] = (rank + 1) as f64;
-            let nodes = Nodes::<dyn Communicator> { all: &all, node: &node, across: &across };
+            let nodes = Nodes { all: &all, node: &node, across: &across };
             hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).unwrap();
             buffer.tensor(0).data().to_f64_vec()
         });
@@ -280,7 +280,7 @@ fn what_is_refused_is_refused_on_every_rank() {
             let mut buffer = case.all.buffer(rank);
             let node = comm.split(Some(rank as u64 / 2), 0)?.expect("a colour");
             let across = comm.split(Some(u64::from(rank == 1 || rank == 2)), 0)?.expect("a colour");
-            let nodes = Nodes::<dyn Communicator> { all: &comm, node: &node, across: &across };
+            let nodes = Nodes { all: &comm, node: &node, across: &across };
             hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).map(drop)
         }) {
             assert!(message.contains("ranks 0 and 3") || message.contains("ranks 1 and 2"), "{message}");
@@ -301,7 +301,7 @@ fn what_is_refused_is_refused_on_every_rank() {
             let mut buffer = OnNodes::random(Format::F32, 1, 2, &SHAPES, 1).all.buffer(rank % 2);
             let [all, node, across] = [rank / 2, rank % 2, rank].map(|color| comm.split(Some(color as u64), 0));
             let (all, node, across) = (all?.expect("a colour"), node?.expect("a colour"), across?.expect("a colour"));
-            let nodes = Nodes::<dyn Communicator> { all: &all, node: &node, across: &across };
+            let nodes = Nodes { all: &all, node: &node, across: &across };
             hierarchical_adasum_all_reduce(nodes, &mut buffer, ReduceOp::Sum, AdasumOptions::default()).map(drop)
         }) {
             assert!(message.contains("the group \"node\" of rank 0 has ranks that are not among all"), "{message}");

@@ -1,6 +1,6 @@
 //! What Adasum refuses, on every rank.
 
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Ranks, ReduceOp};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce, all_reduce};
 use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::inputs::Kind;

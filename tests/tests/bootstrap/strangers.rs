@@ -13,6 +13,9 @@ use gradsync_tests::ranks::guarded;
 use crate::group::{Meeting, Way, barrier, on_ranks, refused};
 use crate::{AT_ONCE, PLENTY};
 
+/// The protocol's, so that strangers are not refused for another one.
+const VERSION: u32 = 3;
+
 /// Connects once rank 0 listens.
 fn connect(meeting: &Meeting) -> TcpStream {
     let start = Instant::now();
@@ -29,7 +32,7 @@ fn connect(meeting: &Meeting) -> TcpStream {
 fn openings() -> Vec<Vec<u8>> {
     let greeting = |version: u32| [&b"gradsync"[..], &version.to_le_bytes(), &[7; 32]].concat();
     let identity = [1u64, 3, 0].map(u64::to_le_bytes).concat();
-    let unproven = [greeting(2), identity, vec![9; 16]].concat();
+    let unproven = [greeting(VERSION), identity, vec![9; 16]].concat();
     vec![
         b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
         vec![0xff; 4096],
@@ -40,8 +43,8 @@ fn openings() -> Vec<Vec<u8>> {
         unproven[..unproven.len() - 1].to_vec(),
         unproven.clone(),
         [&unproven[..], &[0xff; 64]].concat(),
-        [greeting(2), vec![0; 40]].concat(),
-        greeting(1),
+        [greeting(VERSION), vec![0; 40]].concat(),
+        greeting(VERSION - 1),
     ]
 }
 
@@ -132,8 +135,9 @@ fn strangers_are_closed_soon_and_counted() {
             let mut silent = connect(&meeting);
             let start = Instant::now();
             silent.set_read_timeout(Some(PLENTY)).unwrap();
-            // A greeting, and then the end.
-            assert_eq!(silent.read_to_end(&mut Vec::new()).unwrap(), 44);
+            let mut greeting = Vec::new();
+            assert_eq!(silent.read_to_end(&mut greeting).unwrap(), 44, "a greeting, and then the end");
+            assert_eq!(greeting[8..12], VERSION.to_le_bytes());
             assert!(start.elapsed() < Duration::from_secs(3), "a silent stranger was kept for {:?}", start.elapsed());
             let other = Rendezvous::tcp("127.0.0.1", meeting.port, Secret::generate().unwrap());
             assert!(matches!(refused(other.join(2, 3)), BootstrapError::WrongSecret { .. }));

@@ -1,7 +1,7 @@
 //! Collectives × dtypes × operations × rank counts.
 
-use gradsync::comm::Communicator;
 use gradsync::comm::ReduceOp;
+use gradsync::comm::{Collectives, Ranks};
 use gradsync_tests::array::Array;
 use gradsync_tests::collectives::{LENS, assert_reduced, inputs, ours};
 use gradsync_tests::inputs::edges;
@@ -200,5 +200,5 @@ fn ranks_know_themselves_and_meet_at_barriers() {
 #[test]
 fn no_ranks_is_an_error() {
     assert!(gradsync::comm::local::group(0).is_err());
-    assert!(gradsync::comm::local::run(0, |_| ()).is_err());
+    assert!(gradsync::comm::local::run_each(0, |_| ()).is_err());
 }

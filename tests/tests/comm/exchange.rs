@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{CommError, Communicator};
+use gradsync::comm::{Collectives, CommError, Ranks};
 use gradsync::{Error, Result};
-use gradsync_tests::ranks::{guarded, on_ranks};
+use gradsync_tests::ranks::{exchange_bytes, guarded, on_ranks};
 
 use crate::WORLD_SIZES;
 
@@ -17,15 +17,15 @@ fn payload(from: usize, to: usize, index: usize) -> Vec<u8> {
 }
 
 fn send(comm: &LocalCommunicator, peer: usize, data: &[u8]) -> Result<()> {
-    comm.exchange(&[(peer, data)], &mut [])
+    exchange_bytes(comm, &[(peer, data)], &mut [])
 }
 
 fn recv(comm: &LocalCommunicator, peer: usize, data: &mut [u8]) -> Result<()> {
-    comm.exchange(&[], &mut [(peer, data)])
+    exchange_bytes(comm, &[], &mut [(peer, data)])
 }
 
 fn both(comm: &LocalCommunicator, to: usize, data: &[u8], from: usize, into: &mut [u8]) -> Result<()> {
-    comm.exchange(&[(to, data)], &mut [(from, into)])
+    exchange_bytes(comm, &[(to, data)], &mut [(from, into)])
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn everybody_with_everybody_several_times_in_any_order() {
                     let sends: Vec<(usize, &[u8])> = outgoing.iter().map(|(peer, data)| (*peer, &data[..])).collect();
                     let mut receives: Vec<(usize, &mut [u8])> =
                         incoming.iter_mut().map(|(peer, data)| (*peer, &mut data[..])).collect();
-                    comm.exchange(&sends, &mut receives).unwrap();
+                    exchange_bytes(&comm, &sends, &mut receives).unwrap();
 
                     for ((peer, index), (_, got)) in wanted.into_iter().zip(incoming) {
                         assert_eq!(got, payload(peer, rank, index), "{index} from {peer} to {rank} of {world_size}");
@@ -100,7 +100,7 @@ fn whatever_is_ready_is_received_first() {
         on_ranks(3, |comm| {
             let (mut from_1, mut from_2) = ([0], [0]);
             match comm.rank() {
-                0 => comm.exchange(&[], &mut [(1, &mut from_1), (2, &mut from_2)]).unwrap(),
+                0 => exchange_bytes(&comm, &[], &mut [(1, &mut from_1), (2, &mut from_2)]).unwrap(),
                 1 => {
                     recv(&comm, 2, &mut from_2).unwrap();
                     send(&comm, 0, &[from_2[0] + 1]).unwrap();
@@ -131,7 +131,7 @@ fn a_pipeline_of_one_forward_one_backward() {
                     let sends: Vec<(usize, &[u8])> = to.map(|to| (to, &sent[..])).into_iter().collect();
                     let mut receives: Vec<(usize, &mut [u8])> =
                         from.map(|from| (from, &mut got[..])).into_iter().collect();
-                    comm.exchange(&sends, &mut receives).unwrap();
+                    exchange_bytes(&comm, &sends, &mut receives).unwrap();
                     got[0]
                 };
                 // Stages add 1 to an activation; the last gives back 100 more as the gradient; stages add 1 to that
@@ -176,12 +176,12 @@ fn empty_lists_return_and_empty_transfers_meet() {
     guarded(20, || {
         let is_there = AtomicBool::new(false);
         on_ranks(2, |comm| {
-            comm.exchange(&[], &mut []).unwrap();
+            exchange_bytes(&comm, &[], &mut []).unwrap();
             if comm.rank() == 0 {
                 send(&comm, 1, &[]).unwrap();
                 assert!(is_there.load(Ordering::SeqCst), "the sender went on without the receiver");
             } else {
-                comm.exchange(&[], &mut []).unwrap();
+                exchange_bytes(&comm, &[], &mut []).unwrap();
                 std::thread::sleep(Duration::from_millis(100));
                 is_there.store(true, Ordering::SeqCst);
                 recv(&comm, 0, &mut []).unwrap();
@@ -197,7 +197,7 @@ fn one_call_meets_several() {
         on_ranks(3, |comm| {
             let (one, two) = ([1; 5], [2; 6]);
             match comm.rank() {
-                0 => comm.exchange(&[(1, &one), (2, &one), (1, &two), (2, &two)], &mut []).unwrap(),
+                0 => exchange_bytes(&comm, &[(1, &one), (2, &one), (1, &two), (2, &two)], &mut []).unwrap(),
                 1 => {
                     let (mut first, mut second) = ([0; 5], [0; 6]);
                     recv(&comm, 0, &mut first).unwrap();
@@ -206,7 +206,7 @@ fn one_call_meets_several() {
                 }
                 _ => {
                     let (mut first, mut second) = ([0; 5], [0; 6]);
-                    comm.exchange(&[], &mut [(0, &mut first), (0, &mut second)]).unwrap();
+                    exchange_bytes(&comm, &[], &mut [(0, &mut first), (0, &mut second)]).unwrap();
                     assert_eq!((first, second), (one, two));
                 }
             }
@@ -220,7 +220,7 @@ fn typed_transfers_meet_bytes_only_as_bytes() {
     guarded(20, || {
         let errors = on_ranks(2, |comm| {
             let outcome = match comm.rank() {
-                0 => comm.send((&[1.0f32, 2.0][..]).into(), 1),
+                0 => comm.send(&[1.0f32, 2.0][..], 1),
                 _ => recv(&comm, 0, &mut [0; 8]),
             };
             outcome.expect_err("f32 is not u8").to_string()
@@ -236,8 +236,8 @@ fn lengths_that_differ_are_an_error_on_all_that_names_both() {
         let outcomes = on_ranks(3, |comm| {
             let (mut first, mut second) = ([0; 4], [7; 1011]);
             let outcome = match comm.rank() {
-                0 => comm.exchange(&[(1, &[1; 4]), (1, &[1; 1010])], &mut []),
-                1 => comm.exchange(&[], &mut [(0, &mut first), (0, &mut second)]),
+                0 => exchange_bytes(&comm, &[(1, &[1; 4]), (1, &[1; 1010])], &mut []),
+                1 => exchange_bytes(&comm, &[], &mut [(0, &mut first), (0, &mut second)]),
                 _ => comm.barrier(),
             };
             assert_eq!(second, [7; 1011], "a message of another length was written");
@@ -271,7 +271,7 @@ fn transfers_left_over_on_both_sides_are_a_mismatch() {
         assert_clash(
             "two sends for one receive, and nobody is done",
             &[
-                |comm| comm.exchange(&[(1, &[1]), (1, &[2])], &mut []),
+                |comm| exchange_bytes(comm, &[(1, &[1]), (1, &[2])], &mut []),
                 |comm| {
                     recv(comm, 0, &mut [0])?;
                     comm.barrier()
@@ -283,15 +283,15 @@ fn transfers_left_over_on_both_sides_are_a_mismatch() {
         assert_clash(
             "each has a send left, although both receive",
             &[
-                |comm| comm.exchange(&[(1, &[1]), (1, &[2])], &mut [(1, &mut [0])]),
-                |comm| comm.exchange(&[(0, &[1]), (0, &[2])], &mut [(0, &mut [0])]),
+                |comm| exchange_bytes(comm, &[(1, &[1]), (1, &[2])], &mut [(1, &mut [0])]),
+                |comm| exchange_bytes(comm, &[(0, &[1]), (0, &[2])], &mut [(0, &mut [0])]),
             ],
             [0, 1],
             ["send(to rank 1)", "send(to rank 0)"],
         );
         assert_clash(
             "both receive",
-            &[|comm| recv(comm, 1, &mut [0]), |comm| comm.recv((&mut [0.0f32][..]).into(), 0)],
+            &[|comm| recv(comm, 1, &mut [0]), |comm| comm.recv(&mut [0.0f32][..], 0)],
             [0, 1],
             ["recv(from rank 1)", "recv(from rank 0)"],
         );
@@ -331,8 +331,8 @@ fn an_invalid_peer_is_refused_and_breaks_nothing() {
             let other = (rank + 1) % 3;
             for bad in [rank, 3, usize::MAX] {
                 let outcomes = [
-                    comm.exchange(&[(other, &[1]), (bad, &[1])], &mut []),
-                    comm.exchange(&[(other, &[1])], &mut [(other, &mut [0]), (bad, &mut [0])]),
+                    exchange_bytes(&comm, &[(other, &[1]), (bad, &[1])], &mut []),
+                    exchange_bytes(&comm, &[(other, &[1])], &mut [(other, &mut [0]), (bad, &mut [0])]),
                 ];
                 for outcome in outcomes {
                     let error = outcome.expect_err("not a peer");

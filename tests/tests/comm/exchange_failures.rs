@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use gradsync::Error;
 use gradsync::comm::local::{LocalCommunicator, group_with_deadline};
-use gradsync::comm::{CommError, Communicator, Departure};
-use gradsync_tests::ranks::{guarded, on_ranks};
+use gradsync::comm::{CommError, Departure, Ranks};
+use gradsync_tests::ranks::{exchange_bytes, guarded, on_ranks};
 
 /// Ranks 0 and 1 exchange with each other and with rank 2, which goes after rank 0 has its part.
 fn errors_without_rank_2(go: impl Fn(LocalCommunicator) + Sync) -> Vec<Option<Error>> {
     on_ranks(3, |comm| {
         let rank = comm.rank();
         if rank == 2 {
-            comm.exchange(&[(0, &[2])], &mut []).unwrap();
+            exchange_bytes(&comm, &[(0, &[2])], &mut []).unwrap();
             go(comm);
             return None;
         }
         let (mut from_peer, mut from_2) = ([0], [0]);
         let sends: [(usize, &[u8]); 2] = [(1 - rank, &[rank as u8]), (2, &[9])];
-        let outcome = comm.exchange(&sends, &mut [(1 - rank, &mut from_peer), (2, &mut from_2)]);
+        let outcome = exchange_bytes(&comm, &sends, &mut [(1 - rank, &mut from_peer), (2, &mut from_2)]);
         assert_eq!(from_2[0], if rank == 0 { 2 } else { 0 }, "rank {rank}");
         Some(outcome.expect_err("rank 2 receives nothing"))
     })
@@ -65,7 +65,7 @@ fn the_rank_that_all_wait_for_is_late() {
                         std::thread::sleep(deadline + Duration::from_millis(500));
                         return;
                     }
-                    let error = comm.exchange(&[], &mut [(rank + 1, &mut [0])]).expect_err("rank 2 sleeps");
+                    let error = exchange_bytes(&comm, &[], &mut [(rank + 1, &mut [0])]).expect_err("rank 2 sleeps");
                     let is_right = matches!(&error, Error::Comm(CommError::Timeout { missing, .. }) if *missing == [2]);
                     assert!(is_right, "rank {rank}: {error:?}");
                     assert!(start.elapsed() >= deadline, "rank {rank} gave up early");
@@ -85,7 +85,7 @@ fn memory_stays_while_it_is_copied_whatever_fails() {
             let outcomes = on_ranks(3, |comm| match comm.rank() {
                 0 => {
                     let mut data = vec![1; 4 << 20];
-                    let outcome = comm.exchange(&[(1, &data)], &mut [(2, &mut [0])]);
+                    let outcome = exchange_bytes(&comm, &[(1, &data)], &mut [(2, &mut [0])]);
                     data.fill(2);
                     assert!(outcome.is_err(), "rank 2 sends nothing");
                     std::hint::black_box(&data);
@@ -93,7 +93,7 @@ fn memory_stays_while_it_is_copied_whatever_fails() {
                 }
                 1 => {
                     let mut data = vec![0; 4 << 20];
-                    let outcome = comm.exchange(&[], &mut [(0, &mut data)]);
+                    let outcome = exchange_bytes(&comm, &[], &mut [(0, &mut data)]);
                     if outcome.is_ok() {
                         assert!(data.iter().all(|byte| *byte == 1), "after {pause} µs: reused while it was copied");
                     }

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use gradsync::Error;
-use gradsync::comm::Communicator;
 use gradsync::comm::local::{LocalCommunicator, group_with_deadline};
+use gradsync::comm::{Collectives, Communicator, Ranks};
 use gradsync::comm::{CommError, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
@@ -30,9 +30,9 @@ const WAITS: [(&str, Step); 7] = [
         let input = Array::unwritten(Format::F32, 3 * comm.world_size());
         comm.reduce_scatter(input.slice(), Array::unwritten(Format::F32, 3).slice_mut(), ReduceOp::Max)
     }),
-    ("lend_windows", |comm| {
-        let ranks = comm.address_space().expect("threads share one");
-        ranks.lend_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(())).map(drop)
+    ("with_windows", |comm| {
+        let ranks = comm.sharing().expect("threads share one");
+        ranks.with_windows(Array::unwritten(Format::F32, 12).slice_mut(), &mut |_| Ok(())).map(drop)
     }),
 ];
 
@@ -195,7 +195,7 @@ fn a_receiver_times_out() {
 fn leaving_after_the_last_call_is_no_failure() {
     guarded(60, || {
         for _ in 0..300 {
-            for outcome in gradsync::comm::local::run(5, |comm| {
+            for outcome in gradsync::comm::local::run_each(5, |comm| {
                 let mut data = Array::new(Format::F32, &[1.0; 3]);
                 comm.all_reduce(data.slice_mut(), ReduceOp::Sum).map(|()| data.values())
             })
@@ -210,7 +210,7 @@ fn leaving_after_the_last_call_is_no_failure() {
 #[test]
 fn run_reports_the_panic_of_the_rank_that_panicked() {
     guarded(30, || {
-        let outcomes = gradsync::comm::local::run(3, |comm| {
+        let outcomes = gradsync::comm::local::run_each(3, |comm| {
             assert!(comm.rank() != 1, "on purpose");
             comm.barrier().is_err()
         })

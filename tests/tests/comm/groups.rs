@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gradsync::comm::groups::{Groups, World};
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{CommError, Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp, Split};
+use gradsync::groups::Groups;
 use gradsync::plan::groups::{GroupKind, Sizes};
 use gradsync::{Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -107,9 +107,13 @@ impl Split for Counted<'_> {
     }
 }
 
-impl World for Counted<'_> {
-    fn place(&self) -> (usize, usize) {
-        (self.inner.rank(), self.inner.world_size())
+impl Ranks for Counted<'_> {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
@@ -150,7 +154,7 @@ fn a_group_is_split_off_once_and_by_one_of_its_kinds() {
 /// The sum over a kind of group of a bit for each rank.
 fn ranks_summed(groups: &Groups<LocalCommunicator>, kind: GroupKind) -> u64 {
     let mut bits = [(1u64 << groups.topology().rank()) as f64];
-    groups.get(kind).unwrap().all_reduce((&mut bits[..]).into(), ReduceOp::Sum).unwrap();
+    groups.get(kind).unwrap().all_reduce(&mut bits, ReduceOp::Sum).unwrap();
     bits[0] as u64
 }
 
@@ -183,9 +187,9 @@ fn shards_of_the_data_group_are_reduced_over_the_data_group() {
             // As many shards as the data group has ranks, each of 3 gradients.
             let gradients: Vec<f32> = (0..3 * data.world_size()).map(|place| (100 * rank + place) as f32).collect();
             let mut shard = [0.0f32; 3];
-            data.reduce_scatter((&gradients).into(), (&mut shard[..]).into(), ReduceOp::Sum).unwrap();
+            data.reduce_scatter(&gradients, &mut shard, ReduceOp::Sum).unwrap();
             let mut weights = [0.0f32; 6];
-            data.all_gather((&shard[..]).into(), (&mut weights[..]).into()).unwrap();
+            data.all_gather(&shard, &mut weights).unwrap();
             weights
         });
         for (rank, weights) in outcomes.into_iter().enumerate() {

@@ -15,7 +15,7 @@ mod transfer_graphs;
 mod windows;
 mod words;
 
-use gradsync::comm::Communicator;
+use gradsync::comm::{Collectives, Communicator};
 
 /// Powers of two, odd counts, more ranks than this machine has cores.
 const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
@@ -23,6 +23,6 @@ const WORLD_SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
 /// A number of every rank, in rank order.
 fn gathered(comm: &dyn Communicator, own: usize) -> Vec<usize> {
     let mut all = vec![0.0f64; comm.world_size()];
-    comm.all_gather((&[own as f64][..]).into(), (&mut all).into()).unwrap();
+    comm.all_gather(&[own as f64], &mut all).unwrap();
     all.into_iter().map(|number| number as usize).collect()
 }

@@ -1,7 +1,7 @@
 //! Ranks that do not call the same thing: an error on every rank that names both sides, and no data moved.
 
 use gradsync::Error;
-use gradsync::comm::Communicator;
+use gradsync::comm::{Collectives, Communicator, Ranks};
 use gradsync::comm::{CommError, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;

@@ -1,6 +1,6 @@
 //! send, recv and send_recv: order, dtypes, and refusals on both ends.
 
-use gradsync::comm::Communicator;
+use gradsync::comm::{Collectives, Ranks};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;

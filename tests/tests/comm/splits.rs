@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gradsync::comm::local::{LocalCommunicator, group_with_deadline};
-use gradsync::comm::{CommError, Communicator, Departure, ReduceOp, Split};
+use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp, Split};
 use gradsync::{Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
 
@@ -76,11 +76,11 @@ fn groups_fail_and_end_on_their_own() {
             let child = comm.split(Some(rank as u64 / 2), 0).unwrap().unwrap();
             let mut data = vec![1.0f32; 1 + rank.min(1)];
             // Ranks 0 and 1 disagree; ranks 2 and 3 do not.
-            let outcome = child.all_reduce((&mut data).into(), ReduceOp::Sum);
+            let outcome = child.all_reduce(&mut data, ReduceOp::Sum);
             assert_eq!(outcome.is_err(), rank < 2, "{outcome:?}");
             comm.barrier().unwrap();
             assert_eq!(child.barrier().is_err(), rank < 2);
-            assert!(comm.send((&[0.0f32][..]).into(), 9).is_err());
+            assert!(comm.send(&[0.0f32], 9).is_err());
             comm.barrier().unwrap();
         });
     });

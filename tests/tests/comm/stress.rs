@@ -1,7 +1,7 @@
 //! Many small calls in a random but common order, so that a lost wake-up or a slot reused too early shows.
 
-use gradsync::comm::Communicator;
 use gradsync::comm::ReduceOp;
+use gradsync::comm::{Collectives, Communicator, Ranks};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Random, vector};
 use gradsync_tests::oracle::Format;

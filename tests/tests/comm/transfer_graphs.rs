@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use gradsync::comm::local::{LocalCommunicator, run};
-use gradsync::comm::{CommError, Communicator};
+use gradsync::comm::local::{LocalCommunicator, run_each};
+use gradsync::comm::{CommError, Ranks};
 use gradsync::{Error, Result};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::ranks::guarded;
@@ -88,7 +88,7 @@ fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Res
             .map(|&index| transfers[index].from)
             .zip(incoming.iter_mut().map(|data| &mut data[..]))
             .collect();
-        comm.exchange(&sends, &mut receives)?;
+        gradsync_tests::ranks::exchange_bytes(comm, &sends, &mut receives)?;
         for (&index, data) in call.receives.iter().zip(&incoming) {
             assert!(*data == transfers[index].data, "transfer {index}: {} bytes are not those sent", data.len());
         }
@@ -99,7 +99,7 @@ fn make(comm: &LocalCommunicator, transfers: &[Transfer], calls: &[Call]) -> Res
 /// What each rank's calls come to.
 fn outcomes(transfers: Vec<Transfer>, calls: Vec<Vec<Call>>) -> Vec<Result<()>> {
     guarded(20, move || {
-        let ranks = run(calls.len(), |comm| make(&comm, &transfers, &calls[comm.rank()])).unwrap();
+        let ranks = run_each(calls.len(), |comm| make(&comm, &transfers, &calls[comm.rank()])).unwrap();
         ranks.into_iter().map(|outcome| outcome.expect("a rank panicked")).collect()
     })
 }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{CommError, Communicator, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::{Error, Result, SliceMut};
 use gradsync_tests::ranks::{guarded, on_ranks};
 
@@ -18,7 +18,7 @@ fn lend(
     vector: &mut [f32],
     mut work: impl FnMut(Vec<SliceMut<'_>>) -> Result<()>,
 ) -> Result<()> {
-    assert!(comm.address_space().expect("threads share one").lend_windows(vector.into(), &mut work)?);
+    assert!(comm.sharing().expect("threads share one").with_windows(vector.into(), &mut work)?);
     Ok(())
 }
 
@@ -72,7 +72,7 @@ fn collectives_and_further_loans_run_inside() {
                     Ok(())
                 })?;
                 sum[0] = windows[0][0] + comm.rank() as f32;
-                comm.all_reduce((&mut sum[..]).into(), ReduceOp::Sum)
+                comm.all_reduce(&mut sum, ReduceOp::Sum)
             })
             .unwrap();
             comm.barrier().unwrap();
@@ -150,7 +150,7 @@ fn what_has_no_windows_is_refused_on_every_rank() {
         let outcomes = on_ranks(2, |comm| {
             let (mut wide, mut narrow) = ([0.0f64; 4], [0.0f32; 4]);
             let vector = if comm.rank() == 0 { SliceMut::from(&mut wide[..]) } else { SliceMut::from(&mut narrow[..]) };
-            comm.address_space().unwrap().lend_windows(vector, &mut |_| panic!("nothing was to be lent")).is_err()
+            comm.sharing().unwrap().with_windows(vector, &mut |_| panic!("nothing was to be lent")).is_err()
         });
         assert_eq!(outcomes, [true; 2], "other dtypes");
     });

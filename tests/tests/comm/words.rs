@@ -1,6 +1,6 @@
 //! What errors say, over threads.
 
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::comm::Split;
 use gradsync::comm::local::LocalCommunicator;
 use gradsync_tests::ranks::{guarded, on_ranks};

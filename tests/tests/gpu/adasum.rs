@@ -2,7 +2,7 @@
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice};
 use gradsync::kernels::cpu::{self, Coefficients, Trees};
-use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::{DType, Slice};
 use gradsync_device::math::adasum::{self, Criterion};
 use gradsync_tests::double::{Family, UNITS};
@@ -18,7 +18,7 @@ fn coefficients_are_bitwise_those_of_the_cpu() {
         let hosts: Vec<_> = (0..ranks).map(|rank| uniform(DType::F32, len, rank as u64)).collect();
         let devices: Vec<_> = hosts.iter().map(|host| upload(&queue, host.tensor(0).data(), 0)).collect();
         let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
-        let mut layers = Layers::new(&queue, len, &segments, ranks).unwrap();
+        let mut layers = SegmentWorkspace::new(&queue, len, &segments, ranks).unwrap();
         layers.gram(&views).unwrap();
         let gram = layers.read_totals(ranks * (ranks + 1) / 2).unwrap();
         layers.coefficients().unwrap();
@@ -78,7 +78,7 @@ fn cancelled_layers_take_the_exact_path() {
 
         let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, 0)).collect();
         let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
-        let mut layers = Layers::new(&queue, len, &segments, 4).unwrap();
+        let mut layers = SegmentWorkspace::new(&queue, len, &segments, 4).unwrap();
         let mut result = DeviceBuffer::zeroed(&queue, dtype, len).unwrap();
         layers.adasum(result.as_mut_slice(), &views).unwrap();
         let actual = layers.read_coefficients().unwrap();
@@ -133,7 +133,10 @@ fn short_layers_of_double_are_exact_to_eight_units() {
             let devices: Vec<_> = (0..ranks).map(|rank| upload(&queue, (&flat(rank)).into(), 0)).collect();
             let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
             let mut result = DeviceBuffer::zeroed(&queue, DType::F64, end).unwrap();
-            Layers::new(&queue, end, &segments, ranks).unwrap().adasum(result.as_mut_slice(), &views).unwrap();
+            SegmentWorkspace::new(&queue, end, &segments, ranks)
+                .unwrap()
+                .adasum(result.as_mut_slice(), &views)
+                .unwrap();
             let result = crate::download(&result, 0).tensor(0).data().to_f64_vec();
             for (inputs, segment) in layers.iter().zip(segments) {
                 let unit = rational::unit(inputs);

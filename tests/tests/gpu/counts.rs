@@ -3,7 +3,7 @@
 use gradsync::DType;
 use gradsync::driver::DeviceBuffer;
 use gradsync::kernels::cuda;
-use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::cuda::SegmentWorkspace;
 
 use crate::queue;
 
@@ -31,7 +31,7 @@ fn check(len: usize) {
     assert_eq!(last(&sum, 5), [0.0, 0.0, 2.0, 2.0, 2.0], "accumulate over {len}");
     assert!(cuda::all_finite(sum.as_slice()).unwrap());
 
-    let mut layers = Layers::new(&queue, len, &[0..len - 1, len - 1..len], 2).unwrap();
+    let mut layers = SegmentWorkspace::new(&queue, len, &[0..len - 1, len - 1..len], 2).unwrap();
     let ones = with_tail(&queue, DType::F16, len, tail);
     layers.dots(sum.as_slice(), ones.as_slice()).unwrap();
     assert_eq!(layers.read_totals(3).unwrap(), [4.0, 8.0, 2.0, 2.0, 4.0, 1.0], "dots over {len}");

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
-use gradsync::kernels::cuda::Layers;
+use gradsync::kernels::cuda::SegmentWorkspace;
 use gradsync::kernels::{cpu, cuda};
 use gradsync::{DType, GradientBuffer, Slice};
 use half::{bf16, f16};
@@ -42,7 +42,7 @@ fn gram_matches_the_cpu_for_any_number_of_vectors() {
                 let devices: Vec<_> = slices.iter().map(|slice| upload(&queue, *slice, shift)).collect();
                 let views: Vec<DeviceSlice<'_>> =
                     devices.iter().map(|device| device.as_slice().range(shift..shift + LEN)).collect();
-                let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+                let mut layers = SegmentWorkspace::new(&queue, LEN, &segments(), ranks).unwrap();
                 layers.gram(&views).unwrap();
                 runs.push(layers.read_totals(ranks * (ranks + 1) / 2).unwrap());
             }
@@ -65,7 +65,7 @@ fn dots_and_norms_match_the_cpu() {
         let hosts = vectors(dtype, 2, LEN);
         let (a, b) = (hosts[0].tensor(0).data(), hosts[1].tensor(0).data());
         let (device_a, device_b) = (upload(&queue, a, 0), upload(&queue, b, 0));
-        let mut layers = Layers::new(&queue, LEN, &segments(), 2).unwrap();
+        let mut layers = SegmentWorkspace::new(&queue, LEN, &segments(), 2).unwrap();
         layers.dots(device_a.as_slice(), device_b.as_slice()).unwrap();
         let actual = layers.read_totals(3).unwrap();
         let expected = cpu::dots(a, b, &segments()).unwrap();
@@ -94,7 +94,7 @@ fn products_of_huge_and_tiny_values_keep_their_range() {
         let element = vector.tensor(0).data().to_f64_vec()[0];
         assert!(element != 0.0 && element.is_finite());
         let device = upload(&queue, vector.tensor(0).data(), 0);
-        let mut layers = Layers::new(&queue, 1000, &[0..1000], 1).unwrap();
+        let mut layers = SegmentWorkspace::new(&queue, 1000, &[0..1000], 1).unwrap();
         layers.squared_norms(device.as_slice()).unwrap();
         let norm = layers.read_totals(1).unwrap()[0];
         // A thousand equal terms: each addition rounds once.
@@ -121,7 +121,7 @@ fn sums_of_any_nan_come_and_leave_nothing_behind() {
     };
     for dtype in DType::ALL {
         let [nan, one] = both(dtype);
-        let mut layers = Layers::new(&queue, LEN, &segments(), 3).unwrap();
+        let mut layers = SegmentWorkspace::new(&queue, LEN, &segments(), 3).unwrap();
         for pass in 0..2 {
             for (vector, value) in [(&nan, f64::NAN), (&one, 1.0)] {
                 let view = vector.as_slice();
@@ -153,7 +153,7 @@ fn combine_matches_the_cpu_bitwise() {
                     let count = segments().len();
                     let weights: Vec<f64> = (0..count * ranks).map(|index| 0.3 + (index % 7) as f64 / 3.0).collect();
                     let coefficients = cpu::Coefficients { weights, cancelled: vec![false; count] };
-                    let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+                    let mut layers = SegmentWorkspace::new(&queue, LEN, &segments(), ranks).unwrap();
                     layers.write_coefficients(&coefficients).unwrap();
                     let mut expected = uniform(to, LEN, 99);
                     let mut result = upload(&queue, expected.tensor(0).data(), 0);
@@ -184,7 +184,7 @@ fn combine_in_place_leaves_cancelled_layers_alone() {
             let count = segments().len();
             let weights: Vec<f64> = (0..count * ranks).map(|index| 0.3 + (index % 7) as f64 / 3.0).collect();
             let cancelled: Vec<bool> = (0..count).map(|layer| layer % 2 == 0).collect();
-            let mut layers = Layers::new(&queue, LEN, &segments(), ranks).unwrap();
+            let mut layers = SegmentWorkspace::new(&queue, LEN, &segments(), ranks).unwrap();
             layers
                 .write_coefficients(&cpu::Coefficients { weights: weights.clone(), cancelled: cancelled.clone() })
                 .unwrap();
@@ -223,7 +223,7 @@ fn long_vectors_of_every_dtype_match_the_cpu() {
     let segments = [0..7, 7..20_000_011, 20_000_100..LONG];
     let queue = queue();
     // One object for all of them.
-    let mut layers = Layers::new(&queue, LONG, &segments, 2).unwrap();
+    let mut layers = SegmentWorkspace::new(&queue, LONG, &segments, 2).unwrap();
     let weights = vec![0.25, 1.75, -1.0, 0.5, 3.0, 0.125];
     let coefficients = cpu::Coefficients { weights, cancelled: vec![false; segments.len()] };
     for dtype in DType::ALL {

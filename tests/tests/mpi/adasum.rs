@@ -78,7 +78,7 @@ pub(crate) fn run(cases: &mut Cases) {
                     let what = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
                     cases.check(&what, |comm| {
                         let over_threads = |comm: &dyn Communicator| adasum(comm, Memory::Own, kind, format, options);
-                        let mut ranks = local::run(world_size, |comm| over_threads(&comm)).unwrap();
+                        let mut ranks = local::run_each(world_size, |comm| over_threads(&comm)).unwrap();
                         let expected = ranks.swap_remove(rank).expect("no rank panicked");
                         for &memory in Memory::ALL {
                             let got = adasum(comm, memory, kind, format, options);
@@ -95,7 +95,7 @@ pub(crate) fn run(cases: &mut Cases) {
                     all_reduce(comm, &mut buffer, op).expect("all_reduce");
                     patterns_of(buffer.as_slice())
                 };
-                let mut ranks = local::run(world_size, |comm| reduced(&comm, Memory::Own)).unwrap();
+                let mut ranks = local::run_each(world_size, |comm| reduced(&comm, Memory::Own)).unwrap();
                 let expected = ranks.swap_remove(rank).expect("no rank panicked");
                 for &memory in Memory::ALL {
                     assert!(reduced(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
 
 /// How long ranks wait for each other, unless a case is about that.
@@ -76,10 +76,11 @@ impl Cases {
         self.stage = Instant::now();
     }
 
-    pub(crate) fn finish(self) -> ExitCode {
-        let (world_size, comm) = (self.world_size(), fresh());
+    /// Sums up what failed, over a communicator that nothing has happened on.
+    pub(crate) fn finish(self, comm: &MpiCommunicator) -> ExitCode {
+        let world_size = self.world_size();
         let mut failed = vec![self.failed as f64];
-        let summed = comm.all_reduce((&mut failed).into(), ReduceOp::Sum);
+        let summed = comm.all_reduce(&mut failed, ReduceOp::Sum);
         if let Err(error) = &summed {
             println!("FAILED on rank {}: the summary: {error}", comm.rank());
         }
@@ -96,7 +97,7 @@ impl Cases {
 pub(crate) fn assert_agreed(comm: &MpiCommunicator, what: &str, array: &Array) {
     let own: Vec<f64> = array.patterns().into_iter().map(f64::from_bits).collect();
     let mut all = vec![0.0f64; own.len() * comm.world_size()];
-    comm.all_gather((&own).into(), (&mut all).into()).expect("gathering the results");
+    comm.all_gather(&own, &mut all).expect("gathering the results");
     for (rank, other) in all.chunks_exact(own.len().max(1)).enumerate() {
         let same = other.iter().zip(&own).all(|(left, right)| left.to_bits() == right.to_bits());
         assert!(same, "{what}: rank {rank} has other bits than rank {}", comm.rank());

@@ -1,6 +1,6 @@
 //! Collectives × dtypes × operations × lengths, against the oracle.
 
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::collectives::{LENS, assert_reduced, inputs, ours};
 use gradsync_tests::inputs::edges;
@@ -126,7 +126,7 @@ fn several_windows(cases: &mut Cases) {
     let sum = |i: usize| ((i % 1013) * (world_size * (world_size + 1) / 2)) as f32;
     cases.check("all_reduce of 5000011 f32", |comm| {
         let mut data: Vec<f32> = (0..5_000_011).map(|i| value(rank, i)).collect();
-        comm.all_reduce((&mut data).into(), ReduceOp::Sum).unwrap();
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         let wrong = data.iter().enumerate().find(|&(i, &got)| got != sum(i));
         assert_eq!(wrong, None);
     });
@@ -134,7 +134,7 @@ fn several_windows(cases: &mut Cases) {
         let len = 4_500_007 / world_size;
         let input: Vec<f32> = (0..len * world_size).map(|i| value(rank, i)).collect();
         let mut output = vec![7.0f32; len];
-        comm.reduce_scatter((&input).into(), (&mut output).into(), ReduceOp::Sum).unwrap();
+        comm.reduce_scatter(&input, &mut output, ReduceOp::Sum).unwrap();
         let wrong = output.iter().enumerate().find(|&(i, &got)| got != sum(rank * len + i));
         assert_eq!(wrong, None);
     });
@@ -157,16 +157,16 @@ fn back_to_back(cases: &mut Cases) {
                 std::thread::sleep(std::time::Duration::from_micros(50 * (round as u64 % 7)));
             }
             let mut data: Vec<f64> = (0..len).map(|i| value(rank, i)).collect();
-            comm.all_reduce((&mut data).into(), ReduceOp::Sum).unwrap();
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             let wrong = data.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
             assert_eq!(wrong, None, "all_reduce of {len} in round {round}");
             let input: Vec<f64> = (0..len * world_size).map(|i| value(rank, i)).collect();
             let mut output = vec![-1.0f64; len];
-            comm.reduce_scatter((&input).into(), (&mut output).into(), ReduceOp::Sum).unwrap();
+            comm.reduce_scatter(&input, &mut output, ReduceOp::Sum).unwrap();
             let wrong = output.iter().enumerate().find(|&(i, &got)| got != value(0, rank * len + i) * total);
             assert_eq!(wrong, None, "reduce_scatter of {len} in round {round}");
             let mut all = vec![-1.0f64; len * world_size];
-            comm.all_gather((&output).into(), (&mut all).into()).unwrap();
+            comm.all_gather(&output, &mut all).unwrap();
             let wrong = all.iter().enumerate().find(|&(i, &got)| got != value(0, i) * total);
             assert_eq!(wrong, None, "all_gather of {len} in round {round}");
         }

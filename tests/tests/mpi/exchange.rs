@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gradsync::Error;
-use gradsync::comm::{CommError, Communicator};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks};
 
 use crate::cases::Cases;
 
@@ -19,7 +19,7 @@ fn room(len: usize) -> Vec<u8> {
 /// One receive, as a call of its own.
 fn receive(comm: &dyn Communicator, from: usize, len: usize) -> Vec<u8> {
     let mut data = room(len);
-    comm.exchange(&[], &mut [(from, &mut data)]).unwrap();
+    comm.exchange(&[], &mut [(from, (&mut data).into())]).unwrap();
     data
 }
 
@@ -55,9 +55,8 @@ fn all_with_all(comm: &dyn Communicator) {
         .flat_map(|&peer| lens().map(move |(number, len)| (peer, message(peer, rank, number, len))))
         .collect();
     let mut got: Vec<Vec<u8>> = expected.iter().map(|(_, data)| room(data.len())).collect();
-    let sends: Vec<(usize, &[u8])> = sent.iter().map(|(peer, data)| (*peer, &data[..])).collect();
-    let mut receives: Vec<(usize, &mut [u8])> =
-        expected.iter().zip(&mut got).map(|((peer, _), data)| (*peer, &mut data[..])).collect();
+    let sends: Vec<_> = sent.iter().map(|(peer, data)| (*peer, data.into())).collect();
+    let mut receives: Vec<_> = expected.iter().zip(&mut got).map(|((peer, _), data)| (*peer, data.into())).collect();
     comm.exchange(&sends, &mut receives).unwrap();
     for ((peer, expected), got) in expected.iter().zip(&got) {
         assert!(expected == got, "{} bytes from rank {peer} differ", expected.len());
@@ -71,11 +70,11 @@ fn crossing(comm: &dyn Communicator, len: usize) {
     let sent = message(rank, next, 0, len);
     let received = if rank == 0 {
         let mut data = room(len);
-        comm.exchange(&[(next, &sent)], &mut [(last, &mut data)]).unwrap();
+        comm.exchange(&[(next, (&sent).into())], &mut [(last, (&mut data).into())]).unwrap();
         data
     } else {
         let data = receive(comm, last, len);
-        comm.exchange(&[(next, &sent)], &mut []).unwrap();
+        comm.exchange(&[(next, (&sent).into())], &mut []).unwrap();
         data
     };
     assert!(received == message(last, rank, 0, len), "bytes differ");
@@ -89,13 +88,17 @@ fn one_after_the_other(comm: &dyn Communicator) {
             let sent = [0, 1].map(|number| message(0, 1, number, LEN + number));
             let mut got = [0, 1].map(|number| room(LEN + number));
             let [first, second] = &mut got;
-            comm.exchange(&[(1, &sent[0]), (1, &sent[1])], &mut [(1, first), (1, second)]).unwrap();
+            comm.exchange(
+                &[(1, (&sent[0]).into()), (1, (&sent[1]).into())],
+                &mut [(1, first.into()), (1, second.into())],
+            )
+            .unwrap();
             assert!(got == [0, 1].map(|number| message(1, 0, number, LEN + number)), "bytes differ");
         }
         1 => {
             for number in [0, 1] {
                 assert!(receive(comm, 0, LEN + number) == message(0, 1, number, LEN + number), "bytes differ");
-                comm.exchange(&[(0, &message(1, 0, number, LEN + number))], &mut []).unwrap();
+                comm.exchange(&[(0, (&message(1, 0, number, LEN + number)).into())], &mut []).unwrap();
             }
         }
         _ => {}
@@ -111,10 +114,10 @@ fn unheard(comm: &dyn Communicator) {
     let (peer, sent) = (1 - rank, message(rank, 1 - rank, 0, 5000));
     let mut data = room(5000);
     if rank == 0 {
-        comm.exchange(&[(peer, &sent)], &mut []).unwrap();
+        comm.exchange(&[(peer, (&sent).into())], &mut []).unwrap();
         data = receive(comm, peer, 5000);
     } else {
-        comm.exchange(&[(peer, &sent)], &mut [(peer, &mut data)]).unwrap();
+        comm.exchange(&[(peer, (&sent).into())], &mut [(peer, (&mut data).into())]).unwrap();
     }
     assert!(data == message(peer, rank, 0, 5000), "bytes differ");
 }
@@ -129,9 +132,9 @@ fn pipeline(comm: &dyn Communicator) {
         let number = tick.checked_sub(rank).filter(|&number| number < STEPS);
         let passed_on = held.take().filter(|_| rank + 1 < world_size);
         let mut data = room(number.map_or(0, |number| step(number).len()));
-        let sends: Vec<(usize, &[u8])> = passed_on.iter().map(|data| (rank + 1, &data[..])).collect();
+        let sends: Vec<_> = passed_on.iter().map(|data| (rank + 1, data.into())).collect();
         let from = rank.checked_sub(1).filter(|_| number.is_some());
-        let mut receives = from.map(|from| vec![(from, &mut data[..])]).unwrap_or_default();
+        let mut receives = from.map(|from| vec![(from, (&mut data).into())]).unwrap_or_default();
         comm.exchange(&sends, &mut receives).unwrap();
         if let Some(number) = number {
             held = Some(if rank == 0 { step(number) } else { data });
@@ -146,8 +149,8 @@ fn no_peers(comm: &dyn Communicator) {
     for peer in [rank, world_size, usize::MAX] {
         // The transfer that would be possible is not begun either.
         let outcomes = [
-            comm.exchange(&[(other, &sent), (peer, &sent)], &mut []),
-            comm.exchange(&[(other, &sent)], &mut [(peer, &mut data)]),
+            comm.exchange(&[(other, (&sent).into()), (peer, (&sent).into())], &mut []),
+            comm.exchange(&[(other, (&sent).into())], &mut [(peer, (&mut data).into())]),
         ];
         for outcome in outcomes {
             let error = outcome.expect_err("no such peer");
@@ -166,8 +169,8 @@ fn refusals(cases: &mut Cases) {
         let (short, long) = (message(0, 1, 0, 1010), message(0, 1, 1, 1011));
         let (mut one, mut other) = (room(1011), room(1010));
         let outcome = match rank {
-            0 => comm.exchange(&[(1, &short), (1, &long)], &mut []),
-            1 => comm.exchange(&[], &mut [(0, &mut one), (0, &mut other)]),
+            0 => comm.exchange(&[(1, (&short).into()), (1, (&long).into())], &mut []),
+            1 => comm.exchange(&[], &mut [(0, (&mut one).into()), (0, (&mut other).into())]),
             _ => comm.barrier(),
         };
         assert_mismatch(outcome, &["1010", "1011"]);
@@ -179,16 +182,16 @@ fn refusals(cases: &mut Cases) {
         let len = |from: usize, to: usize| if (from, to) == (0, 1) { 40_001 } else { 40_000 };
         let sent: Vec<Vec<u8>> = peers().map(|peer| message(rank, peer, 0, len(rank, peer))).collect();
         let mut got: Vec<Vec<u8>> = peers().map(|_| room(40_000)).collect();
-        let sends: Vec<(usize, &[u8])> = peers().zip(sent.iter().map(|data| &data[..])).collect();
-        let mut receives: Vec<(usize, &mut [u8])> = peers().zip(got.iter_mut().map(|data| &mut data[..])).collect();
+        let sends: Vec<_> = peers().zip(sent.iter().map(Into::into)).collect();
+        let mut receives: Vec<_> = peers().zip(got.iter_mut().map(Into::into)).collect();
         let outcome = comm.exchange(&sends, &mut receives);
         assert_mismatch(outcome.and_then(|()| comm.barrier()), &["40000", "40001"]);
     });
     cases.check_fresh("bytes meet numbers", |comm| {
         let (sent, mut numbers) = (message(0, 1, 0, 10), vec![7.0f32; 10]);
         let outcome = match rank {
-            0 => comm.exchange(&[(1, &sent)], &mut []),
-            1 => comm.recv((&mut numbers).into(), 0),
+            0 => comm.exchange(&[(1, (&sent).into())], &mut []),
+            1 => comm.recv(&mut numbers, 0),
             _ => comm.barrier(),
         };
         assert_mismatch(outcome, &["u8", "f32"]);
@@ -196,12 +199,12 @@ fn refusals(cases: &mut Cases) {
     });
     cases.check_fresh("two ranks do nothing but send to each other", |comm| {
         let sent = message(rank, 1, 0, 10);
-        let outcome = if rank < 2 { comm.exchange(&[(1 - rank, &sent)], &mut []) } else { comm.barrier() };
+        let outcome = if rank < 2 { comm.exchange(&[(1 - rank, (&sent).into())], &mut []) } else { comm.barrier() };
         assert_mismatch(outcome, &["rank 0 called send", "rank 1 called send"]);
     });
     cases.check_fresh("a collective meets an exchange", |comm| {
         let sent = message(rank, 0, 0, 10);
-        let outcome = if rank == 1 { comm.exchange(&[(0, &sent)], &mut []) } else { comm.barrier() };
+        let outcome = if rank == 1 { comm.exchange(&[(0, (&sent).into())], &mut []) } else { comm.barrier() };
         assert_mismatch(outcome, &["barrier", "send"]);
     });
     cases.check_fresh("a peer that does not come is named", |comm| {
@@ -209,8 +212,8 @@ fn refusals(cases: &mut Cases) {
         let (start, sent, mut data) = (Instant::now(), message(0, 1, 0, 10), room(10));
         // Rank 1 takes the one and never sends the other.
         let outcome = match rank {
-            0 => comm.exchange(&[(1, &sent)], &mut [(1, &mut data)]),
-            1 => comm.exchange(&[], &mut [(0, &mut data)]).and_then(|()| {
+            0 => comm.exchange(&[(1, (&sent).into())], &mut [(1, (&mut data).into())]),
+            1 => comm.exchange(&[], &mut [(0, (&mut data).into())]).and_then(|()| {
                 std::thread::sleep(Duration::from_millis(900));
                 comm.barrier()
             }),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use gradsync::Error;
-use gradsync::comm::{CommError, Communicator, Departure, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Communicator, Departure, Ranks, ReduceOp};
 
 use crate::cases::Cases;
 
@@ -25,7 +25,7 @@ pub(crate) fn run(cases: &mut Cases) {
                 std::thread::sleep(Duration::from_millis(600));
             }
             let (start, mut data) = (Instant::now(), vec![1.0f32; 1000]);
-            assert_timeout(comm.all_reduce((&mut data).into(), ReduceOp::Sum), &[0]);
+            assert_timeout(comm.all_reduce(&mut data, ReduceOp::Sum), &[0]);
             assert!(start.elapsed() < Duration::from_secs(10), "took {:?}", start.elapsed());
             assert_eq!(data, [1.0; 1000]);
         });
@@ -33,7 +33,7 @@ pub(crate) fn run(cases: &mut Cases) {
     // What the others' calls bring along may have come only in part: where an MPI waits for the receiver, their senders are needed for more.
     cases.check_fresh("ranks that have given up and are silent", |comm| {
         let comm = comm.with_deadline(Duration::from_millis(200));
-        let call = || comm.all_reduce((&mut vec![1.0f32; 700]).into(), ReduceOp::Sum);
+        let call = || comm.all_reduce(&mut vec![1.0f32; 700], ReduceOp::Sum);
         if rank > 0 {
             assert_timeout(call(), &[0]);
             std::thread::sleep(Duration::from_millis(2500));
@@ -48,7 +48,7 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check_fresh("nobody sends", |comm| {
         let comm = comm.with_deadline(Duration::from_millis(200));
         let mut data = [1.0f32];
-        let outcome = if rank == 1 { comm.recv((&mut data[..]).into(), 0) } else { Ok(()) };
+        let outcome = if rank == 1 { comm.recv(&mut data, 0) } else { Ok(()) };
         // The others learn of it in their next call.
         assert_timeout(outcome.and_then(|()| sleep_and_meet(&comm)), &[0]);
     });

@@ -1,6 +1,6 @@
 //! More bytes than MPI can count in one message. Only where `GRADSYNC_MPI_LARGE` is set, for two ranks: each needs 2.2 GB.
 
-use gradsync::comm::{Communicator, ReduceOp};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::{Slice, SliceMut, f16};
 
 use crate::cases::Cases;
@@ -35,9 +35,9 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check("1.1e9 f16 sent", |comm| {
         if rank == 0 {
             fill(&mut data, &first);
-            comm.send((&data).into(), 1).unwrap();
+            comm.send(&data, 1).unwrap();
         } else {
-            comm.recv((&mut data).into(), 0).unwrap();
+            comm.recv(&mut data, 0).unwrap();
             assert_periodic(&data, &first);
         }
     });
@@ -47,10 +47,10 @@ pub(crate) fn run(cases: &mut Cases) {
         if rank == 0 {
             fill(&mut data, &second);
             let long = Slice::from(&data).as_bytes();
-            comm.exchange(&[(1, &sent), (1, long)], &mut [(1, &mut got)]).unwrap();
+            comm.exchange(&[(1, (&sent).into()), (1, long.into())], &mut [(1, (&mut got).into())]).unwrap();
         } else {
             let long = SliceMut::from(&mut data).as_bytes_mut();
-            comm.exchange(&[(0, &sent)], &mut [(0, &mut got), (0, long)]).unwrap();
+            comm.exchange(&[(0, (&sent).into())], &mut [(0, (&mut got).into()), (0, long.into())]).unwrap();
             assert_periodic(&data, &second);
         }
         assert_eq!(got, [1 - rank as u8; 5]);
@@ -60,7 +60,7 @@ pub(crate) fn run(cases: &mut Cases) {
         if rank == 1 {
             fill(&mut data, &second);
         }
-        comm.broadcast((&mut data).into(), 1).unwrap();
+        comm.broadcast(&mut data, 1).unwrap();
         assert_periodic(&data, &second);
     });
     cases.done("large broadcast");
@@ -68,7 +68,7 @@ pub(crate) fn run(cases: &mut Cases) {
         if rank == 0 {
             fill(&mut data, &first);
         }
-        comm.all_reduce((&mut data).into(), ReduceOp::Sum).unwrap();
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_periodic(&data, &period(|i| i % 1009 + i % 9));
     });
     cases.done("large all_reduce");

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
 use gradsync::{DType, Error, GradientBuffer, Result};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
@@ -47,7 +47,7 @@ fn limited(rank: usize, resource: Resource, limit: u64) {
     for comm in [&comm, &group] {
         assert!(!comm.shares_memory(), "one of the ranks has none");
         let mut data = vec![1.0f32; 1 << 16];
-        comm.all_reduce((&mut data).into(), ReduceOp::Sum).expect("messages");
+        comm.all_reduce(&mut data, ReduceOp::Sum).expect("messages");
         assert!(data.iter().all(|&sum| sum == comm.world_size() as f32));
     }
     match buffer {

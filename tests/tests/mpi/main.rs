@@ -4,6 +4,8 @@
 //! failed on any rank. Never starts processes itself.
 
 mod adasum;
+#[cfg(target_os = "linux")]
+mod ahead;
 mod cases;
 mod collectives;
 mod exchange;
@@ -16,6 +18,8 @@ mod member;
 mod mismatches;
 mod operations;
 mod point_to_point;
+#[cfg(target_os = "linux")]
+mod set_up;
 #[cfg(target_os = "linux")]
 mod stopped;
 #[cfg(target_os = "linux")]
@@ -37,13 +41,15 @@ fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     if std::env::var_os("GRADSYNC_MPI_LIMITS_ONLY").is_some() {
         limits::run(&mut cases);
-        return cases.finish();
+        return cases.finish(&cases::fresh());
     }
     collectives::run(&mut cases);
     point_to_point::run(&mut cases);
     exchange::run(&mut cases);
     mismatches::run(&mut cases);
     failures::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    ahead::run(&mut cases);
     words::run(&mut cases);
     groups::run(&mut cases);
     member::run(&mut cases);
@@ -54,7 +60,12 @@ fn main() -> ExitCode {
     limits::run(&mut cases);
     #[cfg(target_os = "linux")]
     stopped::run(&mut cases);
+    #[cfg(target_os = "linux")]
+    set_up::run(&mut cases);
     operations::run(&mut cases);
     large::run(&mut cases);
-    cases.finish()
+    let summary = cases::fresh();
+    #[cfg(target_os = "linux")]
+    set_up::run_last(&mut cases);
+    cases.finish(&summary)
 }

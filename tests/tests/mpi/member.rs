@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gradsync::Error;
-use gradsync::comm::{Call, CommError, Communicator, Operation, ReduceOp, Split};
+use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
 use gradsync::dtype::DataType;
 
 use crate::cases::Cases;

@@ -1,9 +1,9 @@
 //! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::groups::{Groups, World};
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, ReduceOp, Split, local};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split, local};
+use gradsync::groups::Groups;
 use gradsync::ops::{
     AdasumOptions, Algorithm, Nodes, WithinNode, adasum_all_reduce, all_reduce, hierarchical_adasum_all_reduce,
 };
@@ -11,7 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::transfers;
+use gradsync_tests::{tensors, transfers};
 
 use crate::adasum::Memory;
 use crate::cases::{Cases, fresh};
@@ -33,6 +33,10 @@ pub(crate) fn run(cases: &mut Cases) {
         });
     }
     cases.done("send and recv");
+    for case in tensors::ALL {
+        cases.check(case.name, |comm| (case.run)(comm));
+    }
+    cases.done("tensors");
     nodes(cases);
     groups(cases);
 }
@@ -57,7 +61,7 @@ fn nodes(cases: &mut Cases) {
             cases.check(&what, |comm| {
                 let how = (within_node, AdasumOptions { algorithm, ..AdasumOptions::default() });
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
-                let ranks = local::run(world_size, |comm| over_threads(&comm));
+                let ranks = local::run_each(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");
                 for &memory in Memory::ALL {
                     let got = across_nodes(comm, memory, per_node, kind, how);
@@ -83,7 +87,7 @@ fn nodes(cases: &mut Cases) {
                 all_reduce(comm, &mut buffer, ReduceOp::Mean).expect("all_reduce");
                 (adasum, patterns_of(buffer.as_slice()))
             };
-            let mut ranks = local::run(world_size, |comm| run(&comm, Memory::Own)).unwrap();
+            let mut ranks = local::run_each(world_size, |comm| run(&comm, Memory::Own)).unwrap();
             let expected = ranks.swap_remove(rank).expect("no rank panicked");
             for &memory in Memory::ALL {
                 assert!(run(comm, memory) == expected, "other bits than over threads, in {memory:?} memory");
@@ -108,7 +112,7 @@ fn across_nodes<C: Communicator + Split>(
     }
     let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
     let (node, across) = (split(rank / per_node), split(rank % per_node));
-    let nodes = Nodes::<dyn Communicator> { all, node: &node, across: &across };
+    let nodes = Nodes { all, node: &node, across: &across };
     hierarchical_adasum_all_reduce(nodes, &mut buffer, within_node, options).expect("Adasum");
     patterns_of(buffer.as_slice())
 }
@@ -120,7 +124,7 @@ fn groups(cases: &mut Cases) {
     let sizes = Sizes { world, local: world.div_ceil(2), data, horizontal, pipeline: 1 };
     cases.check("the groups of a topology", |comm| {
         let comm = comm.split(Some(0), comm.rank() as i64).unwrap().expect("a colour");
-        let (rank, groups) = (comm.place().0, Groups::new(comm, sizes).unwrap());
+        let (rank, groups) = (comm.rank(), Groups::new(comm, sizes).unwrap());
         let topology = Topology::new(rank, sizes).unwrap();
         for kind in GroupKind::ALL {
             let Ok(planned) = topology.group(kind) else {
@@ -129,7 +133,7 @@ fn groups(cases: &mut Cases) {
             };
             let group = groups.get(kind).unwrap();
             let mut members = vec![0.0; group.world_size()];
-            group.all_gather((&[rank as f64][..]).into(), (&mut members).into()).unwrap();
+            group.all_gather(&[rank as f64], &mut members).unwrap();
             let expected: Vec<f64> = planned.ranks.iter().map(|&rank| rank as f64).collect();
             assert_eq!((group.rank(), members), (planned.index, expected), "{kind}");
             assert!(std::ptr::eq(group, groups.get(kind).unwrap()), "{kind}: made twice");

@@ -1,6 +1,6 @@
 //! send, recv and send_recv: order, lengths, and refusals on both ends.
 
-use gradsync::comm::{CommError, Communicator, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
 use gradsync::{Error, f16};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::vector;
@@ -40,17 +40,17 @@ pub(crate) fn run(cases: &mut Cases) {
         if partner < world_size {
             let data = vec![rank as f32; 3 + rank % 2];
             let mut received = vec![7.0f32; 3 + partner % 2];
-            comm.send_recv((&data).into(), partner, (&mut received).into(), partner).unwrap();
+            comm.send_recv(&data, partner, &mut received, partner).unwrap();
             assert_eq!(received, vec![partner as f32; 3 + partner % 2]);
         }
     });
     cases.check("send_recv meets recv and send", |comm| {
         let (mut data, own) = (vec![7.0f32; 5], vec![rank as f32; 5]);
         match rank {
-            0 => comm.send_recv((&own).into(), 1, (&mut data).into(), 1).unwrap(),
+            0 => comm.send_recv(&own, 1, &mut data, 1).unwrap(),
             1 => {
-                comm.recv((&mut data).into(), 0).unwrap();
-                comm.send((&own).into(), 0).unwrap();
+                comm.recv(&mut data, 0).unwrap();
+                comm.send(&own, 0).unwrap();
             }
             _ => return,
         }
@@ -60,18 +60,18 @@ pub(crate) fn run(cases: &mut Cases) {
         comm.barrier().unwrap();
         let mut data = vec![rank as f64; 9];
         if rank == 0 {
-            comm.send((&data).into(), world_size - 1).unwrap();
+            comm.send(&data, world_size - 1).unwrap();
         } else if rank + 1 == world_size {
-            comm.recv((&mut data).into(), 0).unwrap();
+            comm.recv(&mut data, 0).unwrap();
             assert_eq!(data, [0.0; 9]);
         }
-        comm.all_reduce((&mut data).into(), ReduceOp::Max).unwrap();
+        comm.all_reduce(&mut data, ReduceOp::Max).unwrap();
         assert_eq!(data, [world_size.saturating_sub(2) as f64; 9]);
     });
     cases.check("peers that do not exist break nothing", |comm| {
         let mut data = [1.0f32];
         for peer in [rank, world_size, usize::MAX] {
-            let outcomes = [comm.send((&data[..]).into(), peer), comm.recv((&mut data[..]).into(), peer)];
+            let outcomes = [comm.send(&data, peer), comm.recv(&mut data, peer)];
             for outcome in outcomes {
                 let error = outcome.expect_err("no such peer");
                 assert!(matches!(error, Error::Comm(CommError::InvalidPeer { .. })), "{error:?}");
@@ -88,8 +88,8 @@ fn refusals(cases: &mut Cases) {
     cases.check_fresh("counts differ", |comm| {
         let (sent, mut received) = (vec![1.0f32; 1010], vec![7.0f32; 1011]);
         let outcome = match rank {
-            0 => comm.send((&sent).into(), 1),
-            1 => comm.recv((&mut received).into(), 0),
+            0 => comm.send(&sent, 1),
+            1 => comm.recv(&mut received, 0),
             _ => comm.barrier(),
         };
         assert_mismatch(outcome, ["1010", "1011"]);
@@ -98,8 +98,8 @@ fn refusals(cases: &mut Cases) {
     cases.check_fresh("dtypes differ", |comm| {
         let (sent, mut received) = (vec![1.0f32; 10], vec![f16::ONE; 10]);
         let outcome = match rank {
-            0 => comm.send((&sent).into(), 1),
-            1 => comm.recv((&mut received).into(), 0),
+            0 => comm.send(&sent, 1),
+            1 => comm.recv(&mut received, 0),
             _ => comm.barrier(),
         };
         assert_mismatch(outcome, ["f32", "f16"]);
@@ -110,12 +110,12 @@ fn refusals(cases: &mut Cases) {
         let (to, from) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
         let sent = vec![1.0f32; 40_000];
         let mut received = vec![7.0f32; if rank == 0 { 40_001 } else { 40_000 }];
-        let outcome = comm.send_recv((&sent).into(), to, (&mut received).into(), from);
+        let outcome = comm.send_recv(&sent, to, &mut received, from);
         assert_mismatch(outcome.and_then(|()| comm.barrier()), ["40000", "40001"]);
     });
     cases.check_fresh("two ranks send to each other", |comm| {
         let sent = vec![1.0f32; 10];
-        let outcome = if rank < 2 { comm.send((&sent).into(), 1 - rank) } else { comm.barrier() };
+        let outcome = if rank < 2 { comm.send(&sent, 1 - rank) } else { comm.barrier() };
         assert_mismatch(outcome, ["rank 0 called send", "rank 1 called send"]);
     });
 }

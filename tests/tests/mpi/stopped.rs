@@ -6,27 +6,28 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
+use gradsync::memory::SharedWindows;
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
 use crate::cases::{Cases, fresh};
 
 /// Who is stopped.
-const STOPPED: usize = 1;
+pub(crate) const STOPPED: usize = 1;
 /// More ranks than that share the cores of a small machine for too long.
-const MOST_RANKS: usize = 4;
+pub(crate) const MOST_RANKS: usize = 4;
 /// When it is stopped.
-const AFTER: Duration = Duration::from_millis(60);
+pub(crate) const AFTER: Duration = Duration::from_millis(60);
 /// A deadline, how long a process is stopped that outlasts it, and how long one is that goes on in time.
-const SHORT: Duration = Duration::from_millis(500);
-const STOP: Duration = Duration::from_millis(2000);
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+pub(crate) const STOP: Duration = Duration::from_millis(2000);
 const LONG: Duration = Duration::from_secs(20);
 const BREAK: Duration = Duration::from_millis(400);
 /// Elements that travel with a call, and of a call with the longest messages that ranks do not wait for without a deadline.
 const LENGTHS: [usize; 2] = [100, 1 << 19];
 
 /// Stops this process in a moment, and has it go on later.
-fn stop(how_long: Duration) -> Child {
+pub(crate) fn stop(how_long: Duration) -> Child {
     let (after, stop) = (AFTER.as_secs_f64(), how_long.as_secs_f64());
     let script = format!("sleep {after}; kill -STOP $PPID; sleep {stop}; kill -CONT $PPID");
     Command::new("sh").args(["-c", &script]).spawn().expect("a shell")
@@ -46,7 +47,7 @@ fn stopped_in(comm: MpiCommunicator, is_late: bool, step: Step<'_>) {
     let until = AFTER + how_long + Duration::from_millis(300);
     let outcome = loop {
         let mut elapsed = [start.elapsed().as_secs_f64()];
-        let outcome = step(&comm).and_then(|()| comm.all_reduce((&mut elapsed[..]).into(), ReduceOp::Max));
+        let outcome = step(&comm).and_then(|()| comm.all_reduce(&mut elapsed, ReduceOp::Max));
         if outcome.is_err() || elapsed[0] >= until.as_secs_f64() {
             break outcome;
         }
@@ -65,7 +66,7 @@ fn stopped_in(comm: MpiCommunicator, is_late: bool, step: Step<'_>) {
 
 /// It names the rank that was stopped; and others, if whoever waited for both was the first to give up.
 #[track_caller]
-fn is_timeout(outcome: &Result<()>) {
+pub(crate) fn is_timeout(outcome: &Result<()>) {
     let Err(Error::Comm(CommError::Timeout { missing, .. })) = outcome else { panic!("{outcome:?}") };
     assert!(missing.contains(&STOPPED), "{missing:?}");
 }
@@ -78,7 +79,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
     let comm = comm.with_deadline(SHORT);
     let (is_stopped, start) = (comm.rank() == STOPPED, Instant::now());
     let mut child = is_stopped.then(|| stop(STOP));
-    let outcome = comm.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+    let outcome = comm.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         if is_stopped {
             sleep(AFTER * 2);
             windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(7.0));
@@ -98,7 +99,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
     // What was taken back is a buffer as any other, and so is that of the rank that was stopped.
     drop(comm);
     let again = fresh();
-    let lent = again.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+    let lent = again.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         assert!(
             windows.into_iter().all(|window| window.typed::<f32>().expect("f32").iter().all(|&number| number == 3.0))
         );
@@ -111,7 +112,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
 fn pass_on(comm: &MpiCommunicator, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
-    comm.send_recv((&vec![1.0f32; len]).into(), next, (&mut data).into(), last)
+    comm.send_recv(&vec![1.0f32; len], next, &mut data, last)
 }
 
 pub(crate) fn run(cases: &mut Cases) {
@@ -127,13 +128,11 @@ pub(crate) fn run(cases: &mut Cases) {
         Ok(())
     });
     for len in LENGTHS {
-        check(&format!("all_reduce of {len}"), true, &|comm| {
-            comm.all_reduce((&mut vec![1.0f32; len]).into(), ReduceOp::Mean)
-        });
+        check(&format!("all_reduce of {len}"), true, &|comm| comm.all_reduce(&mut vec![1.0f32; len], ReduceOp::Mean));
         check(&format!("send_recv of {len}"), true, &|comm| pass_on(comm, len));
     }
-    check("broadcast", true, &|comm| comm.broadcast((&mut vec![1.0f32; LENGTHS[1]]).into(), 0));
-    check("all_reduce", false, &|comm| comm.all_reduce((&mut vec![1.0f32; LENGTHS[1]]).into(), ReduceOp::Mean));
+    check("broadcast", true, &|comm| comm.broadcast(&mut vec![1.0f32; LENGTHS[1]], 0));
+    check("all_reduce", false, &|comm| comm.all_reduce(&mut vec![1.0f32; LENGTHS[1]], ReduceOp::Mean));
     check("send_recv", false, &|comm| pass_on(comm, LENGTHS[1]));
     if fresh().shares_memory() {
         cases.check_fresh("a rank is stopped with windows", |comm| stopped_with_windows(comm, false));

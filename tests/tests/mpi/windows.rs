@@ -6,7 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{AddressSpace, CommError, Communicator, ReduceOp, Split};
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp, Split};
+use gradsync::memory::SharedWindows;
 use gradsync::ops::{AdasumOptions, adasum_all_reduce};
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,7 +29,7 @@ fn lend(
     buffer: &mut GradientBuffer,
     mut work: impl FnMut(Vec<&mut [f32]>) -> Result<()>,
 ) -> Result<bool> {
-    comm.lend_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+    comm.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         work(windows.into_iter().map(|window| window.typed().expect("f32 was lent")).collect())
     })
 }
@@ -84,7 +85,7 @@ fn collectives_and_loans_run_inside(comm: &MpiCommunicator) {
         })?);
         windows.into_iter().zip(&owners).for_each(|(window, &owner)| window.fill(owner));
         sum[0] = owners.iter().sum();
-        comm.all_reduce((&mut sum[..]).into(), ReduceOp::Sum)
+        comm.all_reduce(&mut sum, ReduceOp::Sum)
     });
     assert!(lent.unwrap());
     let all = (world_size * (world_size - 1) / 2) as f32;
@@ -129,7 +130,7 @@ fn what_has_no_windows(comm: MpiCommunicator, is_longer: bool) {
     let len = if comm.rank() == 1 { len - if is_longer { comm.world_size() } else { 1 } } else { len };
     let start = Instant::now();
     let vector = buffer.as_mut_slice().range_mut(0..len);
-    let outcome = comm.lend_windows(vector, &mut |_| panic!("nothing was to be lent"));
+    let outcome = comm.with_windows(vector, &mut |_| panic!("nothing was to be lent"));
     assert!(outcome.is_err() && start.elapsed() < AT_ONCE, "{outcome:?}");
 }
 
@@ -272,9 +273,9 @@ pub(crate) fn run(cases: &mut Cases) {
     cases.check("other vectors than a shared buffer's", |comm| {
         let (mut own, mut buffer) = (vec![0.0f32; 2 * comm.world_size()], shared(comm.world_size(), WINDOW));
         assert!(buffer.is_shared());
-        assert!(!comm.lend_windows((&mut own).into(), &mut |_| panic!("nothing was to be lent")).unwrap());
+        assert!(!comm.with_windows((&mut own).into(), &mut |_| panic!("nothing was to be lent")).unwrap());
         let end = buffer.as_mut_slice().range_mut(comm.world_size()..2 * comm.world_size());
-        assert!(!comm.lend_windows(end, &mut |_| panic!("nothing was to be lent")).unwrap());
+        assert!(!comm.with_windows(end, &mut |_| panic!("nothing was to be lent")).unwrap());
     });
     cases.done("windows");
 }

@@ -7,7 +7,8 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Communicator, ReduceOp, Scaling};
+use gradsync::memory::Cuda;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::elementwise::scale;
@@ -90,7 +91,7 @@ pub(crate) fn assert_same<T: PartialEq + Debug>(what: &str, got: &[T], expected:
 
 /// The results of a case.
 pub(crate) struct Checks<'c> {
-    comm: &'c dyn DeviceCommunicator,
+    comm: &'c dyn Communicator<Cuda>,
     /// What all ranks must have the same bits of: its name, and their hash.
     shared: Vec<(String, u64)>,
     checks: Vec<Box<dyn FnOnce() + 'c>>,
@@ -98,7 +99,7 @@ pub(crate) struct Checks<'c> {
 
 impl<'c> Checks<'c> {
     /// `comm` is what ranks compare their results over.
-    pub(crate) fn new(comm: &'c dyn DeviceCommunicator) -> Self {
+    pub(crate) fn new(comm: &'c dyn Communicator<Cuda>) -> Self {
         Checks { comm, shared: Vec::new(), checks: Vec::new() }
     }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use gradsync::Result;
 use gradsync::bootstrap::{Launch, Member, Rendezvous, Secret};
-use gradsync::comm::Communicator;
 use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{Collectives, Ranks};
 use gradsync::driver::Queue;
 
 use crate::Suite;
@@ -142,7 +142,7 @@ fn rendezvous(job: &MpiCommunicator) -> Rendezvous {
             .zip([port.into()].into_iter().chain(text))
             .for_each(|(word, bits)| *word = f64::from_bits(bits));
     }
-    job.broadcast((&mut words[..]).into(), 0).unwrap_or_else(|error| panic!("a word of rank 0's: {error}"));
+    job.broadcast(&mut words, 0).unwrap_or_else(|error| panic!("a word of rank 0's: {error}"));
     let [port, text @ ..] = words.map(f64::to_bits);
     let text = String::from_utf8(text.map(u64::to_le_bytes).concat()).unwrap_or_else(|error| panic!("{error}"));
     let secret: Secret = text.parse().unwrap_or_else(|error| panic!("{error}"));

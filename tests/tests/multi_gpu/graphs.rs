@@ -1,11 +1,12 @@
 //! Reductions that are recorded once and launched as CUDA graphs: each launch leaves the bits that the plain call leaves.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling, Split};
+use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
+use gradsync::memory::{Cuda, PeerMemory};
 use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes, WithinNode};
-use gradsync::{DType, DeviceGradientBuffer, Error, GradientBuffer, Result};
+use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -53,7 +54,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             report.case(&format!("adasum in nodes of {per_node}, {name}"), || {
                 let split = |color: usize| comm.split(Some(color as u64), 0).unwrap().expect("a colour");
                 let (node, across) = (split(comm.rank() / per_node), split(comm.rank() % per_node));
-                let nodes = Nodes::<dyn DeviceCommunicator> { all: &comm, node: &node, across: &across };
+                let nodes = Nodes::<Cuda> { all: &comm, node: &node, across: &across };
                 let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
                 let mut adasum = None;
                 check(queue, &comm, name, |buffer| {
@@ -67,9 +68,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         }
     }
     report.case("all_reduce", || {
-        check(queue, &comm, "all_reduce", |buffer| {
-            comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
-        });
+        check(queue, &comm, "all_reduce", |buffer| comm.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum));
     });
     report.case("ordered all_reduce", || {
         let mut ordered = None;
@@ -115,11 +114,11 @@ fn check(
     queue: &Queue,
     comm: &NcclCommunicator,
     what: &str,
-    mut reduce: impl FnMut(&mut DeviceGradientBuffer) -> Result<()>,
+    mut reduce: impl FnMut(&mut GradientBuffer<Cuda>) -> Result<()>,
 ) {
     let tensors = LENS.iter().enumerate().map(|(index, &len)| (format!("tensor {index}"), vec![len]));
-    let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, comm.world_size(), tensors).unwrap();
-    let mut rounds = |step: &mut dyn FnMut(&mut DeviceGradientBuffer)| -> Vec<u64> {
+    let mut buffer = GradientBuffer::on_queue(queue, DType::F32, comm.world_size(), tensors).unwrap();
+    let mut rounds = |step: &mut dyn FnMut(&mut GradientBuffer<Cuda>)| -> Vec<u64> {
         let round = |round| {
             buffer.copy_from_host(&filled(comm, round)).unwrap();
             step(&mut buffer);

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use gradsync::comm::RawSlice;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use gradsync::kernels::cuda;
+use gradsync::memory::RawSlice;
 use gradsync::{DType, DataType};
 use gradsync_tests::inputs::Random;
 
@@ -34,7 +34,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let pattern = DeviceBuffer::from_host(queue, (&pattern).into()).unwrap();
         let mut data = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
         fill(data.as_mut_slice(), &pattern);
-        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
         comm.synchronize(queue).unwrap();
         let sum = |index: usize| (0..world_size).map(|rank| number(rank, index)).sum();
         let mut checks = Checks::new(&comm);

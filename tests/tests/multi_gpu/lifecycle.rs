@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{DType, Error};
 use gradsync_tests::array::Array;
@@ -42,7 +42,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let mine = vec![context.rank as f32 + 1.0; 16 << 20];
         let mut data = DeviceBuffer::from_host(queue, (&mine).into()).unwrap();
         for _ in 0..3 {
-            comm.all_reduce(data.as_mut_slice(), ReduceOp::Max, Scaling::NONE).unwrap();
+            comm.all_reduce(data.as_mut_slice(), ReduceOp::Max).unwrap();
         }
         drop(comm);
         let mut maxima = mine;
@@ -86,7 +86,7 @@ fn assert_works(queue: &Queue, comm: &NcclCommunicator) {
     let own = Array::new(Format::F32, &[comm.rank() as f64 + 1.0; 1000]);
     let expected = Rc::new(Expected::Values(vec![(world_size * (world_size + 1) / 2) as f64; 1000]));
     let mut data = Placed::new(queue, &own, 0);
-    comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     let mut checks = Checks::new(comm);
     checks.same("an all-reduce", data.read(comm), &expected);
     checks.finish();
@@ -104,7 +104,7 @@ fn abort(context: &Context, who: usize, is_blocking: bool, generation: u64) {
     } else {
         let mut data = DeviceBuffer::zeroed(&context.queue, DType::F32, 16 << 20).unwrap();
         // Over a network NCCL connects in the call, which may be where the abort arrives.
-        let called = comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
+        let called = comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum);
         let outcome = called.and_then(|()| comm.synchronize(&context.queue));
         let error = outcome.expect_err("a rank has aborted");
         for error in [error, comm.failure().expect("it has failed")] {

@@ -10,7 +10,6 @@ mod checks;
 mod collectives;
 mod context;
 mod faults;
-mod figures;
 mod graphs;
 mod large;
 mod layout;
@@ -22,9 +21,9 @@ mod placed;
 mod report;
 mod send_recv;
 mod smoke;
-mod stages;
 mod streams;
 mod tensor_parallel;
+mod transfers;
 
 use std::process::ExitCode;
 
@@ -123,13 +122,6 @@ fn suites() -> Vec<Suite> {
         Suite::new("lifecycle", ANY, lifecycle::run),
         Suite { needs_one_node: PEERS, sanitizer: true, ..Suite::new("ownership", ANY, ownership::run) },
         Suite { needs_one_node: PEERS, in_threads: true, ..Suite::new("ownership-threads", ANY, ownership::run) },
-        Suite { needs_own_gpus: MEASURES, needs_one_node: ONE_RANK, ..Suite::new("stages", &[1], stages::run) },
-        Suite {
-            seconds: 300,
-            needs_own_gpus: MEASURES,
-            needs_one_node: Some("it measures the kernels of peers, which do not reach from node to node"),
-            ..Suite::new("figures", &[2, 4], figures::run)
-        },
     ];
     suites.extend(faults::suites());
     suites.extend(mpi::suites());

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::memory::Cuda;
 use gradsync::ops::AdasumOptions;
 use gradsync::ops::cuda::{Adasum, PeerAllReduce};
-use gradsync::{DType, DeviceGradientBuffer, Error};
+use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;
 use crate::report::Report;
@@ -24,11 +25,11 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
 }
 
-fn buffer(queue: &Queue, world_size: usize) -> DeviceGradientBuffer {
-    DeviceGradientBuffer::new(queue, DType::F32, world_size, [("tensor", [LEN])]).unwrap()
+fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
+    GradientBuffer::on_queue(queue, DType::F32, world_size, [("tensor", [LEN])]).unwrap()
 }
 
-fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &DeviceGradientBuffer) -> Adasum<'c> {
+fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adasum<'c> {
     let adasum = Adasum::new(comm, buffer, AdasumOptions::default()).unwrap();
     assert!(adasum.uses_peers() || comm.world_size() == 1, "kernels reach all buffers");
     adasum
@@ -71,7 +72,7 @@ fn peer_goes_on(context: &Context, generation: u64) {
         assert_ones(&others);
     } else {
         let host = vec![2.0f32; LEN];
-        gradients.tensor_mut(0).copy_from_host((&host[..]).into()).unwrap();
+        gradients.tensor_mut(0).data_mut().copy_from_host((&host[..]).into()).unwrap();
         adasum.all_reduce(&mut gradients).unwrap();
         let error = comm.synchronize(queue).expect_err("rank 0 has not called it");
         assert!(matches!(error, Error::Comm(CommError::Transport { rank: 0, .. })), "{error}");
@@ -117,7 +118,7 @@ fn graph_outlives(context: &Context, generation: u64) {
     let mut adasum = adasum(&comm, &gradients);
     let mut step = || {
         adasum.all_reduce(&mut gradients)?;
-        comm.all_reduce(loose.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
+        comm.all_reduce(loose.as_mut_slice(), ReduceOp::Sum)
     };
     step().unwrap();
     comm.synchronize(queue).unwrap();

@@ -1,11 +1,11 @@
 //! Data of a case on the device, between guards that show a write beside it, and the way back.
 
 use gradsync::DType;
-use gradsync::comm::DeviceCommunicator;
-use gradsync::comm::RawSlice;
+use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::dtype::DataType;
+use gradsync::memory::{Cuda, RawSlice};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -102,7 +102,7 @@ impl RawBytes {
     }
 
     /// Waits for the communicator's work, and returns the bytes.
-    pub(crate) fn read(&self, comm: &dyn DeviceCommunicator) -> Vec<u8> {
+    pub(crate) fn read(&self, comm: &dyn Communicator<Cuda>) -> Vec<u8> {
         let view = self.buffer.as_slice();
         assert_eq!(view.dtype(), DType::F64);
         comm.synchronize(view.queue()).unwrap();

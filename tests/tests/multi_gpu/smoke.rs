@@ -1,10 +1,10 @@
 //! The shortest way through everything: a communicator, an all-reduce, Adasum.
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;
 use gradsync::ops::AdasumOptions;
 use gradsync::ops::cuda::Adasum;
-use gradsync::{DType, DeviceGradientBuffer, GradientBuffer};
+use gradsync::{DType, GradientBuffer};
 
 use crate::context::Context;
 use crate::report::Report;
@@ -18,7 +18,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("all_reduce", || {
         let mine: Vec<f32> = (0..1000).map(|index| (index + context.rank) as f32).collect();
         let mut data = DeviceBuffer::from_host(&context.queue, (&mine).into()).unwrap();
-        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
         comm.synchronize(&context.queue).unwrap();
         let mut sums = vec![0f32; 1000];
         data.as_slice().copy_to_host((&mut sums).into()).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             let data = host.tensor_mut(index).into_data().typed::<f32>().unwrap();
             data.iter_mut().enumerate().for_each(|(place, value)| *value = (place % 7) as f32 + 1.0);
         }
-        let mut buffer = DeviceGradientBuffer::new(&context.queue, DType::F32, ranks, tensors()).unwrap();
+        let mut buffer = GradientBuffer::on_queue(&context.queue, DType::F32, ranks, tensors()).unwrap();
         buffer.copy_from_host(&host).unwrap();
         let mut adasum = Adasum::new(&comm, &buffer, AdasumOptions::default()).unwrap();
         adasum.all_reduce(&mut buffer).unwrap();

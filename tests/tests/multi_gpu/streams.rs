@@ -4,7 +4,7 @@
 
 use gradsync::DType;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::cuda;
 
@@ -114,7 +114,7 @@ impl Streams<'_> {
             let comm = if round % 2 == 0 { self.comm } else { &other };
             let mut place = results.as_mut_slice().range_mut(slot(round));
             cuda::scale(place.reborrow(), base.as_slice(), (round + 1) as f64).unwrap();
-            comm.all_reduce(place, SUM, Scaling::NONE).unwrap();
+            comm.all_reduce(place, SUM).unwrap();
         }
         self.comm.synchronize(queue).unwrap();
         other.synchronize(queue).unwrap();
@@ -133,7 +133,7 @@ impl Streams<'_> {
             for (index, comm) in others.iter().enumerate() {
                 let mut place = results[index].as_mut_slice().range_mut(slot(round));
                 cuda::scale(place.reborrow(), bases[index].as_slice(), (2 * round + index + 1) as f64).unwrap();
-                comm.all_reduce(place, SUM, Scaling::NONE).unwrap();
+                comm.all_reduce(place, SUM).unwrap();
             }
         }
         for (comm, queue) in others.iter().zip(&queues) {
@@ -160,7 +160,7 @@ impl Streams<'_> {
             // SAFETY: the memory outlives the wait below; A's work on it before comes first because B waits for it, and
             // A's work on it afterwards waits for B.
             let on_b = unsafe { DeviceSliceMut::from_raw_parts(&b, data.as_slice().address(), DType::F32, LEN) };
-            comm.all_reduce(on_b, SUM, Scaling::NONE).unwrap();
+            comm.all_reduce(on_b, SUM).unwrap();
             a.wait_for(&b.record().unwrap()).unwrap();
             results.as_mut_slice().range_mut(slot(round)).copy_from_device(data.as_slice()).unwrap();
             cuda::accumulate(results.as_mut_slice().range_mut(slot(ROUNDS)), data.as_slice()).unwrap();
@@ -225,12 +225,12 @@ impl Streams<'_> {
         let mut results = self.results(queue, ROUNDS);
         let mut ballast = Ballast::new(queue);
         // The first call connects the ranks, for which the host may wait: not with the others behind it.
-        comm.all_reduce(results.as_mut_slice().range_mut(slot(0)), SUM, Scaling::NONE).unwrap();
+        comm.all_reduce(results.as_mut_slice().range_mut(slot(0)), SUM).unwrap();
         ballast.put();
         for round in 0..ROUNDS {
             let mut place = results.as_mut_slice().range_mut(slot(round));
             cuda::scale(place.reborrow(), base.as_slice(), (round + 1) as f64).unwrap();
-            comm.all_reduce(place, SUM, Scaling::NONE).unwrap();
+            comm.all_reduce(place, SUM).unwrap();
         }
         drop(comm);
         self.check(&results, |round| round + 1);

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::nvtx;
-use gradsync::ops::send_recv::{Bundle, Expected, TensorBytesMut, exchange, recv, recv_described, send};
+use gradsync::ops::send_recv::{Bundle, Expected, SendRecv, WireTensorMut, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
 use gradsync_tests::programs::shared_library;
 use gradsync_tests::ranks::on_ranks;
@@ -76,17 +76,17 @@ fn a_profiler_sees_every_phase() {
         let pair = || Bundle::new([&values[..1], &values[1..]]).unwrap();
         match comm.rank() {
             1 => {
-                assert!(send(&comm, true, 3, &pair()).unwrap());
+                assert!(send(&SendRecv::new(&comm), true, 3, &pair()).unwrap().wait().unwrap());
                 let _batch = nvtx::batch("7");
-                assert!(send(&comm, true, 3, &pair().described(5)).unwrap());
+                assert!(send(&SendRecv::new(&comm), true, 3, &pair().described(5)).unwrap().wait().unwrap());
             }
             3 => {
                 let (mut first, mut second) = ([0.0f32], [0.0f32]);
-                let mut places = [TensorBytesMut::from(&mut first[..]), TensorBytesMut::from(&mut second[..])];
-                assert!(recv(&comm, true, 1, &mut places).unwrap());
+                let mut places = [WireTensorMut::from(&mut first[..]), WireTensorMut::from(&mut second[..])];
+                assert!(recv(&SendRecv::new(&comm), true, 1, &mut places).unwrap().wait().unwrap());
                 let received = {
                     let _batch = nvtx::batch(7);
-                    recv_described(&comm, true, 1, 5, &Limits::default()).unwrap()
+                    recv_described(&SendRecv::new(&comm), true, 1, 5, &Limits::default()).unwrap()
                 };
                 assert_eq!((first, second, received.1.len()), ([1.0], [2.0], 2));
             }
@@ -108,7 +108,11 @@ fn a_profiler_sees_every_phase() {
     let outcomes = on_ranks(2, |comm| {
         let (peer, values) = (1 - comm.rank(), [comm.rank() as u8; 3]);
         let expected = Expected::known([(gradsync::DataType::U8, vec![3])]);
-        exchange(&comm, &[(peer, Bundle::new([&values[..]]).unwrap())], &[(peer, expected)]).unwrap().len()
+        SendRecv::new(&comm)
+            .exchange(&[(peer, Bundle::new([&values[..]]).unwrap())], &[(peer, expected)])
+            .unwrap()
+            .1
+            .len()
     });
     assert_eq!(outcomes, [1, 1]);
     let begin = |name: &str, peer: usize, color: &str| Some((format!("{name}-{peer}"), color.to_owned()));

@@ -80,7 +80,7 @@ fn a_tensor_is_its_segment() {
             gradsync::ops::in_place_accumulate_v2(target, tensor, true).unwrap();
             assert_eq!(copy.values(), vector(format, segment.len(), i as u64), "{format:?}, tensor {i}");
         }
-        gradsync::ops::zero_gradient(buffer.tensor_mut(0));
+        gradsync::ops::zero_gradient(buffer.tensor_mut(0)).unwrap();
         let all = values_of(buffer.as_slice());
         assert!(all[segments[0].clone()].iter().all(|&x| x == 0.0));
         assert_eq!(all[segments[2].clone()], vector(format, 100, 2)[..], "{format:?}: a neighbour changed");

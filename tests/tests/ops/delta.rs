@@ -1,7 +1,7 @@
 //! Adasum of optimizer steps: ONNX Runtime's case, the oracle, nodes, and many steps in a row.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes};
 use gradsync::train::{Adam, AdamOptions, Reduction, Sgd, SgdOptions, StepOptions, StepOutcome, Stepper};
 use gradsync_tests::array::{dtype, patterns_of};
@@ -21,11 +21,7 @@ fn segments() -> Vec<std::ops::Range<usize>> {
 
 /// Runs `body` on `nodes × on_node` ranks, each with all ranks, those of its node, and those in its place on every node;
 /// results node by node.
-pub(crate) fn on_nodes<T: Send>(
-    nodes: usize,
-    on_node: usize,
-    body: impl Fn(Nodes<'_, dyn Communicator + '_>) -> T + Sync,
-) -> Vec<Vec<T>> {
+pub(crate) fn on_nodes<T: Send>(nodes: usize, on_node: usize, body: impl Fn(Nodes<'_>) -> T + Sync) -> Vec<Vec<T>> {
     let group = |size| gradsync::comm::local::group(size).unwrap();
     let mut all = group(nodes * on_node).into_iter();
     let mut across: Vec<_> = (0..on_node).map(|_| group(nodes).into_iter()).collect();

@@ -11,3 +11,4 @@ mod reduced;
 mod send_recv;
 mod steps;
 mod tensor_parallel;
+mod tensors;

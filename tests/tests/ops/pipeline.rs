@@ -1,7 +1,9 @@
 //! Pipelines between threads: one forward and one backward pass in turn, many at once, and work that fails.
 
-use gradsync::comm::{Communicator, local};
-use gradsync::ops::send_recv::{Bundle, Expected, Passing, Received, StageWork, run_schedule, run_stage};
+use gradsync::comm::{Ranks, local};
+use gradsync::ops::send_recv::{
+    Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, run_schedule, run_stage,
+};
 use gradsync::plan::schedule::{Passed, RankSchedule, one_forward_one_backward};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -28,8 +30,8 @@ impl Refuses {
     }
 }
 
-impl Passing<Passed> for Refuses {
-    fn give(&self, _: usize, what: &Passed) -> Result<Bundle<'_>> {
+impl TransferHandler<Passed> for Refuses {
+    fn send(&self, _: usize, what: &Passed) -> Result<Bundle<'_>> {
         self.check(*what)?;
         Bundle::new([&[1u8][..]])
     }
@@ -38,7 +40,7 @@ impl Passing<Passed> for Refuses {
         Ok(Expected::known([(gradsync::DataType::U8, vec![1])]))
     }
 
-    fn take(&mut self, _: usize, _: &Passed, tensors: Received) -> Result<()> {
+    fn received(&mut self, _: usize, _: &Passed, tensors: Received) -> Result<()> {
         assert_eq!(tensors.tensor(0).bytes(), [1]);
         Ok(())
     }
@@ -61,7 +63,7 @@ fn work_that_fails_ends_the_pipeline() {
         let outcomes = on_ranks(3, |comm| {
             let refused = if comm.rank() == 1 { Passed::Activation(2) } else { Passed::Activation(99) };
             let stage = one_forward_one_backward(comm.rank(), 3, 4).unwrap();
-            run_stage(&comm, &stage, &mut Refuses(refused))
+            run_stage(&SendRecv::new(&comm), &stage, &mut Refuses(refused))
         });
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             match (rank, outcome.expect_err("a stage failed")) {
@@ -78,14 +80,14 @@ fn work_that_fails_ends_the_pipeline() {
 fn parts_that_do_not_fit_do_not_hang() {
     guarded(60, || {
         struct Nothing;
-        impl Passing<usize> for Nothing {
-            fn give(&self, _: usize, _: &usize) -> Result<Bundle<'_>> {
+        impl TransferHandler<usize> for Nothing {
+            fn send(&self, _: usize, _: &usize) -> Result<Bundle<'_>> {
                 Bundle::new([&[0u8; 4][..]])
             }
             fn expect(&self, _: usize, what: &usize) -> Result<Expected> {
                 Ok(Expected::known([(gradsync::DataType::U8, vec![*what])]))
             }
-            fn take(&mut self, _: usize, _: &usize, _: Received) -> Result<()> {
+            fn received(&mut self, _: usize, _: &usize, _: Received) -> Result<()> {
                 Ok(())
             }
         }
@@ -97,7 +99,7 @@ fn parts_that_do_not_fit_do_not_hang() {
                     scope.spawn(move || {
                         let mut part = RankSchedule::new(comm.rank(), 2).unwrap();
                         part.recv(0, 1 - comm.rank(), 4usize).unwrap();
-                        run_schedule(&comm, &part, &mut Nothing)
+                        run_schedule(&SendRecv::new(&comm), &part, &mut Nothing)
                     })
                 })
                 .collect();

@@ -1,7 +1,7 @@
 //! ops::all_reduce over a gradient buffer: every tensor against the oracle, gaps still zero.
 
 use gradsync::GradientBuffer;
-use gradsync::comm::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::comm::ReduceOp;
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::inputs::vector;

@@ -1,7 +1,7 @@
 //! Send and Recv between threads: every case of [`transfers`], and what only this transport can be made to do.
 
-use gradsync::comm::Communicator;
-use gradsync::ops::send_recv::{TensorBytes, TensorBytesMut, recv_described};
+use gradsync::comm::{Collectives, Ranks};
+use gradsync::ops::send_recv::{SendRecv, WireTensor, WireTensorMut, recv_described};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
 use gradsync::{DataType, Error, TensorView, TensorViewMut, bf16};
 use gradsync_tests::ranks::{guarded, on_ranks};
@@ -48,10 +48,10 @@ fn a_liar_that_leaves() {
             if comm.rank() == 0 {
                 let mut header = encode(&[TensorSpec { dtype: DataType::F64, dims: vec![1 << 33, 9] }], 0).unwrap();
                 header.resize(1016, 0);
-                comm.exchange(&[(1, &header)], &mut []).unwrap();
+                comm.send(&header, 1).unwrap();
                 return;
             }
-            match recv_described(&comm, true, 0, 0, &Limits::default()) {
+            match recv_described(&SendRecv::new(&comm), true, 0, 0, &Limits::default()) {
                 Err(Error::InvalidArgument { reason, .. }) => assert!(reason.contains("bytes of payload"), "{reason}"),
                 other => panic!("{other:?}"),
             }
@@ -66,13 +66,13 @@ fn memory_that_there_is_not() {
         let outcomes = on_ranks(2, |comm| {
             let limits = Limits { dim: u64::MAX, payload_bytes: u64::MAX, ..Limits::default() };
             if comm.rank() == 1 {
-                return recv_described(&comm, true, 0, 0, &limits).map(drop).unwrap_err().to_string();
+                return recv_described(&SendRecv::new(&comm), true, 0, 0, &limits).map(drop).unwrap_err().to_string();
             }
             let mut header = encode(&[TensorSpec { dtype: DataType::U8, dims: vec![1 << 62] }], 0).unwrap();
             header.resize(1016, 0);
-            let mut answer = vec![0; 256];
-            comm.exchange(&[(1, &header)], &mut []).unwrap();
-            comm.exchange(&[], &mut [(1, &mut answer[..])]).unwrap();
+            let mut answer = vec![0u8; 256];
+            comm.send(&header, 1).unwrap();
+            comm.recv(&mut answer, 1).unwrap();
             String::from_utf8_lossy(&answer[1..]).into_owned()
         });
         assert!(outcomes.iter().all(|text| text.contains(&format!("no memory for {}", 1u64 << 62))), "{outcomes:?}");
@@ -109,11 +109,11 @@ fn one_of_two() {
     const PART: usize = 512 << 20;
     let outcomes = on_ranks(2, |comm| {
         if comm.rank() == 1 {
-            return recv_described(&comm, true, 0, 5, &Limits::default()).map(drop);
+            return recv_described(&SendRecv::new(&comm), true, 0, 5, &Limits::default()).map(drop);
         }
         let part = vec![0u8; PART];
-        let tensors = (0..4).map(|_| TensorBytes::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
-        send(&comm, true, 1, &Bundle::new(tensors)?.described(5)).map(drop)
+        let tensors = (0..4).map(|_| WireTensor::new(DataType::U8, vec![PART], &part).expect("as many bytes"));
+        send(&SendRecv::new(&comm), true, 1, &Bundle::new(tensors)?.described(5)).map(drop)
     });
     let missing = format!("no memory for {} bytes", 4 * PART);
     let is_own = |outcome: &&gradsync::Result<()>| matches!(outcome, Err(Error::OutOfMemory { .. }));
@@ -133,12 +133,12 @@ fn small_integers_and_truth_values() {
     guarded(60, move || {
         on_ranks(2, |comm| {
             if comm.rank() == 0 {
-                let tensors = [TensorBytes::from(&short[..]), (&word[..]).into(), (&truth[..]).into()];
+                let tensors = [WireTensor::from(&short[..]), (&word[..]).into(), (&truth[..]).into()];
                 let bundle = gradsync::ops::send_recv::Bundle::new(tensors).unwrap();
-                gradsync::ops::send_recv::send(&comm, true, 1, &bundle.described(2)).unwrap();
+                gradsync::ops::send_recv::send(&SendRecv::new(&comm), true, 1, &bundle.described(2)).unwrap();
                 return;
             }
-            let (_, received) = recv_described(&comm, true, 0, 2, &Limits::default()).unwrap();
+            let (_, received) = recv_described(&SendRecv::new(&comm), true, 0, 2, &Limits::default()).unwrap();
             let types: Vec<DataType> = received.tensors().map(|tensor| tensor.dtype()).collect();
             assert_eq!(types, [DataType::I16, DataType::U16, DataType::Bool]);
             assert_eq!(received.tensor(0).typed(), Some(&short[..]));
@@ -151,35 +151,35 @@ fn small_integers_and_truth_values() {
         [DataType::I16, DataType::U16, DataType::Bool].map(|dtype| format!("{dtype} of {}", dtype.size_bytes()));
     assert_eq!(names, ["i16 of 2", "u16 of 2", "bool of 1"]);
     // A byte that is no truth value never becomes one.
-    assert_eq!(TensorBytes::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
-    let refusal = TensorBytes::new(DataType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
+    assert_eq!(WireTensor::new(DataType::Bool, &[2][..], &[1, 2]).unwrap().typed::<bool>(), None);
+    let refusal = WireTensor::new(DataType::U16, &[3][..], &[0; 3]).unwrap_err().to_string();
     assert!(refusal.contains("u16 [3] has 6 bytes"), "{refusal}");
     let mut written = [0i16; 2];
-    TensorBytesMut::from(&mut written[..]).bytes_mut().fill(0x11);
+    WireTensorMut::from(&mut written[..]).bytes_mut().fill(0x11);
     assert_eq!(written, [0x1111; 2]);
 }
 
 #[test]
 fn tensors_of_views_and_slices() {
     let values = [bf16::from_f32(1.0), bf16::from_f32(-2.0)];
-    let view = TensorBytes::from(TensorView::new(&values[..], &[1, 2]).unwrap());
+    let view = WireTensor::from(TensorView::new(&values[..], &[1, 2]).unwrap());
     assert_eq!((view.dtype(), view.shape(), view.typed()), (DataType::BF16, &[1, 2][..], Some(&values[..])));
     assert_eq!(view.typed::<half::f16>(), None);
     let ids = [7i64, -1];
-    let slice = TensorBytes::from(&ids[..]);
+    let slice = WireTensor::from(&ids[..]);
     assert_eq!((slice.dtype(), slice.shape(), slice.bytes()), (DataType::I64, &[2][..], bytes(&ids)));
     // Typed elements need their alignment.
-    let unaligned = TensorBytes::new(DataType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
+    let unaligned = WireTensor::new(DataType::I64, &[1][..], &bytes(&ids)[1..9]).unwrap();
     assert_eq!(unaligned.typed::<i64>(), None);
     let mut written = [0.0f32; 3];
-    TensorBytesMut::from(TensorViewMut::new(&mut written[..], &[3]).unwrap()).bytes_mut().fill(0x40);
+    WireTensorMut::from(TensorViewMut::new(&mut written[..], &[3]).unwrap()).bytes_mut().fill(0x40);
     assert_eq!(written, [f32::from_bits(0x4040_4040); 3]);
-    TensorBytesMut::from(&mut written[..2]).bytes_mut().fill(0);
+    WireTensorMut::from(&mut written[..2]).bytes_mut().fill(0);
     assert_eq!(written, [0.0, 0.0, f32::from_bits(0x4040_4040)]);
 }
 
 fn bytes(ids: &[i64; 2]) -> &[u8] {
-    TensorBytes::from(&ids[..]).bytes()
+    WireTensor::from(&ids[..]).bytes()
 }
 
 /// More than 2^32 bytes lie where they should, though nobody has so much: the layout is arithmetic.

@@ -1,7 +1,7 @@
 //! Steps by mean and sum, and what the first step of any kind compares: weights and groups.
 
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, Split};
+use gradsync::comm::{Communicator, Ranks, Split};
 use gradsync::ops::Nodes;
 use gradsync::train::{Adam, AdamOptions, Reduction, StepOptions, StepOutcome, Stepper};
 use gradsync::{Error, GradientBuffer};

@@ -1,6 +1,6 @@
 //! Tensor-parallel operations: every direction against the oracle, groups of one, memory handed over, and pipelines.
 
-use gradsync::comm::Communicator;
+use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, HostTensor, Pipeline, ReduceScatter, Tensor, TensorOp,
 };
@@ -293,13 +293,13 @@ impl<T: Tensor, O: TensorOp<T>> TensorOp<T> for Twice<O> {
         "Twice"
     }
 
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         let once = self.0.forward(input, comm)?;
         assert_eq!(once.dtype().to_string(), "f32");
         self.0.forward(once, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         let once = self.0.backward(gradient, comm)?;
         assert_eq!(once.shape().len(), 1);
         self.0.backward(once, comm)

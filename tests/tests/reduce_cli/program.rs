@@ -1,9 +1,11 @@
-//! The binary under test, and one run of it.
+//! The binary under test, and runs of it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
+
+pub(crate) use gradsync_tests::programs::{Finished, fifo};
 
 /// The path of the program: `GRADSYNC_BINARY` if set, otherwise the one that belongs to this build.
 ///
@@ -27,7 +29,7 @@ fn build() -> PathBuf {
     let profile = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
     let target = profile.parent().expect("the profile's folder lies in the target folder");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "gradsync", "--bin", "gradsync", "--target-dir"]).arg(target);
+    cargo.args(["build", "--quiet", "--package", "gradsync-cli", "--bin", "gradsync", "--target-dir"]).arg(target);
     if cfg!(feature = "mpi") {
         cargo.args(["--features", "mpi"]);
     }
@@ -43,19 +45,11 @@ fn build() -> PathBuf {
     let binary = profile.join(format!("gradsync{}", std::env::consts::EXE_SUFFIX));
     assert!(
         status.success() && binary.is_file(),
-        "the program is not at {} and `cargo build --package gradsync --bin gradsync` ended with {status}; \
+        "the program is not at {} and `cargo build --package gradsync-cli --bin gradsync` ended with {status}; \
          build it, or set GRADSYNC_BINARY",
         binary.display()
     );
     binary
-}
-
-/// What one run left on its standard streams.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 /// Runs `gradsync reduce` with these arguments in `folder`.
@@ -63,39 +57,4 @@ pub(crate) fn reduce(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Finished
     let mut command = Command::new(binary());
     command.current_dir(folder).arg("reduce").args(arguments.iter().map(|argument| argument.as_ref()));
     Finished::of(&mut command)
-}
-
-/// Makes a named pipe, `pipe`, in a folder.
-pub(crate) fn fifo(folder: &Path) -> PathBuf {
-    let path = folder.join("pipe");
-    let made = Command::new("mkfifo").arg(&path).status().expect("`mkfifo` starts");
-    assert!(made.success(), "`mkfifo {}` ended with {made}", path.display());
-    path
-}
-
-impl Finished {
-    /// Runs a command to its end.
-    pub(crate) fn of(command: &mut Command) -> Finished {
-        let Output { status, stdout, stderr } = command.output().expect("the program starts");
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
-    }
-
-    /// Fails, showing what the program said, unless it succeeded.
-    #[track_caller]
-    pub(crate) fn succeeded(self, what: &str) -> Finished {
-        assert_eq!(self.code, Some(0), "{what}: {}", self.stderr);
-        self
-    }
-
-    /// Fails unless it refused in words that hold all of `words`; a panic or a signal is no refusal.
-    #[track_caller]
-    pub(crate) fn refused(self, what: &str, words: &[&str]) {
-        let Some(code) = self.code else { panic!("{what}: killed by a signal: {}", self.stderr) };
-        assert!(code != 0, "{what}: succeeded, stdout: {}", self.stdout);
-        assert!(code != 101 && !self.stderr.contains("panicked"), "{what}: panicked: {}", self.stderr);
-        for word in words {
-            assert!(self.stderr.contains(word), "{what}: stderr does not name {word}: {}", self.stderr);
-        }
-    }
 }

@@ -13,7 +13,7 @@ use crate::files::{Ranks, Tensor, load, tensor};
 fn library(format: Format, inputs: &[Vec<Tensor>], granularity: Granularity) -> Vec<Vec<u64>> {
     let world_size = inputs.len();
     agreed("the library", world_size, |comm| {
-        let own = &inputs[gradsync::comm::Communicator::rank(&comm)];
+        let own = &inputs[gradsync::comm::Ranks::rank(&comm)];
         let tensors = own.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone()));
         let mut buffer = GradientBuffer::new(dtype(format), world_size, tensors).unwrap();
         for (segment, tensor) in buffer.segments().to_vec().into_iter().zip(own) {

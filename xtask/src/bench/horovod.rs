@@ -1,231 +1,152 @@
-//! `cargo xtask bench --peer horovod`: Adasum of MPI processes beside Horovod's own, which is fetched and compiled for that.
+//! Horovod's core and `gradsync-bench`'s rank program of it, `horovod.cc`, compiled with Horovod's own flags.
 //!
-//! Both take turns on the same sizes, a launch each, so that what changes on the machine meanwhile changes for both. Horovod's results are
-//! checked by its rank program `horovod.cc`, gradsync's by `gradsync perf`. Horovod has no Adasum for bf16.
-
-mod compile;
-mod table;
+//! Sources, include folders and flags are those of Horovod's CMakeLists.txt where there is MPI and nothing else. Nothing of Horovod is replaced
+//! or derived from: a class that overrode the virtual functions of its Adasum would keep the compiler from inlining the products.
 
 use std::{
-    fs,
+    env, fs,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, Instant},
+    sync::{Mutex, PoisonError},
+    thread,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, anyhow};
+use sha2::{Digest, Sha256};
 
 use crate::{
-    bundle, flags,
-    multi_gpu::{
-        launch::{self, End, Limits, Process, Stream},
-        mpirun::Mpirun,
-    },
-    process::{Cmd, target},
-    toolchain::{Need, Toolchain, python},
+    process::{Cmd, root, target},
+    toolchain::{hex, python},
 };
-use compile::Program;
-use table::{Case, Measured, Side, heading, median};
 
-const RANKS: [usize; 3] = [2, 4, 8];
-const DTYPES: [&str; 3] = ["f32", "f64", "f16"];
-const SMALL: [u64; 2] = [64 << 10, 1 << 20];
-/// Turns of a case, and those of `--quick`. Multiples of the number of sides, each of which is first as often as the others.
-const TURNS: [usize; 2] = [6, 3];
-/// For one launch.
-const DEADLINE: Duration = Duration::from_secs(300);
-const NO_BF16: &str = "bf16: Horovod has no Adasum for it";
+/// What stands around Adasum, without what frameworks call (`operations.cc`) and the other operations: none of these refers to them.
+const SOURCES: [&str; 22] = [
+    "common.cc",
+    "controller.cc",
+    "fusion_buffer_manager.cc",
+    "group_table.cc",
+    "half.cc",
+    "logging.cc",
+    "message.cc",
+    "mpi/mpi_context.cc",
+    "mpi/mpi_controller.cc",
+    "ops/adasum/adasum_mpi.cc",
+    "ops/adasum_mpi_operations.cc",
+    "ops/collective_operations.cc",
+    "optim/bayesian_optimization.cc",
+    "optim/gaussian_process.cc",
+    "parameter_manager.cc",
+    "process_set.cc",
+    "response_cache.cc",
+    "stall_inspector.cc",
+    "tensor_queue.cc",
+    "thread_pool.cc",
+    "timeline.cc",
+    "utils/env_parser.cc",
+];
+/// Boost's libraries, each of which has an include folder of its own.
+const BOOST: [&str; 13] = [
+    "assert",
+    "config",
+    "core",
+    "detail",
+    "iterator",
+    "lockfree",
+    "mpl",
+    "parameter",
+    "predef",
+    "preprocessor",
+    "static_assert",
+    "type_traits",
+    "utility",
+];
+const INCLUDES: [&str; 4] = ["eigen", "flatbuffers/include", "HTTPRequest/include", "lbfgs/include"];
+/// Those of a build of type RelWithDebInfo, in which Horovod replaces -O2 by -O3; without debugging information and warnings.
+const FLAGS: [&str; 7] =
+    ["-O3", "-DNDEBUG", "-pthread", "-fPIC", "-ftree-vectorize", "-DEIGEN_MPL2_ONLY=1", "-DHAVE_MPI=1"];
+/// Without them Horovod's Adasum has no f16.
+const X86_FLAGS: [&str; 3] = ["-mf16c", "-mavx", "-mfma"];
+const STANDARD: &str = "-std=c++14";
+/// Of our own file.
+const OWN_STANDARD: &str = "-std=c++17";
 
-/// The largest vector of a job: eight processes of 64 MiB would take gigabytes.
-fn large(ranks: usize) -> u64 {
-    if ranks > 4 { 16 << 20 } else { 64 << 20 }
+/// The rank program, and what it was made with.
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+    /// The first line of what the compiler says of its version.
+    pub(super) compiler: String,
+    pub(super) flags: String,
 }
 
-fn cases(is_quick: bool, has_f16: bool) -> Vec<Case> {
-    let sizes = |ranks| SMALL.into_iter().chain((!is_quick).then(|| large(ranks)));
-    let dtypes = || DTYPES.into_iter().filter(move |dtype| has_f16 || *dtype != "f16");
-    let of_size = |(ranks, bytes)| dtypes().map(move |dtype| Case { ranks, dtype, bytes });
-    RANKS.into_iter().flat_map(|ranks| sizes(ranks).map(move |bytes| (ranks, bytes))).flat_map(of_size).collect()
+/// One source, and the object that it becomes.
+struct Unit {
+    command: Cmd,
+    object: PathBuf,
 }
 
-/// Calls before those that count, and calls that count, of one launch.
-fn counts(bytes: u64) -> [String; 2] {
-    let [warm_ups, iterations] = if bytes > 1 << 20 { [2, 7] } else { [20, 100] };
-    [warm_ups, iterations].map(|count: usize| count.to_string())
+/// Does Horovod have an Adasum for f16 on this processor?
+pub(super) fn has_f16() -> bool {
+    env::consts::ARCH == "x86_64"
 }
 
-/// Everything that launches need.
-struct Bench {
-    horovod: Program,
-    gradsync: PathBuf,
-    mpirun: Mpirun,
-    folder: PathBuf,
-}
-
-/// What a launch found.
-struct Found {
-    time_us: f64,
-    wrong: u64,
-    /// What `gradsync perf` says of the machine.
-    machine: Option<Value>,
-}
-
-pub(super) fn run(flags: &flags::Bench) -> Result<()> {
-    let start = Instant::now();
-    let toolchain = Toolchain::new(&flags.setup);
-    toolchain.provide(&[Need::CCompiler, Need::Mpi, Need::CppCompiler, Need::Horovod])?;
-    let gradsync = match &flags.program {
-        Some(program) => fs::canonicalize(program).with_context(|| format!("cannot find {}", program.display()))?,
-        None => gradsync()?,
-    };
-    if !super::has_mpi(&gradsync)? {
-        bail!("{} was built without MPI", gradsync.display());
-    }
-    let folder = flags.out.clone().unwrap_or_else(|| target("bench"));
+/// Compiles what has not been compiled already, and links.
+pub(super) fn program() -> Result<Program> {
+    let folder = target("horovod");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
-    let bench = Bench { horovod: compile::program()?, gradsync, mpirun, folder };
+    let version = Cmd::new("mpicxx").arg("--version").quiet().read()?;
+    let compiler = version.lines().next().unwrap_or_default().to_owned();
+    let common = python::horovod().join("horovod/common");
+    let own = root().join("tests/bench/src/horovod/horovod.cc");
+    let sources = SOURCES.iter().map(|source| (common.join(source), STANDARD)).chain([(own, OWN_STANDARD)]);
+    let units: Vec<Unit> =
+        sources.map(|(source, standard)| unit(&folder, &source, standard, &compiler)).collect::<Result<_>>()?;
+    compile(&units)?;
+    let path = folder.join("horovod");
+    let objects = units.iter().map(|unit| &unit.object);
+    Cmd::new("mpicxx").arg("-pthread").args(objects).arg("-o").arg(&path).run()?;
+    Ok(Program { path, compiler, flags: [&[STANDARD], &flags()[..]].concat().join(" ") })
+}
 
-    let has_f16 = compile::has_f16();
-    let mut left_out = vec![NO_BF16];
-    if !has_f16 {
-        left_out.push("f16: Horovod's Adasum has it on x86-64 only");
-    }
-    let (mut machine, mut measured) = (None, Vec::new());
-    print!("\n{}", heading());
-    for case in cases(flags.quick, has_f16) {
-        let mut row = Measured::new(case);
-        for side in (0..TURNS[usize::from(flags.quick)]).flat_map(Side::in_turn) {
-            let found = bench.launch(side, case)?;
-            row.take(side, found.time_us, found.wrong);
-            machine = machine.or(found.machine);
+fn flags() -> Vec<&'static str> {
+    let of_processor: &[&str] = if has_f16() { &X86_FLAGS } else { &[] };
+    [&FLAGS, of_processor].concat()
+}
+
+/// The object is named after all that it is made from but headers, whose version is fixed.
+fn unit(folder: &Path, source: &Path, standard: &str, compiler: &str) -> Result<Unit> {
+    let text = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
+    let horovod = python::horovod();
+    let third_party = horovod.join("third_party");
+    let includes = [horovod.join("horovod/common")]
+        .into_iter()
+        .chain(BOOST.iter().map(|library| third_party.join("boost").join(library).join("include")))
+        .chain(INCLUDES.iter().map(|folder| third_party.join(folder)));
+    let includes = includes.flat_map(|folder| ["-isystem".into(), folder.into_os_string()]);
+    let command = Cmd::new("mpicxx").arg(standard).args(flags()).args(includes).arg("-c").arg(source);
+    let made_from = Sha256::new().chain_update(format!("{compiler}\n{command}\n")).chain_update(text).finalize();
+    let stem = source.file_stem().context("a source without a name")?.to_string_lossy();
+    let object = folder.join(format!("{stem}-{}.o", &hex(&made_from)[..16]));
+    Ok(Unit { command, object })
+}
+
+/// As many at a time as there are processors.
+fn compile(units: &[Unit]) -> Result<()> {
+    let waiting = Mutex::new(units.iter().filter(|unit| !unit.object.exists()));
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(Unit { command, object }) = next() {
+            // An object that is there is whole.
+            let partial = object.with_extension("partial");
+            command.clone().arg("-o").arg(&partial).run()?;
+            fs::rename(&partial, object).with_context(|| format!("cannot make {}", object.display()))?;
         }
-        print!("{}", row.line());
-        measured.push(row);
-        bench.write(&measured, machine.as_ref(), &left_out)?;
-    }
-    left_out.iter().for_each(|why| println!("not measured: {why}"));
-    let shown = bench.folder.join("horovod.md");
-    println!("wrote {} and horovod.json after {:.0} s", shown.display(), start.elapsed().as_secs_f64());
-    match measured.iter().map(Measured::wrong).sum::<u64>() {
-        0 => Ok(()),
-        wrong => bail!("{wrong} wrong elements"),
-    }
-}
-
-/// The program, built for MPI alone.
-fn gradsync() -> Result<PathBuf> {
-    let package = ["--package", "gradsync", "--bin", "gradsync", "--features", "mpi"];
-    bundle::executable(Cmd::cargo("build").arg("--release").args(package), "gradsync")
-}
-
-impl Bench {
-    fn launch(&self, side: Side, case: Case) -> Result<Found> {
-        let Case { ranks, dtype, bytes } = case;
-        let [warm_ups, iterations] = counts(bytes);
-        let mut command = self.mpirun.command(ranks, DEADLINE);
-        if side == Side::Horovod {
-            command.arg(&self.horovod.path).args([dtype, &bytes.to_string(), &warm_ups, &iterations]);
-            let printed = watch(command, case)?;
-            return horovod_found(&printed).with_context(|| format!("Horovod's rank program printed: {printed}"));
-        }
-        let json = self.folder.join("horovod-gradsync.json");
-        command.arg(&self.gradsync).args(["perf", "adasum", "--transport", "mpi", "--layers", "1", "--no-baseline"]);
-        command.args(["-d", dtype, "-b", &bytes.to_string(), "-w", &warm_ups, "-n", &iterations]);
-        command.args((side == Side::Ordinary).then_some("--ordinary-buffers")).arg("--json").arg(&json);
-        watch(command, case)?;
-        let text = fs::read_to_string(&json).with_context(|| format!("cannot read {}", json.display()))?;
-        fs::remove_file(&json).with_context(|| format!("cannot remove {}", json.display()))?;
-        gradsync_found(&text).with_context(|| format!("`gradsync perf` wrote: {text}"))
-    }
-
-    /// Writes what there is so far, as JSON and as Markdown.
-    fn write(&self, measured: &[Measured], machine: Option<&Value>, left_out: &[&str]) -> Result<()> {
-        let Program { compiler, flags, .. } = &self.horovod;
-        let document = json!({
-            "schema": 1,
-            "program": "cargo xtask bench --peer horovod",
-            "horovod": {"version": python::HOROVOD_VERSION, "compiler": compiler, "flags": flags},
-            "machine": machine,
-            "measurements": measured.iter().map(Measured::json).collect::<Vec<_>>(),
-            "left_out": left_out,
-            "wrong": measured.iter().map(Measured::wrong).sum::<u64>(),
-        });
-        let lines: String = measured.iter().map(Measured::line).collect();
-        let left_out: String = left_out.iter().map(|why| format!("\nNot measured: {why}.\n")).collect();
-        let with = format!("\nHorovod {} by {compiler} with {flags}.\n", python::HOROVOD_VERSION);
-        let json = serde_json::to_string_pretty(&document).context("cannot write JSON")? + "\n";
-        put(&self.folder.join("horovod.json"), &json)?;
-        put(&self.folder.join("horovod.md"), &(heading() + &lines + &left_out + &with))
-    }
-}
-
-fn put(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// The one line that Horovod's rank program prints.
-fn horovod_found(printed: &str) -> Result<Found> {
-    let document: Value = serde_json::from_str(printed.trim()).context("no JSON")?;
-    let times = document["times_us"].as_array().context("no times")?;
-    let times: Vec<f64> = times.iter().filter_map(Value::as_f64).collect();
-    let time_us = median(&times).context("no times")?;
-    Ok(Found { time_us, wrong: document["wrong"].as_u64().context("no wrong elements")?, machine: None })
-}
-
-/// The one row of `gradsync perf`.
-fn gradsync_found(text: &str) -> Result<Found> {
-    let mut document: Value = serde_json::from_str(text).context("no JSON")?;
-    let timing = &document["measurements"][0]["in_place"];
-    let time_us = timing["time_us"].as_f64().context("no time")?;
-    let wrong = timing["wrong"].as_u64().context("no wrong elements")?;
-    Ok(Found { time_us, wrong, machine: Some(document["machine"].take()) })
-}
-
-/// Runs a launch to its end, which has to be a good one, and gives back what it wrote to its standard output.
-fn watch(command: Command, case: Case) -> Result<String> {
-    let name = format!("{command:?}");
-    let limits = Limits { deadline: DEADLINE + Mpirun::GRACE, grace: Duration::from_secs(5) };
-    let (mut printed, mut complaints) = (String::new(), String::new());
-    let ends = launch::run(vec![Process { command, victim: false }], limits, |_, stream, line| {
-        let text = if stream == Stream::Out { &mut printed } else { &mut complaints };
-        *text += &format!("{line}\n");
         Ok(())
-    })?;
-    match ends.first() {
-        Some(End::Exited(0)) => Ok(printed),
-        end => {
-            let end = end.map_or("did not start".to_owned(), ToString::to_string);
-            bail!("{case:?}: {name} {end}\n{printed}{complaints}")
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cases_are_all_sizes_worlds_and_dtypes() {
-        assert_eq!(cases(false, true).len(), 27);
-        assert!(cases(false, false).iter().all(|case| case.dtype != "f16"));
-        assert!(cases(true, true).iter().all(|case| case.bytes <= 1 << 20));
-        assert!(cases(false, true).contains(&Case { ranks: 8, dtype: "f64", bytes: 16 << 20 }));
-        assert!(TURNS.iter().all(|turns| turns % Side::ALL.len() == 0));
-    }
-
-    #[test]
-    fn what_both_programs_say_is_read() {
-        let printed = r#"{"wrong": 2, "worst_error_of_bound": 0.9, "times_us": [30.5, 10.0, 20.0]}"#;
-        let found = horovod_found(printed).expect("a row");
-        assert_eq!((found.time_us, found.wrong), (20.0, 2));
-        let row = json!({"in_place": {"time_us": 7.5, "wrong": 0}});
-        let written = json!({"machine": {"mpi": "Open MPI"}, "measurements": [row]}).to_string();
-        let found = gradsync_found(&written).expect("a row");
-        assert_eq!((found.time_us, found.wrong, found.machine), (7.5, 0, Some(json!({"mpi": "Open MPI"}))));
-        for text in ["", "{}", r#"{"wrong": 0, "times_us": []}"#] {
-            assert!(horovod_found(text).is_err() && gradsync_found(text).is_err(), "{text}");
-        }
-    }
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| Err(anyhow!("a thread that waits for the compiler panicked")))
+        })
+    })
 }

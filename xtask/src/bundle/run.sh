@@ -1,10 +1,10 @@
 #!/bin/sh
 # The GPU tier of gradsync, packed by `cargo xtask bundle`: needs an NVIDIA GPU and driver, and no Rust.
 #
-#   ./run                        the GPU tests, the multi-GPU tests, then the bandwidth measurement
+#   ./run                        the GPU tests, the multi-GPU tests, then measurements of the kernels
 #   ./run --tests                the GPU tests alone; further arguments go to the test program
 #   ./run --multi-gpu            the multi-GPU tests alone; further arguments go to `xtask test-multi-gpu`
-#   ./run --bandwidth            the measurement alone
+#   ./run --bench                every measurement, and a report of them; further arguments go to `gradsync-bench standing`
 #   ./run --sanitizer TOOL       the GPU tests under compute-sanitizer: memcheck, racecheck or initcheck
 #   ./run --unpack               nothing; the programs lie beside this script then
 #
@@ -27,7 +27,7 @@ say() { printf '== %s\n' "$*"; }
 not_run() { say "NOT RUN: $*"; }
 
 case $mode in
-all | --tests | --multi-gpu | --bandwidth | --unpack) ;;
+all | --tests | --multi-gpu | --bench | --unpack) ;;
 --sanitizer)
     tool=${1:-}
     [ $# -gt 0 ] && shift
@@ -96,12 +96,12 @@ case $mode in
     step "$sanitizer" --tool "$tool" --error-exitcode 1 ./gpu-tests --test-threads=1 --skip beyond_2_to_the_31 "$@"
     not_run "counts::beyond_2_to_the_31, whose 20 GiB no sanitizer keeps track of in useful time"
     not_run "the multi-GPU tests: ./run --multi-gpu --sanitizer $tool"
-    not_run "the bandwidth measurement, which means nothing under a sanitizer"
+    not_run "the measurements, which mean nothing under a sanitizer"
     ;;
 all)
     step ./gpu-tests --test-threads=1
     step ./xtask test-multi-gpu --prebuilt .
-    step ./bandwidth
+    step ./gradsync-bench standing --only cuda-pairs --only cuda-kernels
     ;;
 --tests)
     step ./gpu-tests --test-threads=1 "$@"
@@ -109,8 +109,8 @@ all)
 --multi-gpu)
     step ./xtask test-multi-gpu --prebuilt . "$@"
     ;;
---bandwidth)
-    step ./bandwidth
+--bench)
+    step ./gradsync-bench standing "$@"
     ;;
 esac
 exit $failed

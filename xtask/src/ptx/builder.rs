@@ -1,7 +1,7 @@
 //! From a device crate to PTX text: one run of a nightly-capable compiler per architecture, and nothing after it.
 //!
-//! The vocabulary is that of rust-cuda's `CudaBuilder` (`arch`, `release`, `copy_to`, `build`), so that upstream's
-//! backend could become a second builder beside this one. It writes no file outside `target/` but the copy asked for.
+//! The vocabulary is that of rust-cuda's `CudaBuilder` (`arch`, `release`, `fma_contraction`, `copy_to`, `build`), with its defaults but for the
+//! architecture. It writes no file outside `target/` but the copy asked for.
 
 use std::{
     fs,
@@ -35,11 +35,11 @@ impl Arch {
         }
     }
 
-    /// What `cfg(gradsync_sm = "..")` sees in device code.
-    pub(crate) fn number(self) -> &'static str {
+    /// What selects the device crate's code for it, in any builder: upstream's takes such arguments too.
+    fn build_args(self) -> &'static [&'static str] {
         match self {
-            Self::Sm75 => "75",
-            Self::Sm80 => "80",
+            Self::Sm75 => &[],
+            Self::Sm80 => &["--features", "sm_80"],
         }
     }
 
@@ -59,12 +59,13 @@ pub(crate) struct PtxBuilder<'a> {
     compiler: &'a DeviceCompiler,
     arch: Arch,
     release: bool,
+    fma_contraction: bool,
     copy_to: Option<PathBuf>,
 }
 
-/// What shapes the generated code, for the manifest; the target CPU and its `cfg` come on top. Kept beside
+/// What shapes the generated code, for the manifest; the target CPU and its feature come on top. Kept beside
 /// [`PtxBuilder::build`], which is where they are passed.
-pub(crate) const FLAGS: [&str; 9] = [
+pub(crate) const FLAGS: [&str; 10] = [
     "-Zbuild-std=core",
     "--crate-type=cdylib",
     "--emit=asm",
@@ -74,16 +75,21 @@ pub(crate) const FLAGS: [&str; 9] = [
     "-Cpanic=abort",
     UNROLL,
     NO_REMAINDERS,
+    NO_CONTRACTION,
 ];
 
 /// Register arrays live in registers only where every loop over them is unrolled, and the widest Gram tile has 36 sums.
 const UNROLL: &str = "-Cllvm-args=-unroll-threshold=8000";
 /// Loops whose length is not known stay as they are: unrolled, they and their remainders are up to half of what the driver has to compile.
 const NO_REMAINDERS: &str = "-Cllvm-args=-unroll-runtime=false";
+/// `x × y + z` stays two operations, each of which rounds, unless the source asks for one.
+const NO_CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=0";
+const CONTRACTION: &str = "-Cllvm-args=-nvptx-fma-level=2";
 
 impl<'a> PtxBuilder<'a> {
     pub(crate) fn new(crate_folder: impl Into<PathBuf>, compiler: &'a DeviceCompiler) -> Self {
-        Self { crate_folder: crate_folder.into(), compiler, arch: Arch::Sm80, release: true, copy_to: None }
+        let crate_folder = crate_folder.into();
+        Self { crate_folder, compiler, arch: Arch::Sm80, release: true, fma_contraction: true, copy_to: None }
     }
 
     pub(crate) fn arch(mut self, arch: Arch) -> Self {
@@ -93,6 +99,11 @@ impl<'a> PtxBuilder<'a> {
 
     pub(crate) fn release(mut self, release: bool) -> Self {
         self.release = release;
+        self
+    }
+
+    pub(crate) fn fma_contraction(mut self, fma_contraction: bool) -> Self {
+        self.fma_contraction = fma_contraction;
         self
     }
 
@@ -117,14 +128,15 @@ impl<'a> PtxBuilder<'a> {
         // -Ctarget-cpu must be the same for `core` and for our crate, hence RUSTFLAGS and not arguments of the last
         // compiler run. No panic location: our kernels have nowhere to print them, and they hold paths.
         let rustflags = format!(
-            "-Ctarget-cpu={} {UNROLL} {NO_REMAINDERS} --cfg gradsync_sm=\"{}\" --check-cfg cfg(gradsync_sm,values(\"75\",\"80\")) -Zlocation-detail=none",
+            "-Ctarget-cpu={} {UNROLL} {NO_REMAINDERS} {} -Zlocation-detail=none",
             self.arch.name(),
-            self.arch.number()
+            if self.fma_contraction { CONTRACTION } else { NO_CONTRACTION }
         );
         let mut cmd = Cmd::cargo("rustc")
             .args(["--release", "--lib", "-Zbuild-std=core", "--target", "nvptx64-nvidia-cuda"])
             .arg("--manifest-path")
             .arg(self.crate_folder.join("Cargo.toml"))
+            .args(self.arch.build_args())
             // A cdylib is what makes rustc run fat LTO over `core` and our crate, and leave one complete module.
             .args(["--crate-type", "cdylib", "--target-dir"])
             .arg(&target_folder)

@@ -1,5 +1,5 @@
 //! The tests of the MPI transport: builds the program once, and has `mpirun` start it with every number of ranks. After them, the
-//! transport's unit tests, and those of `gradsync perf` as an MPI job, which start `mpirun` themselves and leave it the deadline.
+//! transport's unit tests, and those of `cargo xtask perf` as an MPI job, which start `mpirun` themselves and leave it the deadline.
 //!
 //! Each launch has a deadline, and is killed whole when it passes.
 
@@ -70,14 +70,14 @@ pub(super) fn run() -> Result<String> {
     if !failed.is_empty() {
         bail!("the MPI transport: {}", failed.join(", "));
     }
-    let packages = ["--package", "gradsync", "--package", "gradsync-tests", "--features", "gradsync-tests/mpi"];
-    Cmd::cargo("test").args(packages).args(["--lib", "--test", "perf_mpi"]).run()?;
+    Cmd::cargo("test").args(["--package", "gradsync", "--features", "mpi", "--lib"]).run()?;
+    Cmd::cargo("test").args(["--package", "gradsync-bench", "--features", "mpi", "--test", "perf_mpi"]).run()?;
     let large = if has_room {
         "2.2 GB messages included"
     } else {
         "without the 2.2 GB messages: they need 8 GiB of free memory"
     };
-    Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `gradsync perf`"))
+    Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
 }
 
 fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&str, &str)]) -> Result<End> {

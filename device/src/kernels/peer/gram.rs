@@ -8,12 +8,13 @@ use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::Team;
 use super::{nodes, pick, weighted, write_each};
 use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row};
+use crate::dialect::shared::Array;
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{Pair, Weights, pairs_of_level, product_index, products, weight_by_tree, weights};
 use crate::math::precise::NUMBERS;
 use crate::peers::{Group, Progress, Stage};
-use crate::shared::{Partials, SHARED_SLOTS};
+use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, reduce, thread};
 
 /// Adds up the products of the copies over a chunk.
@@ -58,7 +59,7 @@ impl<const W: usize, const MOST: usize> Tree<W, MOST> {
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(concat!("peer_adasum_", $name, $suffix), LaunchBounds::of_peers($width), fn (
+        kernel!(["peer_adasum_" $name $suffix], LaunchBounds::of_peers($width), fn (
             peers: *const Peers, weights: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, totals: *mut f64,
             partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64, senders: u64,
         ) {
@@ -123,7 +124,7 @@ for_each_dtype_and_width!(of_width);
 
 /// One layer's weights in shared memory.
 struct SharedWeights {
-    shared: Partials,
+    shared: Array<f64>,
     first: usize,
 }
 
@@ -257,7 +258,7 @@ impl Team<'_> {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
         let (own, width) = (self.group.peers.rank as usize, products(self.ranks));
         let thread = thread::thread_idx_x() as usize;
-        let shared = Partials::of_block();
+        let shared = shared::partials();
         // SAFETY: the launch provides room for every layer; every rank's totals have arrived; slots are within the array, each used by
         // one thread until the barrier.
         unsafe {

@@ -154,7 +154,7 @@ unsafe fn hand_out<T: Element, const W: usize, const N: usize>(
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
-        kernel!(concat!("peer_reduce_", $name, $suffix), LaunchBounds::of_peers($width),
+        kernel!(["peer_reduce_" $name $suffix], LaunchBounds::of_peers($width),
             fn (peers: *const Peers, factor: f64, senders: u64, reducers: u64) {
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
             let group = Group::of(peers);
@@ -180,7 +180,7 @@ macro_rules! of_width {
 
 for_each_dtype_and_width!(of_width);
 
-kernel!("peer_barrier", LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
+kernel!(["peer_barrier"], LaunchBounds::of_peers(MOST_PEERS), fn (peers: *const Peers) {
     let group = Group::of(peers);
     group.signal(Row::End, Stage::END);
     group.wait(Row::End, Stage::END);

@@ -5,7 +5,7 @@
 use crate::abi::{PEER_LAYERS, PEER_THREADS, Row, Span};
 use crate::math::adasum::{Coefficients, Pair, coefficients};
 use crate::peers::{Group, Stage};
-use crate::{arch, reduce, thread, warp};
+use crate::{arch, lanes, reduce, thread};
 
 /// The blocks of that number, one on each rank, that find the weights of the same layers, as this rank's sees it.
 #[derive(Clone, Copy)]
@@ -52,10 +52,10 @@ impl<'a> Team<'a> {
     /// As [`chunks`](Self::chunks).
     #[inline(always)]
     unsafe fn end_of(self, layer: usize, spans: *const Span, chunks: u64) -> u64 {
-        // SAFETY: the caller's promise.
         if layer + 1 == self.group.peers.layers as usize {
             chunks
         } else {
+            // SAFETY: the caller's promise.
             unsafe { (*spans.add(layer + 1)).first_block }
         }
     }
@@ -148,7 +148,7 @@ impl<'a> Team<'a> {
                         chunk += LANES as u64;
                     }
                 }
-                let sum = warp::sum_of::<LANES>(sum);
+                let sum = lanes::sum_of::<LANES>(sum);
                 if item < items && lane < self.ranks {
                     self.slot(lane, offset, place(layer, product)).write(sum);
                 }

@@ -60,7 +60,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
 
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal $levels:literal: $($level:literal $K:literal)*) => {
-        kernel!(concat!("peer_tree_", $name, $suffix), LaunchBounds::of_peers($width), fn (
+        kernel!(["peer_tree_" $name $suffix], LaunchBounds::of_peers($width), fn (
             peers: *const Peers, tree: *mut f64, partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64,
             chunk_len: u64, senders: u64,
         ) {

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::comm::ReduceOp;
+use crate::call::ReduceOp;
 use crate::dtype::DataType;
 
 fn send(peer: usize, len: usize) -> Call {

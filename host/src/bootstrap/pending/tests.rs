@@ -1,4 +1,4 @@
-//! The lines of the ranks: what is told to whom and when, and random programs whose ranks run ahead of each other.
+//! The queues of the ranks: what is told to whom and when, and random programs whose ranks run ahead of each other.
 
 use proptest::prelude::*;
 

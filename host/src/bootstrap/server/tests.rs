@@ -37,7 +37,7 @@ fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
     let listener = listen(loopback, 0).unwrap();
     let port = port(&listener).unwrap();
     thread::scope(|scope| {
-        let hub = scope.spawn(move || join(listener, loopback, secret(), &applicant(0, 3)).unwrap());
+        let coordinator = scope.spawn(move || join(listener, loopback, secret(), &applicant(0, 3)).unwrap());
         let member = scope.spawn(move || {
             let invite = || Ok(Invitation { hosts: vec!["127.0.0.1".into()], port, secret: secret() });
             client::join(&applicant(1, 3), invite, |_| true).unwrap()
@@ -46,7 +46,7 @@ fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
         let identity = Identity { rank: 2, world_size: 3, generation: 0 };
         let mut session = introduce(&mut deviant, &secret(), identity).unwrap();
         assert!(matches!(session.incoming.read(&mut deviant, FRAME_LIMIT).unwrap(), Event::Start(_)));
-        let members = [hub.join().unwrap(), member.join().unwrap()];
+        let members = [coordinator.join().unwrap(), member.join().unwrap()];
         deviant.write_all(&words(&mut session.outgoing)).unwrap();
         let failures = members.each_ref().map(|member| member.wait_failure(PLENTY).unwrap());
         // It is told of its own loss, and then cut off.
@@ -123,7 +123,7 @@ fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
     let relay = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = relay.local_addr().unwrap().port();
     let (heard, (old, new)) = thread::scope(|scope| {
-        let hub = scope.spawn(move || {
+        let coordinator = scope.spawn(move || {
             let member = join(listener, loopback, secret(), &applicant(0, 2)).unwrap();
             drop(member.split(Some(0), 0, PLENTY).unwrap());
         });
@@ -140,11 +140,11 @@ fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
         let member = client::join(&applicant(1, 2), invite, |_| true).unwrap();
         let group = member.split(Some(0), 0, PLENTY).unwrap().unwrap();
         let secrets = [&member, &group].map(|member| match &member.uplink {
-            Uplink::There(link) => *link.secret.bytes(),
+            Uplink::Remote(link) => *link.secret.bytes(),
             other => panic!("{other:?}"),
         });
         drop((member, group));
-        hub.join().unwrap();
+        coordinator.join().unwrap();
         (ear.join().unwrap(), secrets.into())
     });
     assert!(heard.len() > 200, "{} bytes", heard.len());

@@ -1,29 +1,30 @@
 //! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
 //!
-//! All ranks of a call meet in shared memory (`rendezvous`), compare what they asked for (`posts`), and only then move
-//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also lend each
-//! other their memory for work of their own (`loan`). A rank that panics, leaves or is late turns every other rank's call
+//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move
+//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also open
+//! windows of their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call
 //! into an error within the deadline; nothing hangs. Never spans processes.
 
-mod loan;
-mod posts;
+mod pending;
 mod rendezvous;
 mod signal;
 mod split;
 mod transfer;
+mod windows;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use self::posts::{Memory, Post, Transfer};
+use self::pending::{CollectiveCall, Region, Transfer};
 use self::rendezvous::Rendezvous;
-use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Work};
-use crate::dtype::DataType;
+use super::collective::{check_peer, check_shards};
+use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_words_by};
 use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::slice::{Slice, SliceMut};
+use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
+use crate::slice::SliceMut;
 
 /// Makes a group of `world_size` ranks; move each communicator into its own thread.
 ///
@@ -38,7 +39,7 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, DEFAULT_DEADLINE)
 }
 
-/// As [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
+/// Like [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -50,39 +51,66 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
     Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
 }
 
-/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, and waits for all of them. Results are in rank
-/// order; a rank that panicked has its panic's payload there.
+/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, waits for all of them, and gives their results in rank order.
 ///
 /// The threads are new ones and belong to no pool, so that it may be called from anywhere, tasks of rayon included; `body` may use rayon.
 ///
 /// ```
-/// use gradsync::comm::{Communicator, ReduceOp, local};
+/// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
 ///
 /// let sums = local::run(3, |comm| {
 ///     let mut data = [comm.rank() as f32 + 1.0; 4];
-///     comm.all_reduce((&mut data[..]).into(), ReduceOp::Sum).map(|()| data)
+///     comm.all_reduce(&mut data, ReduceOp::Sum)?;
+///     Ok::<_, gradsync::Error>(data)
 /// })?;
-/// for sum in sums {
-///     assert_eq!(sum.expect("no rank panicked")?, [6.0; 4]);
-/// }
+/// assert_eq!(sums, [[6.0; 4]; 3]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 ///
 /// # Errors
+/// The first error that a rank had, in time: others that come of it are left out. [`Error::InvalidArgument`] for 0 ranks.
+///
+/// # Panics
+/// With the panic of a rank, once all ranks have ended.
+pub fn run<T: Send, E: Send + From<Error>>(
+    world_size: usize,
+    body: impl Fn(LocalCommunicator) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let first = Mutex::new(None);
+    let keep_first = |comm: LocalCommunicator| {
+        // No other rank fails because this one has gone before its error is noted.
+        let _membership = Arc::clone(&comm.membership);
+        let note = |error: E| {
+            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        };
+        body(comm).map_err(note).ok()
+    };
+    let outcomes = run_each(world_size, keep_first)?;
+    let results: Vec<Option<T>> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic))).collect();
+    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// As [`run`], with the result of each rank for itself: what its thread returned, or the payload of its panic.
+///
+/// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
-pub fn run<T: Send>(
+pub fn run_each<T: Send>(
     world_size: usize,
     body: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Result<Vec<std::thread::Result<T>>> {
-    run_with_deadline(world_size, DEFAULT_DEADLINE, body)
+    run_each_with_deadline(world_size, DEFAULT_DEADLINE, body)
 }
 
-/// As [`run`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
+/// As [`run_each`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
 /// take as long as it likes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
-pub fn run_with_deadline<T: Send>(
+pub fn run_each_with_deadline<T: Send>(
     world_size: usize,
     deadline: Duration,
     body: impl Fn(LocalCommunicator) -> T + Sync,
@@ -100,12 +128,27 @@ pub fn run_with_deadline<T: Send>(
 pub struct LocalCommunicator {
     rank: usize,
     shared: Arc<Rendezvous>,
+    membership: Arc<Membership>,
     one_thread: PhantomData<Cell<()>>,
+}
+
+/// A rank's place in its group; the other ranks learn of its end.
+#[derive(Debug)]
+struct Membership {
+    rank: usize,
+    shared: Arc<Rendezvous>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.depart(self.rank);
+    }
 }
 
 impl LocalCommunicator {
     fn new(rank: usize, shared: Arc<Rendezvous>) -> Self {
-        LocalCommunicator { rank, shared, one_thread: PhantomData }
+        let membership = Arc::new(Membership { rank, shared: Arc::clone(&shared) });
+        LocalCommunicator { rank, shared, membership, one_thread: PhantomData }
     }
 
     /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
@@ -114,17 +157,14 @@ impl LocalCommunicator {
         error
     }
 
-    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
-        operands::check_shards(operation, self.world_size(), whole, shard)
-            .map_err(|error| self.refuse(operation, error))
-    }
-
-    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
-        operands::check_peer(operation, peer, self.rank, self.world_size())
+    /// Runs a collective whose operands are all read or written from their beginning.
+    fn collective(&self, call: Call, operands: Operands<'_>, share: impl FnOnce(&[CollectiveCall])) -> Result<()> {
+        let (input, output) = Region::of_operands(operands);
+        self.shared.collective(self.rank, CollectiveCall { call, input, output }, share)
     }
 }
 
-impl Communicator for LocalCommunicator {
+impl Ranks for LocalCommunicator {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -133,134 +173,89 @@ impl Communicator for LocalCommunicator {
         self.shared.world_size()
     }
 
-    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let call = Call::new(Operation::AllReduce(op), data.len(), data.dtype());
-        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
-        self.shared.meet(self.rank, post, |posts| transfer::all_reduce(posts, self.rank, op))
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        gather_words_by(self, words)
     }
 
-    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let operation = Operation::ReduceScatter(op);
-        let shard = ("output", output.len(), output.dtype());
-        self.check_shards(operation, ("input", input.len(), input.dtype()), shard)?;
-        let call = Call::new(operation, output.len(), output.dtype());
-        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
-        self.shared.meet(self.rank, post, |posts| transfer::reduce_scatter(posts, self.rank, op))
+    fn barrier(&self) -> Result<()> {
+        let call = Call::without_data(Operation::Barrier);
+        self.shared.collective(self.rank, CollectiveCall { call, input: Region::NONE, output: Region::NONE }, |_| ())
     }
+}
 
-    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let whole = ("output", output.len(), output.dtype());
-        self.check_shards(Operation::AllGather, whole, ("input", input.len(), input.dtype()))?;
-        let call = Call::new(Operation::AllGather, input.len(), input.dtype());
-        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
-        self.shared.meet(self.rank, post, |posts| transfer::all_gather(posts, self.rank))
-    }
-
-    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
-        let (shard, dtype) = (data.len() / self.world_size(), data.dtype());
-        self.check_shards(Operation::AllGather, ("data", data.len(), dtype), ("shards", shard, dtype))?;
-        let call = Call::new(Operation::AllGather, shard, dtype);
-        let output = Memory::of_mut(data);
-        // The shard is read where it lies; nobody writes there, this rank included.
-        let input = output.shard(self.rank, shard * dtype.size_bytes());
-        self.shared.meet(self.rank, Post { call, input, output }, |posts| transfer::all_gather(posts, self.rank))
-    }
-
-    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let operation = Operation::AllToAll;
-        let shard = output.len() / self.world_size();
-        let shards = ("shards", shard, output.dtype());
-        self.check_shards(operation, ("output", output.len(), output.dtype()), shards)?;
-        self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
-        let call = Call::new(operation, input.len(), input.dtype());
-        let post = Post { call, input: Memory::of(input), output: Memory::of_mut(output) };
-        self.shared.meet(self.rank, post, |posts| transfer::all_to_all(posts, self.rank))
-    }
-
-    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
-        let operation = Operation::Broadcast { root };
-        if root >= self.world_size() {
-            let (rank, world_size) = (self.rank, self.world_size());
-            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
-            return Err(self.refuse(operation, error.into()));
+impl Communicator for LocalCommunicator {
+    fn run(&self, collective: Collective<'_>) -> Result<()> {
+        let (rank, world_size) = (self.rank, self.shared.world_size());
+        collective.check(rank, world_size).map_err(|error| self.refuse(collective.operation(), error))?;
+        let call = collective.call(world_size);
+        // Memory that is read and written at once, such as a shard that is gathered in place, is its own source and destination.
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => {
+                self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, op, scaling))
+            }
+            Collective::ReduceScatter { operands, op } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = Region::of_operands(operands);
+                let output = if is_in_place { input.shard(rank, input.bytes / world_size) } else { output };
+                let collective = CollectiveCall { call, input, output };
+                self.shared.collective(rank, collective, |calls| transfer::reduce_scatter(calls, rank, op))
+            }
+            Collective::AllGather { operands } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = Region::of_operands(operands);
+                let input = if is_in_place { output.shard(rank, output.bytes / world_size) } else { input };
+                self.shared
+                    .collective(rank, CollectiveCall { call, input, output }, |calls| transfer::all_gather(calls, rank))
+            }
+            Collective::AllToAll { input, output } => {
+                self.collective(call, Operands::Apart { input, output }, |calls| transfer::all_to_all(calls, rank))
+            }
+            Collective::Broadcast { data, root } => {
+                self.collective(call, Operands::InPlace(data), |calls| transfer::broadcast(calls, rank, root))
+            }
         }
-        let call = Call::new(operation, data.len(), data.dtype());
-        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(data) };
-        self.shared.meet(self.rank, post, |posts| transfer::broadcast(posts, self.rank, root))
     }
 
-    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Send { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        self.shared.exchange(self.rank, operation, [Transfer { peer, call, memory: Memory::of(data) }], [])
-    }
-
-    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Recv { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        self.shared.exchange(self.rank, operation, [], [Transfer { peer, call, memory: Memory::of_mut(data) }])
-    }
-
-    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
-        let operation = Operation::SendRecv { to, from };
-        self.check_peer(operation, to)?;
-        self.check_peer(operation, from)?;
-        let send_call = Call::new(operation, send.len(), send.dtype());
-        let recv_call = Call::new(operation, recv.len(), recv.dtype());
-        let outgoing = Transfer { peer: to, call: send_call, memory: Memory::of(send) };
-        let incoming = Transfer { peer: from, call: recv_call, memory: Memory::of_mut(recv) };
-        self.shared.exchange(self.rank, operation, [outgoing], [incoming])
-    }
-
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        let transfer = |operation, peer, memory: Memory| {
-            self.check_peer(operation, peer)?;
-            Ok(Transfer { peer, call: Call::new(operation, memory.bytes, DataType::U8), memory })
+    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+        let transfer = |operation, peer, data: WireSlice<'_>, memory| {
+            check_peer(operation, peer, self.rank, self.world_size())?;
+            Ok(Transfer { peer, call: Call::new(operation, data.len(), data.dtype()), memory })
         };
-        let send = |&(peer, data): &(usize, &[u8])| transfer(Operation::Send { peer }, peer, Memory::of_bytes(data));
-        let recv = |(peer, data): &mut (usize, &mut [u8])| {
-            transfer(Operation::Recv { peer: *peer }, *peer, Memory::of_bytes_mut(data))
+        let send = |&(peer, data): &(usize, WireSlice<'_>)| {
+            transfer(Operation::Send { peer }, peer, data, Region::of_bytes(data.bytes()))
+        };
+        let recv = |(peer, data): &mut (usize, WireSliceMut<'_>)| {
+            let memory = Region::of_bytes_mut(data.bytes_mut());
+            transfer(Operation::Recv { peer: *peer }, *peer, data.as_wire(), memory)
         };
         let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
         let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;
-        // What errors call it.
+        // The name that errors give the exchange.
         let Some(first) = outgoing.first().or(incoming.first()) else { return Ok(()) };
         let operation = first.call.operation;
         self.shared.exchange(self.rank, operation, outgoing, incoming)
     }
 
-    fn barrier(&self) -> Result<()> {
-        let call = Call::without_data(Operation::Barrier);
-        self.shared.meet(self.rank, Post { call, input: Memory::NONE, output: Memory::NONE }, |_| ())
-    }
-
-    fn address_space(&self) -> Option<&dyn AddressSpace> {
+    fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {
         Some(self)
     }
 }
 
-impl AddressSpace for LocalCommunicator {
-    fn lend_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
-        let operation = Operation::LendWindows;
-        let (window, dtype) = (vector.len() / self.world_size(), vector.dtype());
-        self.check_shards(operation, ("vector", vector.len(), dtype), ("windows", window, dtype))?;
+impl SharedWindows for LocalCommunicator {
+    fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
+        let (operation, world_size) = (Operation::SharedWindows, self.world_size());
+        let (window, dtype) = (vector.len() / world_size, vector.dtype());
+        check_shards("with_windows", world_size, ("vector", vector.len(), dtype), ("windows", window, dtype))
+            .map_err(|error| self.refuse(operation, error))?;
         let call = Call::new(operation, vector.len(), dtype);
-        let post = Post { call, input: Memory::NONE, output: Memory::of_mut(vector) };
-        self.shared.lend(self.rank, post, |posts| {
-            let window = |post: &Post| post.output.shard(self.rank, window * dtype.size_bytes());
+        let collective = CollectiveCall { call, input: Region::NONE, output: Region::of_mut(vector) };
+        self.shared.expose(self.rank, collective, |calls| {
+            let window = |peer: &CollectiveCall| peer.output.shard(self.rank, window * dtype.size_bytes());
             // SAFETY: the vectors are of one length and dtype, by the compared calls; their owners stay in this call, which has borrowed
             // them, until no rank works any more; no other rank has the window of this one's number.
-            let memory = |window: Memory| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };
-            work(posts.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
+            let memory = |window: Region| unsafe { std::slice::from_raw_parts_mut(window.start, window.bytes) };
+            work(calls.iter().map(window).map(memory).map(|bytes| SliceMut::of_bytes(dtype, bytes)).collect())
         })?;
         Ok(true)
-    }
-}
-
-impl Drop for LocalCommunicator {
-    fn drop(&mut self) {
-        self.shared.depart(self.rank);
     }
 }

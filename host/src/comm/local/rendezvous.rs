@@ -1,37 +1,37 @@
-//! Where the ranks of a local group meet: who waits in which call, what has failed, and when buffers may be touched.
+//! The rendezvous of a local group: the pending call of each rank, the first failure, and when buffers may be accessed.
 //!
-//! A collective has two phases. First every rank posts its call and its buffers and waits; the last to arrive starts
-//! the second phase if all calls agree. Then every rank works on the posted buffers, and none returns before all have
-//! finished: that is what makes it sound to read another rank's memory. A failure can only end the first phase, after
-//! which nobody touches anything. Transfers follow the same rule, each on its own: the receiver copies while the
-//! sender waits, and whatever fails meanwhile, the sender stays until the copy is done.
+//! A collective has two phases. First every rank registers its call and its buffers and waits; the last to arrive starts
+//! the second phase if all calls match. Then every rank works on the registered buffers, and none returns before all have
+//! finished, so reading another rank's memory is sound. A failure can only end the first phase, and then
+//! no rank accesses any buffer. Transfers follow the same rule, each on its own: the receiver copies while the
+//! sender waits, and even if a failure occurs meanwhile, the sender stays until the copy is done.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::loan::Loans;
-use super::posts::{Post, Posts, Transfer};
+use super::pending::{CollectiveCall, PendingCalls, Transfer};
 use super::signal::{Signal, Wait};
+use super::windows::Epochs;
 use crate::error::{CommError, Departure, Error, Operation, Result};
 
 #[derive(Debug)]
 pub(super) struct State {
-    posts: Posts,
+    pending: PendingCalls,
     departed: Vec<Option<Departure>>,
     /// The first failure; it ends every wait and refuses every later call.
     failure: Option<CommError>,
-    /// What all ranks have brought, while they work on it.
-    work: Option<Vec<Post>>,
+    /// The calls of all ranks, while they work on the operands.
+    work: Option<Vec<CollectiveCall>>,
     /// Ranks that have finished that work.
     finished: usize,
     /// Number of collectives completed.
     completed: u64,
-    /// The collective in which a rank's work panicked, so that its results are not to be used.
-    spoiled: Option<u64>,
-    pub(super) loans: Loans,
-    /// Groups within this one, by colour, and how many of their ranks have still to enter.
-    nursery: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
+    /// The number of the collective in which a rank's work panicked, so that its results are not to be used.
+    panicked: Option<u64>,
+    pub(super) epochs: Epochs,
+    /// Groups that are being split off, by colour, and how many of their ranks have still to enter.
+    pending_groups: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
 }
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(super) struct Rendezvous {
 /// How far a wait has come.
 enum Progress<T> {
     Done(T),
-    /// Another rank is using this rank's memory: whatever has failed, it must stay until that is over.
+    /// Another rank is using this rank's memory, which has to stay valid until that is over, even after a failure.
     InUse,
     /// Not far enough.
     Waiting,
@@ -53,15 +53,15 @@ enum Progress<T> {
 impl Rendezvous {
     pub(super) fn new(world_size: usize, deadline: Duration) -> Self {
         let state = State {
-            posts: Posts::new(world_size),
+            pending: PendingCalls::new(world_size),
             departed: vec![None; world_size],
             failure: None,
             work: None,
             finished: 0,
             completed: 0,
-            spoiled: None,
-            loans: Loans::default(),
-            nursery: BTreeMap::new(),
+            panicked: None,
+            epochs: Epochs::default(),
+            pending_groups: BTreeMap::new(),
         };
         Rendezvous { deadline, state: Mutex::new(state), changed: Signal::default() }
     }
@@ -75,7 +75,7 @@ impl Rendezvous {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody that the state has changed.
+    /// Wakes all waiting ranks after a change of the state.
     pub(super) fn notify(&self) {
         self.changed.notify();
     }
@@ -95,54 +95,59 @@ impl Rendezvous {
         self.notify();
     }
 
-    /// Takes note that a rank is gone. That is a failure only once somebody needs it.
+    /// Marks a rank as departed. That is a failure only once a call needs it.
     pub(super) fn depart(&self, rank: usize) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.lock().departed[rank] = Some(departure);
         self.notify();
     }
 
-    /// Where the ranks of one colour meet, `world_size` of them, after a collective in which all have said theirs. Each
-    /// comes here once before its next collective, so that colours of two splits never mix.
+    /// The rendezvous of the `world_size` ranks of one colour, after a collective that has gathered all colours. Each rank
+    /// calls this once before its next collective, so colours of two splits never mix.
     pub(super) fn enter(&self, color: u64, world_size: usize) -> Arc<Rendezvous> {
         let mut state = self.lock();
         let new = || (Arc::new(Rendezvous::new(world_size, self.deadline)), world_size);
-        let (child, outside) = state.nursery.entry(color).or_insert_with(new);
+        let (child, outside) = state.pending_groups.entry(color).or_insert_with(new);
         *outside -= 1;
         let (child, is_complete) = (child.clone(), *outside == 0);
         if is_complete {
-            state.nursery.remove(&color);
+            state.pending_groups.remove(&color);
         }
         child
     }
 
-    /// A collective: waits for all ranks, runs `work` on everybody's posts, and waits until all have.
-    pub(super) fn meet(&self, rank: usize, post: Post, work: impl FnOnce(&[Post])) -> Result<()> {
-        let operation = post.call.operation;
+    /// A collective: waits for all ranks, runs `work` on the calls of all ranks, and waits until all ranks have run theirs.
+    pub(super) fn collective(
+        &self,
+        rank: usize,
+        collective: CollectiveCall,
+        work: impl FnOnce(&[CollectiveCall]),
+    ) -> Result<()> {
+        let operation = collective.call.operation;
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        let posted = state.posts.collective(rank, post);
-        state.note(posted);
+        let outcome = state.pending.collective(rank, collective);
+        state.note(outcome);
         let generation = state.completed;
-        // A rank whose transfers are over may not have noticed yet; it is not here before it has.
+        // A rank whose transfers are over may not have noticed yet, and has not arrived before it has.
         if state.failure.is_none() {
-            state.work = state.posts.all_collective();
+            state.work = state.pending.all_collective();
         }
         self.notify();
 
-        let (state, posts) = self.wait(state, rank, operation, end, |state| match &state.work {
-            Some(posts) => Progress::Done(posts.clone()),
+        let (state, calls) = self.wait(state, rank, operation, end, |state| match &state.work {
+            Some(calls) => Progress::Done(calls.clone()),
             None => Progress::Waiting,
         })?;
         drop(state);
         let finish = Finish { rendezvous: self, operation, rank, generation };
-        work(&posts);
+        work(&calls);
         drop(finish);
 
         let state = self.lock();
         // A failure after this collective, of ranks that were faster to go on, is no failure of this one.
-        if state.spoiled == Some(generation) { state.check(operation) } else { Ok(()) }
+        if state.panicked == Some(generation) { state.check(operation) } else { Ok(()) }
     }
 
     /// Transfers to and from other ranks, each of which goes on as soon as both sides are there.
@@ -156,19 +161,20 @@ impl Rendezvous {
         let end = self.end();
         let mut state = self.lock();
         state.check(operation)?;
-        let posted = state.posts.exchange(rank, outgoing, incoming);
-        state.note(posted);
+        let outcome = state.pending.exchange(rank, outgoing, incoming);
+        state.note(outcome);
         self.notify();
         loop {
-            let (guard, offer) = self.wait(state, rank, operation, end, |state| match state.posts.offer_for(rank) {
-                Some(peer) => Progress::Done(Some(peer)),
-                None if state.posts.is_over(rank) => Progress::Done(None),
-                None if state.posts.is_taken(rank) => Progress::InUse,
-                None => Progress::Waiting,
-            })?;
+            let (guard, offer) =
+                self.wait(state, rank, operation, end, |state| match state.pending.offer_for(rank) {
+                    Some(peer) => Progress::Done(Some(peer)),
+                    None if state.pending.is_over(rank) => Progress::Done(None),
+                    None if state.pending.is_being_copied(rank) => Progress::InUse,
+                    None => Progress::Waiting,
+                })?;
             state = guard;
             let Some(peer) = offer else { break };
-            let (source, destination) = match state.posts.take(rank, peer) {
+            let (source, destination) = match state.pending.take(rank, peer) {
                 Ok(memory) => memory,
                 Err(error) => {
                     state.failure.get_or_insert(error);
@@ -181,14 +187,14 @@ impl Rendezvous {
             // by this call; two live borrows, one of them mutable, never overlap; `take` has compared their sizes.
             unsafe { std::ptr::copy_nonoverlapping(source.start, destination.start, destination.bytes) };
             state = self.lock();
-            state.posts.finish(rank, peer);
+            state.pending.finish(rank, peer);
             self.notify();
         }
-        state.posts.withdraw(rank);
+        state.pending.withdraw(rank);
         Ok(())
     }
 
-    /// When a call that starts now is over at the latest; `None` if the clock does not reach that far.
+    /// The deadline of a call that starts now; `None` if the clock cannot represent it.
     fn end(&self) -> Option<Instant> {
         Instant::now().checked_add(self.deadline)
     }
@@ -222,7 +228,7 @@ impl Rendezvous {
                 } else if is_late && !missing.is_empty() {
                     state.failure = Some(CommError::Timeout { operation, missing, deadline: self.deadline });
                 } else {
-                    // Late with nobody missing: what is left has met, and ends without a deadline.
+                    // Late with no rank missing: the remaining transfers are matched, and complete without a deadline.
                     let limit = left.filter(|_| !is_late);
                     state = self.changed.wait(|| self.lock(), state, &mut wait, limit);
                     continue;
@@ -237,10 +243,10 @@ impl Rendezvous {
     fn leave<'a>(&'a self, mut state: MutexGuard<'a, State>, rank: usize, operation: Operation) -> Error {
         // A receiver that is copying out of our memory got it before the failure; let it finish.
         let mut wait = Wait::default();
-        while state.posts.is_taken(rank) {
+        while state.pending.is_being_copied(rank) {
             state = self.wait_for_change(state, &mut wait);
         }
-        state.posts.withdraw(rank);
+        state.pending.withdraw(rank);
         match state.check(operation) {
             Err(error) => error,
             Ok(()) => unreachable!("rank {rank} leaves a call that has not failed"),
@@ -265,15 +271,15 @@ impl State {
         }
     }
 
-    /// The ranks that have not come on which the call of `rank` depends, as far as anybody has to know: on time it
-    /// matters only whether one of them is gone.
+    /// The missing ranks on which the call of `rank` depends. Before the deadline they matter only if a rank has departed, and are not looked up
+    /// otherwise.
     fn missing(&self, rank: usize, is_late: bool) -> Vec<usize> {
         let is_needed = is_late || self.departed.iter().any(Option::is_some);
-        if is_needed { self.posts.missing(rank) } else { Vec::new() }
+        if is_needed { self.pending.missing(rank) } else { Vec::new() }
     }
 }
 
-/// Takes note that a rank's work on the posted buffers is over, and waits for the others', even if it panicked: they
+/// Marks a rank's work on the registered buffers as finished, and waits for the work of the others, even if its own panicked: they
 /// may be reading its memory.
 struct Finish<'a> {
     rendezvous: &'a Rendezvous,
@@ -288,11 +294,11 @@ impl Drop for Finish<'_> {
         if std::thread::panicking() {
             let (operation, rank) = (self.operation, self.rank);
             state.failure.get_or_insert(CommError::PeerGone { operation, rank, departure: Departure::Panicked });
-            state.spoiled = Some(state.completed);
+            state.panicked = Some(state.completed);
         }
         state.finished += 1;
         if state.finished == state.world_size() {
-            state.posts.withdraw_all();
+            state.pending.withdraw_all();
             (state.work, state.finished) = (None, 0);
             state.completed += 1;
             self.rendezvous.notify();

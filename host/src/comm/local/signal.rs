@@ -1,37 +1,37 @@
-//! How the threads of a group learn that what they share has changed: they look again for a while, and then sleep until they are woken.
+//! Notification of the threads of a group when their shared state changes: waiting threads spin for a while, and then sleep until they are woken.
 //!
-//! To wake a sleeping thread takes longer than a small collective does. Knows nothing of what is shared but the lock around it.
+//! Waking a sleeping thread takes longer than a small collective. Knows nothing of the shared state but the lock around it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a wait looks again before it sleeps. To wake a thread takes some 50 µs; ranks whose parts of a large collective are equal end
-/// within this of each other.
+/// How long a wait spins before it sleeps. Waking a thread takes some 50 µs; ranks with equal parts of a large collective finish
+/// within this time of each other.
 const AWAKE: Duration = Duration::from_millis(1);
 
-/// Told after every change.
+/// Notified after every change.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
     changes: AtomicU64,
     condvar: Condvar,
 }
 
-/// One wait, however often what it waits for has to be looked at.
+/// The state of one wait across all checks of its condition.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
-    /// Since when it looks again, from the second time on.
+    /// When it began to spin; set by the second check.
     awake_since: Option<Instant>,
 }
 
 impl Signal {
-    /// Wakes everybody. The change was made under the lock.
+    /// Wakes all threads, after a change that was made under the lock.
     pub(super) fn notify(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         self.condvar.notify_all();
     }
 
-    /// Waits for a change, or until `limit` is over if there is one, or for no reason: what is waited for must be looked at again.
+    /// Waits for a change, or until `limit` has passed if there is one. May return spuriously, so the caller checks its condition again.
     pub(super) fn wait<'a, T>(
         &self,
         lock: impl FnOnce() -> MutexGuard<'a, T>,

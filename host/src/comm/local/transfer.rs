@@ -1,77 +1,86 @@
-//! How data move in the local transport: each rank's share of a collective, on buffers that all ranks have posted.
+//! The data movement of the local transport: each rank's share of a collective, on the registered buffers of all ranks.
 //!
-//! Called between the two meetings of `rendezvous` only, when every rank's buffers are there and all calls agree. Ranks write
-//! to disjoint places, so that no order between them matters.
+//! Runs only in the second phase of `rendezvous`, when every rank's buffers are registered and all calls match. Ranks write
+//! to disjoint ranges, so no order between them matters.
 
 use std::ops::Range;
 use std::ptr;
 
-use super::posts::{Memory, Post};
-use crate::comm::{ReduceOp, reduction};
+use super::pending::{CollectiveCall, Region};
+use crate::comm::reduction::Reduction;
+use crate::comm::{ReduceOp, Scaling};
 use crate::dtype::DataType;
 
 /// Rank `rank` reduces the `rank`-th part of all outputs and writes the result to all of them.
-pub(super) fn all_reduce(posts: &[Post], rank: usize, op: ReduceOp) {
-    let call = posts[0].call;
-    if posts.len() == 1 {
+pub(super) fn all_reduce(calls: &[CollectiveCall], rank: usize, op: ReduceOp, scaling: Scaling) {
+    let CollectiveCall { call, input, output } = calls[0];
+    if calls.len() == 1 && input.start == output.start && scaling == Scaling::NONE {
         return;
     }
     // Parts of whole cache lines, so that no two ranks write to the same one.
-    let part = call.len.div_ceil(posts.len()).next_multiple_of(64);
+    let part = call.len.div_ceil(calls.len()).next_multiple_of(64);
     let range = call.len.min(rank * part)..call.len.min((rank + 1) * part);
-    let outputs: Vec<_> = posts.iter().map(|post| post.output.start).collect();
-    reduce(call.dtype, &outputs, &outputs, range, op);
+    let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
+    let outputs: Vec<_> = calls.iter().map(|collective| collective.output.start).collect();
+    reduce(call.dtype, &inputs, &outputs, range, op, scaling);
 }
 
 /// Rank `rank` reduces shard `rank` of all inputs into its output.
-pub(super) fn reduce_scatter(posts: &[Post], rank: usize, op: ReduceOp) {
-    let call = posts[0].call;
-    let inputs: Vec<_> = posts.iter().map(|post| post.input.start).collect();
+pub(super) fn reduce_scatter(calls: &[CollectiveCall], rank: usize, op: ReduceOp) {
+    let call = calls[0].call;
+    let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
     let shift = rank * call.len * call.dtype.map_or(0, DataType::size_bytes);
     // Both are shifted by the range's start: the output is given as if it were a whole input.
-    let output = posts[rank].output.start.wrapping_sub(shift);
-    reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op);
+    let output = calls[rank].output.start.wrapping_sub(shift);
+    reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op, Scaling::NONE);
 }
 
 /// Rank `rank` fills its output with everybody's input.
-pub(super) fn all_gather(posts: &[Post], rank: usize) {
-    for (peer, post) in posts.iter().enumerate() {
-        copy(post.input, posts[rank].output.shard(peer, post.input.bytes));
+pub(super) fn all_gather(calls: &[CollectiveCall], rank: usize) {
+    for (peer, collective) in calls.iter().enumerate() {
+        copy(collective.input, calls[rank].output.shard(peer, collective.input.bytes));
     }
 }
 
 /// Rank `rank` fills its output with everybody's shard for it.
-pub(super) fn all_to_all(posts: &[Post], rank: usize) {
-    let shard = posts[rank].output.bytes / posts.len();
-    for (peer, post) in posts.iter().enumerate() {
-        copy(post.input.shard(rank, shard), posts[rank].output.shard(peer, shard));
+pub(super) fn all_to_all(calls: &[CollectiveCall], rank: usize) {
+    let shard = calls[rank].output.bytes / calls.len();
+    for (peer, collective) in calls.iter().enumerate() {
+        copy(collective.input.shard(rank, shard), calls[rank].output.shard(peer, shard));
     }
 }
 
 /// Every rank but the root copies the root's data.
-pub(super) fn broadcast(posts: &[Post], rank: usize, root: usize) {
+pub(super) fn broadcast(calls: &[CollectiveCall], rank: usize, root: usize) {
     if rank != root {
-        copy(posts[root].output, posts[rank].output);
+        copy(calls[root].output, calls[rank].output);
     }
 }
 
-fn copy(from: Memory, to: Memory) {
+fn copy(from: Region, to: Region) {
     debug_assert_eq!(from.bytes, to.bytes);
     // A shard that is gathered in place is its own destination.
     if from.start != to.start {
-        // SAFETY: both were posted by ranks that wait; lengths agree by the compared calls; the ranges of one rank never
+        // SAFETY: both were registered by ranks that wait; lengths agree by the compared calls; the ranges of one rank never
         // overlap, since its input and output are separate borrows, or distinct shards of one.
         unsafe { ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
     }
 }
 
 /// Reduces the elements `range` of all `inputs` and writes them to the same places of `outputs`.
-fn reduce(dtype: Option<DataType>, inputs: &[*mut u8], outputs: &[*mut u8], range: Range<usize>, op: ReduceOp) {
+fn reduce(
+    dtype: Option<DataType>,
+    inputs: &[*mut u8],
+    outputs: &[*mut u8],
+    range: Range<usize>,
+    op: ReduceOp,
+    Scaling { before, after }: Scaling,
+) {
     let dtype = dtype.and_then(DataType::float).expect("a reduction has data of a gradient's type");
     let start = range.start * dtype.size_bytes();
     let inputs: Vec<_> = inputs.iter().map(|input| input.wrapping_add(start).cast_const()).collect();
     let outputs: Vec<_> = outputs.iter().map(|output| output.wrapping_add(start)).collect();
     // SAFETY: the range lies within every buffer, by the compared counts; their owners wait, and the elements of this range are
     // written by this rank alone. An output is an input of the same rank, or a buffer of its own.
-    unsafe { reduction::reduce(dtype, &inputs, &outputs, range.len(), op) };
+    unsafe { Reduction { dtype, op, before, after }.run(&inputs, &outputs, range.len()) };
 }

@@ -1,51 +1,25 @@
 //! The MPI library of this process: it is initialised once, finalised when the process ends, and its codes become errors.
 //!
-//! Never makes, or knows, a communicator of ours.
+//! Never makes, or keeps, a communicator of ours.
 
 use std::ffi::{c_char, c_int};
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::ffi;
 
-/// What an MPI function returns when all is well, in every implementation.
+use crate::error::MpiError;
+
+/// The return code of success, in every implementation of MPI.
 const SUCCESS: c_int = 0;
+/// Every MPI has tags up to this one (MPI-4.1, 9.1.2).
+const LEAST_HIGHEST_TAG: c_int = 32_767;
 
-/// Why MPI cannot be used, or what it refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MpiError {
-    /// The process has finalised MPI, after which it cannot be used again (MPI-4.1, 11.2.2).
-    #[error("MPI has been finalised in this process")]
-    Finalised,
-    /// MPI is initialised with less support for threads than this crate needs.
-    #[error(
-        "MPI was initialised with {found}, and at least MPI_THREAD_SERIALIZED is needed: let `MpiCommunicator::world` initialise it, \
-         or ask for `Threading::Serialized` or `Threading::Multiple`"
-    )]
-    ThreadLevel {
-        /// The level of this process, by MPI's name.
-        found: &'static str,
-    },
-    /// The communicator connects two groups, and a collective of this crate runs in one.
-    #[error("an intercommunicator cannot carry this crate's collectives")]
-    Intercommunicator,
-    /// MPI returned an error code.
-    #[error("{call} failed with code {code}: {text}")]
-    Refused {
-        /// The MPI function.
-        call: &'static str,
-        /// Its code.
-        code: i32,
-        /// What `MPI_Error_string` says of it.
-        text: String,
-    },
-}
-
-/// What this crate initialised, until the process ends.
+/// The MPI that this crate has initialised, until the process ends.
 static UNIVERSE: Mutex<Option<Universe>> = Mutex::new(None);
-/// Whose turn it is to call MPI, where it allows one thread at a time.
+/// Serialises calls of MPI, where it allows one thread at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The right to call MPI: it is initialised, and its level of thread support is known.
@@ -55,14 +29,14 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Initialises MPI unless somebody has.
+    /// Initialises MPI unless it is initialised.
     pub(super) fn get() -> Result<Self, MpiError> {
         let mut universe = lock(&UNIVERSE);
         if flag(ffi::MPI_Finalized) {
             return Err(MpiError::Finalised);
         }
         if !flag(ffi::MPI_Initialized) {
-            // Nothing, if somebody else was faster, which is as good.
+            // `None` if another thread has initialised it meanwhile, which is as good.
             if let Some((made, _)) = mpi::initialize_with_threading(Threading::Multiple) {
                 *universe = Some(made);
                 // SAFETY: `finalise` needs nothing of this process but its statics, and never unwinds. Refused, it is not called, and
@@ -85,6 +59,45 @@ impl Library {
             SUCCESS => Ok(()),
             code => Err(MpiError::Refused { call, code, text: describe(code) }),
         }
+    }
+
+    /// Whether a request is over or null; makes progress on it.
+    ///
+    /// # Safety
+    /// The request is pending, and its memory stays valid, or it is null.
+    pub(super) unsafe fn test(self, request: &mut ffi::MPI_Request) -> Result<bool, MpiError> {
+        let mut is_over = 0;
+        // SAFETY: the caller's promise; writes one integer.
+        let test = || unsafe { ffi::MPI_Test(request, &mut is_over, ffi::RSMPI_STATUS_IGNORE) };
+        self.call("MPI_Test", test)?;
+        Ok(is_over != 0)
+    }
+
+    /// This process's rank in a communicator, and the number of ranks.
+    ///
+    /// # Safety
+    /// The communicator is live.
+    pub(super) unsafe fn rank_and_size(self, comm: ffi::MPI_Comm) -> Result<(usize, usize), MpiError> {
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: the caller's promise; writes one integer.
+        self.call("MPI_Comm_rank", || unsafe { ffi::MPI_Comm_rank(comm, &mut rank) })?;
+        // SAFETY: as above.
+        self.call("MPI_Comm_size", || unsafe { ffi::MPI_Comm_size(comm, &mut size) })?;
+        Ok((rank as usize, size as usize))
+    }
+
+    /// The highest tag of a message.
+    pub(super) fn highest_tag(self) -> Result<c_int, MpiError> {
+        let (mut highest, mut is_known) = (ptr::null::<c_int>(), 0);
+        self.call("MPI_Comm_get_attr", || {
+            // SAFETY: MPI is initialised, so there is a world; writes the address of an integer, and an integer.
+            unsafe {
+                let (world, tags) = (ffi::RSMPI_COMM_WORLD, ffi::MPI_TAG_UB as c_int);
+                ffi::MPI_Comm_get_attr(world, tags, (&raw mut highest).cast(), &mut is_known)
+            }
+        })?;
+        // SAFETY: MPI's own integer, which stays.
+        Ok(if is_known != 0 { unsafe { *highest } } else { LEAST_HIGHEST_TAG })
     }
 }
 
@@ -125,6 +138,6 @@ fn describe(code: c_int) -> String {
 }
 
 /// Nothing that panics runs under these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{MpiCommunicator, SetUp};
 use crate::bootstrap::{self, BootstrapError, Host, Member, Rendezvous};
 use crate::call::scope;
-use crate::comm::Communicator;
+use crate::comm::Ranks;
 use crate::error::{CommError, Operation, Result};
 
 impl MpiCommunicator {
@@ -15,7 +15,7 @@ impl MpiCommunicator {
     /// With it `mpirun -n 4 ./train` is enough to start NCCL: `NcclCommunicator::new(comm.member(deadline)?, …)`.
     ///
     /// # Errors
-    /// Those of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
+    /// The errors of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank
     /// does not reach it within `deadline`.
     pub fn member(&self, deadline: Duration) -> Result<Member> {
         let _scope = scope::within(Operation::Member);
@@ -36,7 +36,7 @@ impl MpiCommunicator {
         Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)
     }
 
-    /// Gives all ranks the message of `root`; that of another rank is ignored.
+    /// Broadcasts the message of `root`; the messages of other ranks are ignored.
     pub(super) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
         let transfer = self.agree(what.call())?;
         let mut message = if self.rank() == root { message } else { Vec::new() };

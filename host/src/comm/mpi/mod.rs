@@ -3,96 +3,102 @@
 //!
 //! ```no_run
 //! use gradsync::comm::mpi::MpiCommunicator;
-//! use gradsync::comm::{Communicator, ReduceOp};
+//! use gradsync::comm::{Collectives, Ranks, ReduceOp};
 //!
 //! let comm = MpiCommunicator::world()?;
 //! let mut gradients = vec![comm.rank() as f32; 1000];
-//! comm.all_reduce((&mut gradients).into(), ReduceOp::Mean)?;
+//! comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
 //! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
 //! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and never meet the caller's own.
+//! 7.4.2) and are never matched with the caller's own.
 //!
-//! Ranks compare their calls before data move, in two rounds, so that all go on or none does; collectives of few data inside of a loan
-//! ([`AddressSpace`]) leave the second round to its end. Few data travel with the calls, in all-reduce, reduce-scatter, all-gather and
-//! all-to-all: 3 KiB for each rank, and 64 KiB for all together, in messages; 256 KiB for all together in the memory of one machine. More
-//! data take two or three rounds of messages behind; those of reduce-scatter, and of all-reduce from three ranks on, go through the memory of
-//! one machine in chunks instead, up to some hundred ranks.
+//! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; collectives of few data within an exposure
+//! epoch ([`SharedWindows`]) leave the second round to its end. The operands of small calls of all-reduce, reduce-scatter, all-gather and
+//! all-to-all travel with the call (the eager protocol): up to 3 KiB for each rank and 64 KiB for all together in messages, and 256 KiB for all
+//! together in the memory of one machine. Larger operands take two or three rounds of messages after the call; only reduce-scatter, and all-reduce
+//! from three ranks on, go through the memory of one machine in chunks instead (pipelined), up to some hundred ranks.
 //!
-//! # What fails how
+//! # Failures
 //!
-//! * Before data move, ranks compare their calls. Those that differ are [`CommError::Mismatch`], with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`] on the others.
-//! * A rank that does not come is [`CommError::Timeout`]; one that dropped its communicator, or whose process is gone, is no different:
-//!   MPI does not tell. One that panics while it holds its communicator is [`CommError::PeerGone`].
-//! * Data that do not move for the deadline are [`CommError::Timeout`] too, as where a process is stopped: messages are pieces in memory of this
-//!   module, which is left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
-//! * What MPI refuses is [`CommError::Transport`] with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
+//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
+//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or whose process has ended, because
+//!   MPI does not tell. A rank that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is stopped. Messages are pieces in buffers of
+//!   this module, which are left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
+//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not call [`MpiCommunicator::world`] in time, and the
+//!   job makes no other communicator of all ranks.
+//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
 //!
-//! The first failure sticks, as everywhere. A communicator that has failed is not given back to MPI before the process ends, so make few
-//! of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
+//! The first failure is permanent, as with every communicator. A failed communicator of all ranks, or one with a failed group, is not freed before
+//! the process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
 //!
-//! # Memory of one machine
+//! # Shared memory of one machine
 //!
-//! Where all ranks are processes of one machine and one user, they meet in memory of each other that all have mapped, without messages
-//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they do not, and
-//! talk as ranks of several machines.
+//! Where all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
+//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send messages,
+//! as ranks of several machines do.
 //!
-//! Vectors that lie in memory that the others can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks lend each other windows of them ([`AddressSpace`]) instead of sending copies. A process that is stopped while memory is lent
-//! is a timeout to the others, which take their memory back: they go on with a copy at the same address, and the stopped one with the old file.
-//! Only a part of a buffer, lent alone, cannot be taken back: a rank that still uses that a deadline after a failure ends the job.
+//! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
+//! are: ranks open windows of them to each other ([`SharedWindows`]) instead of sending copies. A process that is stopped during such an exposure
+//! epoch is a timeout to the others, which revoke its access: they go on with a copy at the same address, and the stopped process with the old file.
+//! Access to only a part of a buffer cannot be revoked: a rank that still uses it a deadline after a failure ends the job.
 //!
-//! # Beside the host's memory
+//! # Device memory
 //!
 //! With the feature `cuda` there is `device`: the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the ranks of
 //! a job the control channel by which NCCL starts, and `device::connect` chooses between the two.
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on the host's memory; memory that only some of the ranks share, those of a node of several; records
-//! that go by a tree: on several machines each rank sends two to every other in a collective, which hundreds of ranks feel.
+//! Overlap of the windows of a reduction on host memory; memory that only some of the ranks share, such as the ranks of one of several nodes; records
+//! that go by a tree: on several machines each rank sends two records to every other rank in a collective, which is noticeable from hundreds of ranks
+//! on.
 
-mod boards;
 mod channel;
 #[cfg(feature = "cuda")]
 pub mod device;
-mod enclosed;
+mod direct;
+mod eager;
+mod handshake;
 mod library;
-mod loan;
-mod meeting;
+mod mailbox;
+mod making;
 mod member;
-mod paged;
+mod pipelined;
 mod point_to_point;
 mod stream;
 mod transfer;
-mod whole;
+mod windows;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 pub use ::mpi as rsmpi;
 use ::mpi::ffi;
 
-use self::channel::{Channel, Incoming, Outgoing};
-pub use self::library::MpiError;
-use self::loan::Neighbours;
-use self::meeting::Meeting;
+use self::channel::{Channel, Incoming, Outgoing, Tags};
+use self::handshake::Handshake;
 use self::point_to_point::Half;
 use self::transfer::Transfer;
-use super::operands::{self, Operand};
-use super::{AddressSpace, Communicator, DEFAULT_DEADLINE, ReduceOp, Split};
+use self::windows::PeerMappings;
+use super::collective::check_peer;
+use super::reduction::Reduction;
+use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
 use crate::call::scope;
-use crate::dtype::DataType;
-use crate::error::{Call, CommError, Operation, Result};
+pub use crate::error::MpiError;
+use crate::error::{Call, Operation, Result};
+use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};
 
 /// One rank of an MPI job. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
 pub struct MpiCommunicator {
-    meeting: Meeting,
-    neighbours: Neighbours,
+    handshake: Handshake,
+    mappings: PeerMappings,
 }
 
 impl MpiCommunicator {
@@ -102,12 +108,23 @@ impl MpiCommunicator {
     /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses.
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`](crate::CommError::Timeout) if a rank
+    /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
+    /// go on, and can be split.
     pub fn world() -> Result<Self> {
+        Self::world_within(DEFAULT_DEADLINE)
+    }
+
+    /// Like [`world`](Self::world), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
+    /// with [`with_deadline`](Self::with_deadline). Only MPI's own initialisation, if this is the first call, knows no deadline.
+    ///
+    /// # Errors
+    /// As [`world`](Self::world).
+    pub fn world_within(deadline: Duration) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: MPI is initialised, so there is a world.
-        let channel = unsafe { Channel::duplicate(ffi::RSMPI_COMM_WORLD) }?;
-        Self::over(channel, DEFAULT_DEADLINE)
+        let channel = unsafe { making::duplicate(ffi::RSMPI_COMM_WORLD, deadline) }?;
+        Self::over(channel, deadline)
     }
 
     /// A duplicate of a communicator of [rsmpi], for programs that use MPI themselves; all its ranks have to call it. The program keeps
@@ -117,8 +134,8 @@ impl MpiCommunicator {
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
     pub fn from_rsmpi(original: &impl rsmpi::topology::Communicator) -> Result<Self> {
         library::Library::get()?;
-        // SAFETY: communicators of rsmpi are live for as long as they exist.
-        let channel = unsafe { Channel::duplicate(rsmpi::raw::AsRaw::as_raw(original)) }?;
+        // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
+        let channel = unsafe { making::duplicate(rsmpi::raw::AsRaw::as_raw(original), DEFAULT_DEADLINE) }?;
         Self::over(channel, DEFAULT_DEADLINE)
     }
 
@@ -126,62 +143,144 @@ impl MpiCommunicator {
     /// shortest wins. Groups that are split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
-        self.meeting.set_deadline(deadline);
+        self.handshake.set_deadline(deadline);
         self
     }
 
     /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.
     pub fn abort(&self, code: i32) -> ! {
-        self.meeting.channel().abort(code)
+        self.handshake.channel().abort(code)
+    }
+
+    /// Finds tags that no group of these ranks has. Another thread of a rank, which splits another communicator, may take them first.
+    fn agree_on_tags(&self) -> Result<Tags> {
+        let channel = self.handshake.channel();
+        loop {
+            let free = self.gather(SetUp::Tags.call(), &[channel.free_tags().word()])?;
+            let tags = Tags::of_word(free.into_iter().max().unwrap_or_default());
+            let is_taken = channel.take_tags(tags)?;
+            if !self.gather(SetUp::Tags.call(), &[u64::from(is_taken)])?.contains(&0) {
+                return Ok(tags);
+            }
+        }
     }
 
     fn over(channel: Channel, deadline: Duration) -> Result<Self> {
-        let mut comm = MpiCommunicator { meeting: Meeting::new(channel, deadline), neighbours: Neighbours::default() };
-        comm.put_up_boards()?;
+        let mut comm =
+            MpiCommunicator { handshake: Handshake::new(channel, deadline), mappings: PeerMappings::default() };
+        comm.open_mailboxes()?;
         Ok(comm)
     }
 
-    /// Whether all ranks are processes of one machine that reach each other's memory: they meet there, and their
+    /// Whether all ranks are processes of one machine that share memory: their handshakes run there, and
     /// [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie.
     pub fn shares_memory(&self) -> bool {
-        self.meeting.boards().is_some()
+        self.handshake.mailboxes().is_some()
     }
 
-    /// Meets the other ranks, after which data may move.
+    /// Agrees with the other ranks on this call, after which data may move.
     fn agree(&self, call: Call) -> Result<Transfer<'_>> {
-        self.meeting.meet(call)?;
-        Ok(Transfer { meeting: &self.meeting, operation: call.operation })
+        self.handshake.agree(call)?;
+        Ok(Transfer { handshake: &self.handshake, operation: call.operation })
     }
 
-    /// Every rank's words, in rank order; all bring equally many. All ranks have them, or none.
+    /// Gathers every rank's words, in rank order; all ranks give equally many. Either all ranks have the result, or none.
     fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; own.len() * self.world_size()];
         let (own, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
-        if self.meeting.encloses(own.len()) {
-            self.meeting.all_gather_for_certain(call, own, output)?;
+        if self.handshake.is_eager(own.len()) {
+            self.handshake.all_gather_confirmed(call, own, output)?;
         } else {
             self.gather_bytes(call, own, output)?;
         }
         Ok(all)
     }
 
-    /// The same of bytes, into a place that has room for all ranks'.
+    /// Gathers byte strings of equal length into `all`.
     fn gather_bytes(&self, call: Call, own: &[u8], all: &mut [u8]) -> Result<()> {
-        if self.meeting.encloses(own.len()) {
-            return self.meeting.all_gather_enclosed(call, own, all);
+        if self.handshake.is_eager(own.len()) {
+            return self.handshake.all_gather_eager(call, own, all);
         }
         let transfer = self.agree(call)?;
         // SAFETY: there is room for as many bytes of every rank.
         unsafe { transfer.all_gather(own.as_ptr(), all.as_mut_ptr(), own.len()) }
     }
 
-    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
-        let checked = operands::check_shards(operation, self.world_size(), whole, shard);
-        checked.map_err(|error| self.meeting.refuse(operation, error))
+    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
+        check_peer(operation, peer, self.rank(), self.world_size())
     }
 
-    fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
-        operands::check_peer(operation, peer, self.rank(), self.world_size())
+    fn run_all_reduce(&self, call: Call, operands: Operands<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        let Scaling { before, after } = scaling;
+        let reduction = Reduction { dtype: operands.dtype(), op, before, after };
+        let (input, output) = match operands {
+            Operands::InPlace(data) => (None, data.as_bytes_mut()),
+            Operands::Apart { input, output } => (Some(input.as_bytes()), output.as_bytes_mut()),
+        };
+        if self.world_size() > 1 && self.handshake.is_eager(output.len()) {
+            return self.handshake.all_reduce_eager(call, reduction, input, output);
+        }
+        let transfer = self.agree(call)?;
+        input.into_iter().for_each(|input| output.copy_from_slice(input));
+        if self.world_size() == 1 && scaling == Scaling::NONE {
+            return Ok(());
+        }
+        // SAFETY: the data have as many elements as the call says.
+        unsafe { transfer.all_reduce(reduction, output.as_mut_ptr(), call.len) }
+    }
+
+    fn run_reduce_scatter(&self, call: Call, mut operands: Operands<'_>, op: ReduceOp) -> Result<()> {
+        let (reduction, bytes) = (Reduction::new(operands.dtype(), op), call.bytes());
+        let is_in_place = matches!(operands, Operands::InPlace(_));
+        let (input, output) = operands.raw_bytes();
+        let begin = if is_in_place { self.rank() * bytes } else { 0 };
+        let shard = output.cast::<u8>().wrapping_add(begin);
+        if self.handshake.is_eager(bytes) {
+            // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
+            let input = unsafe { &*input };
+            let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
+            // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
+            let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
+            return self.handshake.reduce_scatter_eager(call, reduction, &input, shard);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
+        unsafe { transfer.reduce_scatter(reduction, input.cast(), shard, call.len) }
+    }
+
+    fn run_all_gather(&self, call: Call, operands: Operands<'_>) -> Result<()> {
+        let data = match operands {
+            Operands::Apart { input, output } => {
+                return self.gather_bytes(call, input.as_bytes(), output.as_bytes_mut());
+            }
+            Operands::InPlace(data) => data,
+        };
+        let (all, bytes) = (data.as_bytes_mut(), call.bytes());
+        let begin = self.rank() * bytes;
+        if self.handshake.is_eager(bytes) {
+            let own = all[begin..begin + bytes].to_vec();
+            return self.handshake.all_gather_eager(call, &own, all);
+        }
+        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
+        // SAFETY: the data are one shard for every rank, as was checked.
+        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
+    }
+
+    fn run_all_to_all(&self, call: Call, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        let (from, to, bytes) = (input.as_bytes(), output.as_bytes_mut(), call.bytes() / self.world_size());
+        if self.handshake.is_eager(bytes) {
+            return self.handshake.all_to_all_eager(call, from, to);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: both have one shard for every rank, as was checked.
+        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
+    }
+
+    fn run_broadcast(&self, call: Call, data: SliceMut<'_>, root: usize) -> Result<()> {
+        let transfer = self.agree(call)?;
+        let bytes = data.as_bytes_mut();
+        // SAFETY: the data of that many bytes.
+        unsafe { transfer.broadcast(bytes.as_mut_ptr(), bytes.len(), root) }
     }
 }
 
@@ -189,9 +288,10 @@ impl MpiCommunicator {
 #[derive(Clone, Copy, Debug)]
 enum SetUp {
     Split,
+    Tags,
     Member,
     Map,
-    Boards,
+    Mailboxes,
     #[cfg(feature = "cuda")]
     Device,
     #[cfg(feature = "cuda")]
@@ -219,154 +319,70 @@ unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
 }
 
 impl Split for MpiCommunicator {
-    /// Keep what it gives: making it takes several rounds.
+    /// Keep what it gives: making it takes several rounds, and each group uses up two of MPI's tags (in Open MPI there are 2³¹).
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
-        let (rank, world_size) = (self.rank(), self.world_size());
+        let world_size = self.world_size();
         let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
         let all = self.gather(SetUp::Split.call(), &own)?;
         let wishes: Vec<&[u64]> = all.chunks_exact(own.len()).collect();
-        // MPI's colours and keys are small numbers: the first rank of a colour stands for it, and the place in order for the key.
-        let small = color.map(|color| wishes.iter().position(|wish| wish[..2] == [1, color]).unwrap_or(rank) as i32);
-        let mut order: Vec<usize> = (0..world_size).collect();
-        order.sort_by_key(|&rank| wishes[rank][2] as i64);
-        let place = order.iter().position(|&other| other == rank).unwrap_or(rank) as i32;
-        let channel = self.meeting.channel().split(small, place)?;
-        channel.map(|channel| Self::over(channel, self.meeting.deadline())).transpose()
+        let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
+        members.sort_by_key(|&member| wishes[member][2] as i64);
+        let tags = self.agree_on_tags()?;
+        color.map(|_| Self::over(self.handshake.channel().among(&members, tags), self.handshake.deadline())).transpose()
     }
 }
 
-// In all blocks below memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
-impl Communicator for MpiCommunicator {
+impl Ranks for MpiCommunicator {
     fn rank(&self) -> usize {
-        self.meeting.channel().rank()
+        self.handshake.channel().rank()
     }
 
     fn world_size(&self) -> usize {
-        self.meeting.channel().world_size()
+        self.handshake.channel().world_size()
     }
 
-    fn all_reduce(&self, data: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (len, dtype, bytes) = (data.len(), data.dtype(), data.as_bytes_mut());
-        let call = Call::new(Operation::AllReduce(op), len, dtype);
-        if self.world_size() == 1 {
-            return self.meeting.meet(call);
-        }
-        if self.meeting.encloses(bytes.len()) {
-            return self.meeting.all_reduce_enclosed(call, dtype, op, bytes);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: the data have `len` elements.
-        unsafe { transfer.all_reduce(dtype, bytes.as_mut_ptr(), len, op) }
-    }
-
-    fn reduce_scatter(&self, input: Slice<'_>, output: SliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
-        self.check_shards(operation, ("input", input.len(), input.dtype()), ("output", len, dtype))?;
-        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
-        if self.meeting.encloses(to.len()) {
-            return self.meeting.reduce_scatter_enclosed(call, dtype, op, from, to);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: the input has a shard of the output's length for every rank, as was checked.
-        unsafe { transfer.reduce_scatter(dtype, from.as_ptr(), to.as_mut_ptr(), len, op) }
-    }
-
-    fn all_gather(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let (operation, shard) = (Operation::AllGather, ("input", input.len(), input.dtype()));
-        self.check_shards(operation, ("output", output.len(), output.dtype()), shard)?;
-        self.gather_bytes(Call::new(operation, input.len(), input.dtype()), input.as_bytes(), output.as_bytes_mut())
-    }
-
-    fn all_gather_in_place(&self, data: SliceMut<'_>) -> Result<()> {
-        let (operation, shard, dtype) = (Operation::AllGather, data.len() / self.world_size(), data.dtype());
-        self.check_shards(operation, ("data", data.len(), dtype), ("shards", shard, dtype))?;
-        let (call, all, bytes) = (Call::new(operation, shard, dtype), data.as_bytes_mut(), shard * dtype.size_bytes());
-        let begin = self.rank() * bytes;
-        if self.meeting.encloses(bytes) {
-            let own = all[begin..begin + bytes].to_vec();
-            return self.meeting.all_gather_enclosed(call, &own, all);
-        }
-        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
-        // SAFETY: the data are one shard for every rank, as was checked.
-        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
-    }
-
-    fn all_to_all(&self, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
-        let (operation, shard) = (Operation::AllToAll, output.len() / self.world_size());
-        let (len, dtype, shards) = (output.len(), output.dtype(), ("shards", shard, output.dtype()));
-        self.check_shards(operation, ("output", len, dtype), shards)?;
-        self.check_shards(operation, ("input", input.len(), input.dtype()), shards)?;
-        let (call, from, to) = (Call::new(operation, len, dtype), input.as_bytes(), output.as_bytes_mut());
-        let bytes = shard * dtype.size_bytes();
-        if self.meeting.encloses(bytes) {
-            return self.meeting.all_to_all_enclosed(call, from, to);
-        }
-        let transfer = self.agree(call)?;
-        // SAFETY: both have one shard for every rank, as was checked.
-        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
-    }
-
-    fn broadcast(&self, data: SliceMut<'_>, root: usize) -> Result<()> {
-        let (operation, rank, world_size) = (Operation::Broadcast { root }, self.rank(), self.world_size());
-        if root >= world_size {
-            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
-            return Err(self.meeting.refuse(operation, error.into()));
-        }
-        let transfer = self.agree(Call::new(operation, data.len(), data.dtype()))?;
-        let bytes = data.as_bytes_mut();
-        // SAFETY: the data of that many bytes.
-        unsafe { transfer.broadcast(bytes.as_mut_ptr(), bytes.len(), root) }
-    }
-
-    fn send(&self, data: Slice<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Send { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        // SAFETY: over when the exchange is.
-        point_to_point::exchange(&self.meeting, vec![unsafe { outgoing(call, data.as_bytes(), peer) }], Vec::new())
-    }
-
-    fn recv(&self, data: SliceMut<'_>, peer: usize) -> Result<()> {
-        let operation = Operation::Recv { peer };
-        self.check_peer(operation, peer)?;
-        let call = Call::new(operation, data.len(), data.dtype());
-        // SAFETY: over when the exchange is.
-        point_to_point::exchange(&self.meeting, Vec::new(), vec![unsafe { incoming(call, data.as_bytes_mut(), peer) }])
-    }
-
-    fn send_recv(&self, send: Slice<'_>, to: usize, recv: SliceMut<'_>, from: usize) -> Result<()> {
-        let operation = Operation::SendRecv { to, from };
-        self.check_peer(operation, to)?;
-        self.check_peer(operation, from)?;
-        let sent = Call::new(operation, send.len(), send.dtype());
-        let received = Call::new(operation, recv.len(), recv.dtype());
-        // SAFETY: over when the exchange is, both of them.
-        let (send, receive) =
-            unsafe { (outgoing(sent, send.as_bytes(), to), incoming(received, recv.as_bytes_mut(), from)) };
-        point_to_point::exchange(&self.meeting, vec![send], vec![receive])
-    }
-
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
-        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
-        let call = |operation, bytes| Call::new(operation, bytes, DataType::U8);
-        let sends = sends.iter().map(|&(peer, data)| {
-            // SAFETY: over when the exchange is.
-            unsafe { outgoing(call(Operation::Send { peer }, data.len()), data, peer) }
-        });
-        let receives = receives.iter_mut().map(|(peer, data)| {
-            // SAFETY: over when the exchange is.
-            unsafe { incoming(call(Operation::Recv { peer: *peer }, data.len()), data, *peer) }
-        });
-        point_to_point::exchange(&self.meeting, sends.collect(), receives.collect())
-    }
-
-    fn address_space(&self) -> Option<&dyn AddressSpace> {
-        self.shares_memory().then_some(self)
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        gather_words_by(self, words)
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meeting.meet(Call::without_data(Operation::Barrier))
+        self.handshake.agree(Call::without_data(Operation::Barrier))
+    }
+}
+
+// In all blocks of these collectives memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
+impl Communicator for MpiCommunicator {
+    fn run(&self, collective: Collective<'_>) -> Result<()> {
+        let checked = collective.check(self.rank(), self.world_size());
+        checked.map_err(|error| self.handshake.refuse(collective.operation(), error))?;
+        let call = collective.call(self.world_size());
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
+            Collective::ReduceScatter { operands, op } => self.run_reduce_scatter(call, operands, op),
+            Collective::AllGather { operands } => self.run_all_gather(call, operands),
+            Collective::AllToAll { input, output } => self.run_all_to_all(call, input, output),
+            Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
+        }
+    }
+
+    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
+        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
+        let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
+        let sends = sends.iter().map(|&(peer, data)| {
+            // SAFETY: over when the exchange is.
+            unsafe { outgoing(call(Operation::Send { peer }, data), data.bytes(), peer) }
+        });
+        let receives = receives.iter_mut().map(|(peer, data)| {
+            let call = call(Operation::Recv { peer: *peer }, data.as_wire());
+            // SAFETY: over when the exchange is.
+            unsafe { incoming(call, data.bytes_mut(), *peer) }
+        });
+        point_to_point::exchange(&self.handshake, sends.collect(), receives.collect())
+    }
+
+    fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {
+        self.shares_memory().then_some(self)
     }
 }

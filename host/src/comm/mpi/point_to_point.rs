@@ -1,15 +1,15 @@
 //! Transfers between two ranks: the sender offers, the receiver compares and accepts, and only then do data move.
 //!
-//! A call has any number of them, and each goes on by itself; those between the same two ranks in the same direction keep their order.
-//! Once accepted, the receiver is bound to take the data, unless the sender tells it that it has failed instead; so a transfer never
-//! ends on one side alone, whatever becomes of the others. Never involves a third rank, except to tell of failures.
+//! A call has any number of transfers, and each proceeds by itself; transfers between the same two ranks in the same direction keep their order.
+//! Once it has accepted, the receiver is bound to take the data, unless the sender tells it of a failure instead; so a transfer never
+//! ends on one side only, whatever the outcome of the others. No third rank is involved, except to be told of failures.
 
 use super::channel::{Channel, Record};
-use super::meeting::{Failure, Meeting, Wait, end_of_loan, known, mismatch};
+use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::stream::Stall;
 use crate::error::{Call, CommError, Operation, Result};
 
-/// How far the messages of an agreed transfer have come.
+/// The progress of an agreed transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// None has been started.
@@ -28,13 +28,13 @@ pub(super) trait End {
     /// keep messages from being sent or received: the other side counts on them.
     fn advance(&mut self, channel: &Channel, peer: usize) -> Stage;
 
-    /// Why the data are not what they should be, if they are not. Asked once, when all is done.
+    /// Why the data are not correct, if they are not. Asked once, when the transfer is done.
     fn failure(&mut self) -> Option<String>;
 
     /// Whether the sender confirms what it has sent, because it can fail between two messages. Equal on both sides.
     fn is_confirmed(&self) -> bool;
 
-    /// Whether this rank can return while messages are under way: MPI has nothing of the caller's.
+    /// Whether this rank can return while messages are under way, because MPI uses no memory of the caller.
     fn can_be_left(&self) -> bool;
 }
 
@@ -83,33 +83,33 @@ type Found = (Operation, Failure);
 
 /// One call's transfers.
 struct Exchange<'m, 'a> {
-    meeting: &'m Meeting,
+    handshake: &'m Handshake,
     sends: Vec<Half<'a>>,
     receives: Vec<Half<'a>>,
     failure: Option<Found>,
 }
 
 /// Sends and receives everything at once.
-pub(super) fn exchange(meeting: &Meeting, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
-    let mut exchange = Exchange { meeting, sends, receives, failure: None };
-    meeting.check(exchange.operation())?;
+pub(super) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
+    let mut exchange = Exchange { handshake, sends, receives, failure: None };
+    handshake.check(exchange.operation())?;
     exchange.run();
-    exchange.failure.map_or(Ok(()), |(operation, failure)| Err(meeting.fail(operation, failure)))
+    exchange.failure.map_or(Ok(()), |(operation, failure)| Err(handshake.fail(operation, failure)))
 }
 
 impl<'a> Exchange<'_, 'a> {
     fn run(&mut self) {
         self.offer();
-        let mut wait = Wait::new(Some(self.meeting.deadline()));
+        let mut wait = Wait::new(Some(self.handshake.deadline()));
         for round in 0.. {
             let operation = self.operation();
-            let pumped = self.meeting.pump(operation);
+            let pumped = self.handshake.pump(operation);
             self.note(operation, pumped);
             let is_moving = self.step_out(round) | self.step_into(round);
             if self.halves().all(|half| half.state == State::Done) {
                 return;
             }
-            let heard = self.meeting.look_for_failure();
+            let heard = self.handshake.look_for_failure();
             self.note(operation, heard);
             if wait.is_over() {
                 self.note_missing();
@@ -125,7 +125,7 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// What this rank is doing: the first transfer that is not over.
+    /// The operation that errors name: the first transfer that is not over.
     fn operation(&self) -> Operation {
         let first = self.halves().find(|half| half.state != State::Done).or(self.halves().next());
         first.map_or(Operation::Exchange, |half| half.call.operation)
@@ -139,10 +139,10 @@ impl<'a> Exchange<'_, 'a> {
         for index in 0..self.sends.len() {
             let Half { peer, call, .. } = self.sends[index];
             let is_alone = !self.receives.iter().any(|half| half.peer == peer);
-            if let Err(error) = self.meeting.channel().post(peer, Record::Offer { call, is_alone }) {
-                // Nobody accepts an offer that was not made.
+            if let Err(error) = self.handshake.channel().post(peer, Record::Offer { call, is_alone }) {
+                // No receiver accepts an offer that was not made.
                 self.sends[index..].iter_mut().for_each(|half| half.state = State::Done);
-                return self.note(call.operation, Err(self.meeting.broken(call.operation, &error)));
+                return self.note(call.operation, Err(self.handshake.broken(call.operation, &error)));
             }
         }
     }
@@ -154,24 +154,24 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// Those that have not come by the deadline.
+    /// Notes a timeout for transfers that were not agreed by the deadline.
     fn note_missing(&mut self) {
         let late: Vec<&Half<'_>> = self.halves().filter(|half| half.is_waiting()).collect();
         let Some(first) = late.first() else { return };
-        let (operation, deadline) = (first.call.operation, self.meeting.deadline());
+        let (operation, deadline) = (first.call.operation, self.handshake.deadline());
         let mut missing: Vec<usize> = late.iter().map(|half| half.peer).collect();
         missing.sort_unstable();
         missing.dedup();
         let error = CommError::Timeout { operation, missing, deadline };
-        self.note(operation, Err(Failure { error, is_news: true }));
+        self.note(operation, Err(Failure { error, is_unreported: true }));
     }
 
-    /// Gives up what has not been agreed. The receiver may just have accepted: it hears that nothing comes.
+    /// Gives up the transfers that are not agreed. The receiver may have accepted just now: it is told that no data come.
     fn withdraw(&mut self) {
         let Some((_, failure)) = &self.failure else { return };
         for half in self.sends.iter_mut().filter(|half| half.is_waiting()) {
-            if !failure.is_news {
-                self.meeting.tell_failure(half.peer, failure.error.clone());
+            if !failure.is_unreported {
+                self.handshake.tell_failure(half.peer, failure.error.clone());
             }
             half.state = State::Done;
         }
@@ -180,7 +180,7 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// Goes on with what is sent; whether anything is under way.
+    /// Advances the outgoing transfers; whether anything is under way.
     fn step_out(&mut self, round: usize) -> bool {
         for index in 0..self.sends.len() {
             let half = &self.sends[index];
@@ -188,7 +188,7 @@ impl<'a> Exchange<'_, 'a> {
                 continue;
             }
             let from_peer = self.receives.iter().any(|other| other.is_waiting() && other.peer == half.peer);
-            match accepted(self.meeting, half, from_peer) {
+            match accepted(self.handshake, half, from_peer) {
                 Ok(false) => {}
                 Ok(true) => self.sends[index].agree(),
                 Err(failure) => self.note(half.call.operation, Err(failure)),
@@ -196,7 +196,7 @@ impl<'a> Exchange<'_, 'a> {
         }
         let turns = turns(&self.sends, round);
         for &index in &turns {
-            let (half, channel) = (&mut self.sends[index], self.meeting.channel());
+            let (half, channel) = (&mut self.sends[index], self.handshake.channel());
             if half.state == State::Done {
                 continue;
             }
@@ -209,7 +209,7 @@ impl<'a> Exchange<'_, 'a> {
                 }
                 Stage::Done => {
                     half.state = State::Done;
-                    let (operation, sent) = (half.call.operation, sent(self.meeting, half));
+                    let (operation, sent) = (half.call.operation, sent(self.handshake, half));
                     self.note(operation, sent);
                 }
             }
@@ -217,21 +217,21 @@ impl<'a> Exchange<'_, 'a> {
         !turns.is_empty()
     }
 
-    /// Goes on with what is received; whether anything is under way.
+    /// Advances the incoming transfers; whether anything is under way.
     fn step_into(&mut self, round: usize) -> bool {
         let mut is_moving = false;
         for index in 0..self.receives.len() {
             let half = &self.receives[index];
             let (operation, peer) = (half.call.operation, half.peer);
             match half.state {
-                State::Waiting => match accept(self.meeting, half) {
+                State::Waiting => match accept(self.handshake, half) {
                     Ok(false) => {}
                     Ok(true) => self.receives[index].agree(),
                     Err(failure) => self.note(operation, Err(failure)),
                 },
                 State::Unconfirmed => {
                     is_moving = true;
-                    if let Some(word) = confirmed(self.meeting, peer) {
+                    if let Some(word) = confirmed(self.handshake, peer) {
                         self.receives[index].state = State::Done;
                         self.note(operation, word);
                     }
@@ -240,7 +240,7 @@ impl<'a> Exchange<'_, 'a> {
             }
         }
         for index in turns(&self.receives, round) {
-            let (half, channel) = (&mut self.receives[index], self.meeting.channel());
+            let (half, channel) = (&mut self.receives[index], self.handshake.channel());
             let operation = half.call.operation;
             // Data that were sent before the sender failed are there before its word of it, so this is read first.
             let told = failure_of(channel, half.peer);
@@ -251,8 +251,8 @@ impl<'a> Exchange<'_, 'a> {
                 Stage::Idle => {
                     // The sender said that it was there; one that sends memory of a device may have much to send elsewhere.
                     let patience = if half.end.can_be_left() { 1 } else { 2 };
-                    let is_late = half.stall.is_over(self.meeting.deadline().saturating_mul(patience));
-                    if let Some(failure) = told.or_else(|| is_late.then(|| late(self.meeting, half))) {
+                    let is_late = half.stall.is_over(self.handshake.deadline().saturating_mul(patience));
+                    if let Some(failure) = told.or_else(|| is_late.then(|| late(self.handshake, half))) {
                         half.state = State::Done;
                         self.note(operation, Err(failure));
                     }
@@ -270,7 +270,7 @@ impl<'a> Exchange<'_, 'a> {
                     is_moving = true;
                     half.state = if half.end.is_confirmed() { State::Unconfirmed } else { State::Done };
                     if let Some(reason) = half.end.failure() {
-                        self.note(operation, Err(self.meeting.own_failure(operation, reason)));
+                        self.note(operation, Err(self.handshake.own_failure(operation, reason)));
                     }
                 }
             }
@@ -278,10 +278,10 @@ impl<'a> Exchange<'_, 'a> {
         is_moving
     }
 
-    /// Leaves the transfers with a peer, in one direction, if nothing has moved for the deadline, or for a moment when the peer has failed. None
-    /// of them goes on: what it sends would be taken for what is missing of the one before.
+    /// Abandons the transfers with a peer, in one direction, if nothing has moved for the deadline, or for a moment when the peer has failed. None
+    /// of them proceeds: the data of a later transfer would be taken for the rest of an earlier one.
     fn look_at_stall(&mut self, direction: Direction, index: usize, has_moved: bool) {
-        let meeting = self.meeting;
+        let handshake = self.handshake;
         let halves = match direction {
             Direction::Out => &mut self.sends,
             Direction::In => &mut self.receives,
@@ -292,12 +292,12 @@ impl<'a> Exchange<'_, 'a> {
             return halves.iter_mut().filter(of_peer).for_each(|half| half.stall.end());
         }
         let half = &halves[index];
-        let told = || failure_of(meeting.channel(), peer).filter(|_| half.stall.is_long());
-        let is_late = half.stall.is_over(meeting.deadline());
+        let told = || failure_of(handshake.channel(), peer).filter(|_| half.stall.is_long());
+        let is_late = half.stall.is_over(handshake.deadline());
         if !half.end.can_be_left() {
             return;
         }
-        if let Some(failure) = told().or_else(|| is_late.then(|| late(meeting, half))) {
+        if let Some(failure) = told().or_else(|| is_late.then(|| late(handshake, half))) {
             halves.iter_mut().filter(of_peer).for_each(|half| half.state = State::Done);
             self.note(operation, Err(failure));
         }
@@ -310,13 +310,13 @@ enum Direction {
     In,
 }
 
-fn late(meeting: &Meeting, half: &Half<'_>) -> Failure {
-    let (operation, deadline) = (half.call.operation, meeting.deadline());
-    Failure { error: CommError::Timeout { operation, missing: vec![half.peer], deadline }, is_news: true }
+fn late(handshake: &Handshake, half: &Half<'_>) -> Failure {
+    let (operation, deadline) = (half.call.operation, handshake.deadline());
+    Failure { error: CommError::Timeout { operation, missing: vec![half.peer], deadline }, is_unreported: true }
 }
 
-/// The transfers that may go on, each in its turn: of those with one peer the first that still has messages to start, for the next
-/// one's have to come behind them. Peers take turns in who is first, so that none has to wait for the memory that others are using.
+/// The transfers that may proceed: of the transfers with one peer only the first that still has messages to start, because the messages of the next
+/// have to follow. The peer that comes first changes with each round, so that no peer waits for memory that others are using.
 fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     let mut starting = Vec::new();
     let mut turns: Vec<usize> = (0..halves.len())
@@ -335,9 +335,9 @@ fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     turns
 }
 
-/// Whether the receiver has accepted an offer. It never will if it waits for this rank to take what this call does not receive.
-fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
-    let (rank, mut inbox) = (meeting.channel().rank(), meeting.channel().inbox());
+/// Whether the receiver has accepted an offer. It never will if it waits for this rank to receive, and this call does not receive from it.
+fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
+    let (rank, mut inbox) = (handshake.channel().rank(), handshake.channel().inbox());
     for (index, record) in inbox[half.peer].iter().enumerate() {
         match record {
             Record::Accept => {
@@ -356,8 +356,8 @@ fn accepted(meeting: &Meeting, half: &Half<'_>, receives_from_peer: bool) -> Res
 }
 
 /// Accepts the sender's offer, if it has made it and it fits.
-fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
-    let (channel, peer, call) = (meeting.channel(), half.peer, half.call);
+fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
+    let (channel, peer, call) = (handshake.channel(), half.peer, half.call);
     let mut found = None;
     for (index, record) in channel.inbox()[peer].iter().enumerate() {
         match record {
@@ -370,44 +370,44 @@ fn accept(meeting: &Meeting, half: &Half<'_>) -> Result<bool, Failure> {
             Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
         }
     }
-    let Some((index, offered)) = found else { return not_elsewhere(meeting, half).map(|()| false) };
+    let Some((index, offered)) = found else { return not_elsewhere(handshake, half).map(|()| false) };
     channel.inbox()[peer].remove(index);
     if (offered.len, offered.dtype) != (call.len, call.dtype) {
         return Err(mismatch((channel.rank(), call), (peer, offered)));
     }
-    channel.post(peer, Record::Accept).map_err(|error| meeting.broken(call.operation, &error))?;
+    channel.post(peer, Record::Accept).map_err(|error| handshake.broken(call.operation, &error))?;
     Ok(true)
 }
 
-/// An error if the sender is in a collective, or has ended its work on what it was lent: it would have sent before. Receivers that are elsewhere
-/// find the offer there.
-fn not_elsewhere(meeting: &Meeting, half: &Half<'_>) -> Result<(), Failure> {
-    let Some(boards) = meeting.boards() else { return Ok(()) };
-    let elsewhere = boards.call_ahead(half.peer).or(boards.has_ended_early(half.peer).then(end_of_loan));
-    elsewhere.map_or(Ok(()), |call| Err(mismatch((meeting.channel().rank(), half.call), (half.peer, call))))
+/// An error if the sender is in a collective, or has left its exposure epoch: it would have made its offer before. A receiver in another call
+/// finds the offer there.
+fn not_elsewhere(handshake: &Handshake, half: &Half<'_>) -> Result<(), Failure> {
+    let Some(mailboxes) = handshake.mailboxes() else { return Ok(()) };
+    let elsewhere = mailboxes.call_ahead(half.peer).or(mailboxes.has_ended_early(half.peer).then(end_of_epoch));
+    elsewhere.map_or(Ok(()), |call| Err(mismatch((handshake.channel().rank(), half.call), (half.peer, call))))
 }
 
-/// Confirms what has been sent, or says that it is not what it should be.
-fn sent(meeting: &Meeting, half: &mut Half<'_>) -> Result<(), Failure> {
+/// Confirms the data that were sent, or tells the receiver that they are not correct.
+fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), Failure> {
     let operation = half.call.operation;
-    let failed = half.end.failure().map(|reason| meeting.own_failure(operation, reason));
+    let failed = half.end.failure().map(|reason| handshake.own_failure(operation, reason));
     match failed {
         Some(failure) => {
             if half.end.is_confirmed() {
-                meeting.tell_failure(half.peer, failure.error.clone());
+                handshake.tell_failure(half.peer, failure.error.clone());
             }
             Err(failure)
         }
         None if half.end.is_confirmed() => {
-            meeting.channel().post(half.peer, Record::Sent).map_err(|error| meeting.broken(operation, &error))
+            handshake.channel().post(half.peer, Record::Sent).map_err(|error| handshake.broken(operation, &error))
         }
         None => Ok(()),
     }
 }
 
-/// The sender's word on what it has sent, once it has come.
-fn confirmed(meeting: &Meeting, peer: usize) -> Option<Result<(), Failure>> {
-    let mut inbox = meeting.channel().inbox();
+/// The sender's confirmation or failure, once it has arrived.
+fn confirmed(handshake: &Handshake, peer: usize) -> Option<Result<(), Failure>> {
+    let mut inbox = handshake.channel().inbox();
     let word = |record: &Record| matches!(record, Record::Sent | Record::Failed { .. });
     let index = inbox[peer].iter().position(word)?;
     if let Record::Failed { error, .. } = &inbox[peer][index] {

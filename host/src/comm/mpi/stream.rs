@@ -1,8 +1,8 @@
-//! Bytes of the host on their way to a rank or from one, in pieces that MPI reads and writes in memory of this module.
+//! Streams of host memory to or from a rank, in pieces that MPI reads and writes in buffers of this module.
 //!
-//! MPI takes no memory back that it is still to read or to fill. A rank whose peer is stopped could not return to its caller, whose memory this
-//! is, so each piece is copied: while it is in the caches, and while others are on their way. Whoever gives up leaves MPI the rooms of the pieces
-//! under way for as long as the process lives.
+//! A pending message keeps its buffer: MPI cannot be made to release it. A rank whose peer is stopped could then never return the caller's
+//! memory, so each piece is copied, while it is in the caches and while other pieces are under way. A rank that gives up leaves the buffers of pieces
+//! under way to MPI for as long as the process lives.
 //!
 //! Messages beyond [`MOST_COPIED`] are the exception: MPI gets their memory itself, since copies that outgrow the caches make them two to six times
 //! as slow. Their ranks wait for each other without a deadline once data move.
@@ -12,20 +12,20 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Incoming, Outgoing, Requests};
-use super::library::MpiError;
+use crate::error::MpiError;
 
 /// Bytes of a piece, the same on all ranks: few handshakes, and still in the caches when it is copied.
 const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of a message that is copied at most.
 const MOST_COPIED: usize = 2 << 20;
-/// Pieces of a stream that are on their way at a time.
+/// Pieces of one stream that are under way at a time.
 const MOST_FLIGHTS: usize = 3;
 /// How long nothing moves before a rank looks whether others have failed.
 const STALLED: Duration = Duration::from_millis(200);
 /// How long a rank still looks whose deadline has passed.
 const LAST_LOOKS: Duration = Duration::from_millis(50);
 
-/// One direction between two ranks. Those between the same two in the same direction begin one after the other.
+/// One direction between two ranks. Streams between the same two ranks in the same direction begin one after the other.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) peer: usize,
@@ -34,12 +34,12 @@ pub(super) struct Stream {
     is_outward: bool,
     begun: usize,
     flights: VecDeque<Flight>,
-    /// Rooms of pieces that have landed, for the next ones.
+    /// Buffers of pieces that are done, for the next pieces.
     rooms: Vec<Box<[u8]>>,
     error: Option<MpiError>,
 }
 
-/// A piece on its way.
+/// A piece under way.
 #[derive(Debug)]
 struct Flight {
     begin: usize,
@@ -100,7 +100,7 @@ impl Stream {
             if let Err(error) = requests.into_result() {
                 self.fail(error);
             } else if let Some(room) = room.as_ref().filter(|_| !self.is_outward) {
-                // SAFETY: within the memory, by the contract of `inward`; a room is apart from it.
+                // SAFETY: within the memory, by the contract of `inward`; the buffer does not overlap it.
                 unsafe { std::ptr::copy_nonoverlapping(room.as_ptr(), self.start.add(begin), bytes) };
             }
             self.rooms.extend(room);
@@ -116,8 +116,8 @@ impl Stream {
             .is_copied()
             .then(|| self.rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES.min(self.bytes)].into_boxed_slice()));
         let mut requests = Requests::default();
-        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`; the room is MPI's until the message is over, or for ever, and
-        // memory that has no room is not left before that.
+        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or for ever;
+        // a stream without buffers is not abandoned before its messages are over.
         unsafe {
             let memory = self.start.add(begin);
             let start = room.as_mut().map_or(memory, |room| room.as_mut_ptr());
@@ -134,12 +134,12 @@ impl Stream {
         self.flights.push_back(Flight { begin, bytes, room, requests });
     }
 
-    /// Takes note of what MPI has refused.
+    /// Stores an error of MPI.
     pub(super) fn fail(&mut self, error: MpiError) {
         self.error.get_or_insert(error);
     }
 
-    /// What MPI has refused.
+    /// The first error of MPI.
     pub(super) fn take_error(&mut self) -> Option<MpiError> {
         self.error.take()
     }
@@ -151,7 +151,7 @@ impl Drop for Stream {
     }
 }
 
-/// How long nothing has moved of what a rank waits for.
+/// How long a wait has made no progress.
 #[derive(Debug)]
 pub(super) struct Stall {
     start: Instant,
@@ -178,8 +178,9 @@ impl Stall {
         self.elapsed() >= STALLED
     }
 
-    /// Whether the deadline has passed; not at once, since this process may itself have been stopped meanwhile, and what the others have told it
-    /// comes in only as it looks.
+    /// Whether the deadline has passed; not at once, since this process may itself have been stopped meanwhile, and receives the records of the
+    /// others
+    /// only while it still looks.
     pub(super) fn is_over(&self, deadline: Duration) -> bool {
         if self.elapsed() < deadline {
             return false;

@@ -1,59 +1,57 @@
 //! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
 //!
-//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and hand out the results; those of ranks of one machine
-//! are in `paged`. Never waits for a rank that may not have come.
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory use
+//! `pipelined` instead. Never waits for a rank that may not have arrived.
 
 use std::ptr;
 
 #[cfg(feature = "cuda")]
 use super::channel::Requests;
 use super::channel::{Incoming, Outgoing};
-use super::meeting::Meeting;
+use super::handshake::Handshake;
 use super::stream::Stream;
-use crate::comm::ReduceOp;
 use crate::comm::reduction::Reduction;
-use crate::dtype::DType;
 use crate::error::{Operation, Result};
 
 /// Bytes of all ranks' parts that a reduction holds at a time.
 const WINDOW_BYTES: usize = 8 << 20;
 /// Ranks that data are exchanged with at a time.
 const BATCH: usize = 8;
-/// What a broadcast hands to every rank as a whole, at most.
-const WHOLE_BYTES: usize = 64 << 10;
+/// The most bytes that a broadcast sends to every rank unsplit.
+const UNSPLIT_BYTES: usize = 64 << 10;
 /// Parts are whole cache lines, if there is enough to share out.
 pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer<'a> {
-    pub(super) meeting: &'a Meeting,
+    pub(super) handshake: &'a Handshake,
     pub(super) operation: Operation,
 }
 
-/// Every function below: what it is given is valid memory of the lengths said, used by nobody else until it returns; lengths agree
-/// on all ranks.
+/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
+/// agree on all ranks.
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
-    pub(super) unsafe fn all_reduce(self, dtype: DType, data: *mut u8, len: usize, op: ReduceOp) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
-        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that beats any board.
-        if let Some(pages) = self.pages(dtype, world_size + 1).filter(|_| world_size > 2) {
+    pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
+        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that is faster than mailboxes.
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.all_reduce(dtype, op, data, len) };
+            return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, WINDOW_BYTES / size, world_size);
         let mut room = Scratch::new(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
             let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
             // SAFETY: the window lies within the data.
-            unsafe { self.all_reduce_window(Reduction::new(dtype, op), window, len, part, room.start())? };
+            unsafe { self.all_reduce_window(reduction, window, len, part, room.start())? };
         }
         Ok(())
     }
 
-    /// As [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    /// Like [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
     ///
     /// # Safety
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
@@ -65,7 +63,7 @@ impl Transfer<'_> {
         part: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, size) = (self.meeting.channel(), reduction.dtype.size_bytes());
+        let (channel, size) = (self.handshake.channel(), reduction.dtype.size_bytes());
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
         let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
@@ -82,19 +80,18 @@ impl Transfer<'_> {
     }
 
     /// # Safety
-    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one.
+    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one, or is this rank's shard.
     pub(super) unsafe fn reduce_scatter(
         self,
-        dtype: DType,
+        reduction: Reduction,
         input: *const u8,
         output: *mut u8,
         len: usize,
-        op: ReduceOp,
     ) -> Result<()> {
-        let (world_size, size) = (self.meeting.channel().world_size(), dtype.size_bytes());
-        if let Some(pages) = self.pages(dtype, world_size) {
+        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size) {
             // SAFETY: as the caller promises.
-            return unsafe { pages.reduce_scatter(dtype, op, input, output, len) };
+            return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
         let mut room = Scratch::new(world_size * part * size);
@@ -102,12 +99,12 @@ impl Transfer<'_> {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
             // SAFETY: as above.
-            unsafe { self.reduce_scatter_window(Reduction::new(dtype, op), shard, output, len, room.start())? };
+            unsafe { self.reduce_scatter_window(reduction, shard, output, len, room.start())? };
         }
         Ok(())
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
     ///
     /// # Safety
     /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
@@ -119,7 +116,7 @@ impl Transfer<'_> {
         len: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, bytes) = (self.meeting.channel(), len * reduction.dtype.size_bytes());
+        let (channel, bytes) = (self.handshake.channel(), len * reduction.dtype.size_bytes());
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let room = |peer: usize| room.wrapping_add(peer * bytes);
         // SAFETY: as the caller promises; rooms do not overlap.
@@ -135,7 +132,7 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
     pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
-        let own = output.wrapping_add(self.meeting.channel().rank() * bytes);
+        let own = output.wrapping_add(self.handshake.channel().rank() * bytes);
         if own.cast_const() != input {
             // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
             unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
@@ -149,7 +146,7 @@ impl Transfer<'_> {
     pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
         let room = |peer: usize| output.wrapping_add(peer * bytes);
-        let rank = self.meeting.channel().rank();
+        let rank = self.handshake.channel().rank();
         // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
@@ -157,18 +154,18 @@ impl Transfer<'_> {
         }
     }
 
-    /// From the root to each rank: few bytes whole; of many a part, which it hands on to all others. So every rank waits for those alone that it
-    /// names when it waits in vain.
+    /// From the root to each rank: few bytes unsplit; of many bytes each rank gets a part, and sends it on to all others. So a rank waits only for
+    /// ranks that it names when the wait times out.
     ///
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
     pub(super) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let (rank, world_size) = (self.meeting.channel().rank(), self.meeting.channel().world_size());
-        let part = if bytes <= WHOLE_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
+        let (rank, world_size) = (self.handshake.channel().rank(), self.handshake.channel().world_size());
+        let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
         // The root has no part; the other ranks' are in their order, from the next rank on.
         let range = |peer: usize| {
             let place = (peer + world_size - root - 1) % world_size;
-            let begin = if peer == root || bytes <= WHOLE_BYTES { 0 } else { bytes.min(place * part) };
+            let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(place * part) };
             (data.wrapping_add(begin), if peer == root { 0 } else { part.min(bytes - begin) })
         };
         let is_root = rank == root;
@@ -177,7 +174,7 @@ impl Transfer<'_> {
         unsafe {
             let to = |peer: usize| if peer == root { range(rank) } else { nothing };
             self.pairwise(|peer| if is_root { range(peer) } else { nothing }, to)?;
-            if bytes <= WHOLE_BYTES || is_root {
+            if bytes <= UNSPLIT_BYTES || is_root {
                 return Ok(());
             }
             self.pairwise(|peer| if peer == root { nothing } else { range(rank) }, range)
@@ -188,10 +185,10 @@ impl Transfer<'_> {
     /// device memory in.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let channel = self.meeting.channel();
+        let channel = self.handshake.channel();
         let world_size = channel.world_size();
         // Places in the tree, where the root is 0: place p receives from p without its highest bit.
         let place = (channel.rank() + world_size - root) % world_size;
@@ -200,7 +197,7 @@ impl Transfer<'_> {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the messages are over when `finish` returns.
             unsafe { channel.start(receive, send, &mut requests) };
-            self.meeting.finish(self.operation, requests)
+            self.handshake.finish(self.operation, requests)
         };
         let height = usize::BITS - place.leading_zeros();
         if height > 0 {
@@ -227,14 +224,14 @@ impl Transfer<'_> {
             let inward = receive.iter().map(|incoming| unsafe { Stream::inward(*incoming) });
             // SAFETY: as the caller promises.
             let outward = send.iter().map(|outgoing| unsafe { Stream::outward(*outgoing) });
-            self.meeting.finish_streams(self.operation, inward.chain(outward).collect())
+            self.handshake.finish_streams(self.operation, inward.chain(outward).collect())
         })
     }
 
     /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
     ///
     /// # Safety
-    /// As there.
+    /// As for that method.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn pairwise_as_it_is(
         self,
@@ -244,8 +241,8 @@ impl Transfer<'_> {
         self.batches(from, to, |receive, send| {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the message is over when `finish` returns.
-            unsafe { self.meeting.channel().start(receive, send, &mut requests) };
-            self.meeting.finish(self.operation, requests)
+            unsafe { self.handshake.channel().start(receive, send, &mut requests) };
+            self.handshake.finish(self.operation, requests)
         })
     }
 
@@ -255,7 +252,7 @@ impl Transfer<'_> {
         to: impl Fn(usize) -> (*mut u8, usize),
         exchange: impl Fn(&[Incoming], &[Outgoing]) -> Result<()>,
     ) -> Result<()> {
-        let channel = self.meeting.channel();
+        let channel = self.handshake.channel();
         let (rank, world_size) = (channel.rank(), channel.world_size());
         let steps: Vec<usize> = (1..world_size).collect();
         for steps in steps.chunks(BATCH) {

@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 
 use super::NcclCommunicator;
 use super::primitive::{Primitive, Reduction};
-use crate::comm::{RawSlice, ReduceOp};
+use crate::comm::{Collective, Operands, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::same_len;
+use crate::dtype::DType;
+use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::memory::{Cuda, RawSlice};
 
 /// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
 ///
@@ -33,12 +34,40 @@ impl<'c, 'd> Group<'c, 'd> {
     /// Puts the operations into their queue. An empty group does nothing.
     ///
     /// # Errors
-    /// Those of [`DeviceCommunicator`](crate::comm::DeviceCommunicator).
+    /// Those of [`Communicator`](crate::comm::Communicator).
     pub fn submit(self) -> Result<()> {
         let Some(queue) = &self.queue else { return Ok(()) };
         // SAFETY: every operand was borrowed for `'d`, which lasts until now, and belongs to the queue; what comes later is ordered
         // behind.
         unsafe { self.comm.submit(queue, &self.calls, &self.primitives) }
+    }
+
+    /// Whether a collective can be one of a group: its operands lie apart or are reduced in place, and it needs no pass of its own.
+    pub(super) fn takes(&self, collective: &Collective<'_, Cuda>) -> bool {
+        let is_fused = |op, dtype: DType| self.comm.reduction(op, dtype.into(), 1.0).1 == 1.0;
+        match collective {
+            Collective::AllReduce { operands: Operands::InPlace(data), op, scaling } => {
+                *scaling == Scaling::NONE && is_fused(*op, data.as_slice().dtype())
+            }
+            Collective::ReduceScatter { operands: Operands::Apart { input, .. }, op } => is_fused(*op, input.dtype()),
+            Collective::AllReduce { .. } | Collective::ReduceScatter { .. } => false,
+            Collective::AllGather { operands } => matches!(operands, Operands::Apart { .. }),
+            Collective::AllToAll { .. } | Collective::Broadcast { .. } => true,
+        }
+    }
+
+    /// Adds a collective that the group [takes](Self::takes).
+    pub(super) fn add_collective(&mut self, collective: Collective<'d, Cuda>) -> Result<()> {
+        match collective {
+            Collective::AllReduce { operands: Operands::InPlace(data), op, .. } => self.all_reduce(data, op),
+            Collective::ReduceScatter { operands: Operands::Apart { input, output }, op } => {
+                self.reduce_scatter(input, output, op)
+            }
+            Collective::AllGather { operands: Operands::Apart { input, output } } => self.all_gather(input, output),
+            Collective::AllToAll { input, output } => self.all_to_all(input, output),
+            Collective::Broadcast { data, root } => self.broadcast(data, root),
+            other => unreachable!("a group does not take {other:?}"),
+        }
     }
 
     /// Adds an all-reduce in place.

@@ -7,12 +7,12 @@
 //!
 //! ```no_run
 //! use gradsync::bootstrap::{Launch, Rendezvous};
-//! use gradsync::comm::DeviceCommunicator;
 //! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+//! use gradsync::comm::{Communicator, Ranks};
 //! use gradsync::driver::Queue;
 //! use gradsync::ops::AdasumOptions;
 //! use gradsync::ops::cuda::Adasum;
-//! use gradsync::{DType, DeviceGradientBuffer};
+//! use gradsync::{DType, GradientBuffer};
 //!
 //! let launch = Launch::from_env()?;
 //! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
@@ -20,7 +20,7 @@
 //! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
-//! let mut gradients = DeviceGradientBuffer::new(&queue, DType::BF16, comm.world_size(), tensors)?;
+//! let mut gradients = GradientBuffer::on_queue(&queue, DType::BF16, comm.world_size(), tensors)?;
 //! let mut adasum = Adasum::new(&comm, &gradients, AdasumOptions::default())?;
 //! adasum.all_reduce(&mut gradients)?;
 //! comm.synchronize(&queue)?;
@@ -53,7 +53,7 @@
 //! with those of all ranks, sends with receives pair by pair, groups as a whole. The first that can never fit fails the communicator on
 //! every rank, as a [`CommError::Mismatch`] that names two ranks and what each called, and kernels that wait for each other are ended.
 //!
-//! **What is guaranteed**: a mismatch is reported by the next [`synchronize`](DeviceCommunicator::synchronize) at the latest, on every rank,
+//! **What is guaranteed**: a mismatch is reported by the next [`synchronize`](Communicator::synchronize) at the latest, on every rank,
 //! because that waits until all calls of this rank so far have been matched with the records of the ranks that take part in them. Often an
 //! earlier call reports it. A rank that never makes the matching call is named by `synchronize` when the deadline has passed; the same
 //! holds of operations of 0 elements, for which no GPU waits.
@@ -66,7 +66,7 @@
 //! communicator has two ranks in one process, every call waits until it has been compared.
 //!
 //! Work that is recorded into a CUDA graph is compared when it is recorded. A launch by
-//! [`run_kernels`](DeviceCommunicator::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.
+//! [`run_kernels`](PeerMemory::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.
 //!
 //! What it costs, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time
 //! a call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
@@ -96,19 +96,20 @@ use self::primitive::{Primitive, Reduction};
 use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use self::watch::End;
-use super::device::{Agreements, DeviceCommunicator, RawSlice, Scaling, SharedMemory, check_into};
-use super::{ReduceOp, Split};
+use super::collective::one_queue;
+use super::{Agreements, Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
 use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
-use crate::error::{Call, CommError, Error, Operation, Result};
-use crate::kernels::{cuda, same_len};
+use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+use crate::kernels::cuda;
+use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, RawSlice, SharedMemory};
 use crate::sys::nccl::{RedOp, Version};
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`DeviceCommunicator`], on slices of any queue of its device. Sums are formed by NCCL: in the dtype of the
+/// Operations are those of [`Communicator`], on slices of any queue of its device. Sums are formed by NCCL: in the dtype of the
 /// data, in an order that depends on the length and on the machine, but equal on all ranks and from run to run on the same machine.
 /// Means are sums times `1/P`, applied by NCCL to the inputs where the dtype is f32 or f64 or `P` is a power of two, and by a pass over
 /// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified. Operations of 0
@@ -136,7 +137,7 @@ impl NcclCommunicator {
         Self::part_of(Sharers::ONE, member, queue, options)
     }
 
-    /// As [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
+    /// Like [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
@@ -160,7 +161,7 @@ impl NcclCommunicator {
         Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
     }
 
-    /// As [`Split::split`], on a queue of the same device, with these options.
+    /// Like [`Split::split`], on a queue of the same device, with these options.
     ///
     /// # Errors
     /// As [`Member::split`] and [`new`](Self::new).
@@ -208,11 +209,11 @@ impl NcclCommunicator {
         Group::new(self)
     }
 
-    /// [`all_reduce_into`](DeviceCommunicator::all_reduce_into) on raw memory, of any type that NCCL has; in place where both
+    /// [`all_reduce_into`](super::Collectives::all_reduce_into) on raw memory, of any type that NCCL has; in place where both
     /// addresses are equal. Means of integers round towards zero, as NCCL's do.
     ///
     /// # Errors
-    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
     /// `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has got past the
@@ -222,43 +223,43 @@ impl NcclCommunicator {
         self.refused(call.operation, check_reducible("all_reduce", input.dtype))?;
         let (reduction, after) = self.reduction(op, input.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
+        unsafe { self.submit_one(queue, call, [Primitive::AllReduce { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, RawSlice { address: output, ..input }, after) }
     }
 
-    /// [`reduce_scatter`](DeviceCommunicator::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
+    /// [`reduce_scatter`](super::Collectives::reduce_scatter) on raw memory; `input` holds `world_size` shards of `output.len`.
     ///
     /// # Errors
-    /// As there, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
+    /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `output` may be shard `rank` of the input.
     pub unsafe fn reduce_scatter_raw(&self, queue: &Queue, input: u64, output: RawSlice, op: ReduceOp) -> Result<()> {
         let call = Call::new(Operation::ReduceScatter(op), output.len, output.dtype);
         self.refused(call.operation, check_reducible("reduce_scatter", output.dtype))?;
         let (reduction, after) = self.reduction(op, output.dtype, 1.0);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
+        unsafe { self.submit_one(queue, call, [Primitive::ReduceScatter { input, output, reduction }]) }?;
         // SAFETY: the caller's promise.
         unsafe { scale_in_place(queue, output, after) }
     }
 
-    /// [`all_gather`](DeviceCommunicator::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
+    /// [`all_gather`](super::Collectives::all_gather) on raw memory; `output` has room for `world_size` times `input.len`.
     ///
     /// # Errors
-    /// As there.
+    /// As for that method.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), where `input` may be shard `rank` of the output.
     pub unsafe fn all_gather_raw(&self, queue: &Queue, input: RawSlice, output: u64) -> Result<()> {
         let call = Call::new(Operation::AllGather, input.len, input.dtype);
         let primitives = group::all_gather(input, output, (self.rank(), self.world()));
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, primitives) }
+        unsafe { self.submit_one(queue, call, primitives) }
     }
 
-    /// [`all_to_all`](DeviceCommunicator::all_to_all) on raw memory; `output` has room for `input.len` elements.
+    /// [`all_to_all`](super::Collectives::all_to_all) on raw memory; `output` has room for `input.len` elements.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`] for a length that is no multiple of the world size, and as there.
@@ -272,22 +273,22 @@ impl NcclCommunicator {
         let call = Call::new(Operation::AllToAll, input.len, input.dtype);
         let primitives = group::all_to_all(input, RawSlice { address: output, ..input }, self.world());
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, primitives) }
+        unsafe { self.submit_one(queue, call, primitives) }
     }
 
-    /// [`broadcast`](DeviceCommunicator::broadcast) on raw memory.
+    /// [`broadcast`](super::Collectives::broadcast) on raw memory.
     ///
     /// # Errors
-    /// As there.
+    /// As for that method.
     ///
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
+    /// Like [`all_reduce_raw`](Self::all_reduce_raw), for the one operand.
     pub unsafe fn broadcast_raw(&self, queue: &Queue, data: RawSlice, root: usize) -> Result<()> {
         let operation = Operation::Broadcast { root };
         self.check_root(operation, root).map_err(|error| self.session.refuse(operation, error))?;
         let call = Call::new(operation, data.len, data.dtype);
         // SAFETY: the caller's promise.
-        unsafe { self.run(queue, call, [Primitive::Broadcast { data, root }]) }
+        unsafe { self.submit_one(queue, call, [Primitive::Broadcast { data, root }]) }
     }
 
     /// # Safety
@@ -302,7 +303,7 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn run(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
+    unsafe fn submit_one(&self, queue: &Queue, call: Call, primitives: impl AsRef<[Primitive]>) -> Result<()> {
         let primitives = if call.len == 0 { &[] } else { primitives.as_ref() };
         // SAFETY: the caller's promise.
         unsafe { self.submit(queue, &[call], primitives) }
@@ -349,9 +350,8 @@ impl NcclCommunicator {
         op: ReduceOp,
         scaling: Scaling,
     ) -> Result<()> {
-        let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
-        self.refused(operation, scaling.check())?;
-        let (queue, call) = (input.queue(), Call::new(operation, input.len(), input.dtype()));
+        let Scaling { before, after } = scaling;
+        let (queue, call) = (input.queue(), Call::new(scaling.operation(op), input.len(), input.dtype()));
         // NCCL's own factor has the dtype's precision, and there is none for maxima.
         let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
         let is_fused = before == 1.0
@@ -369,13 +369,9 @@ impl NcclCommunicator {
         let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
         // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered behind.
         unsafe {
-            self.run(queue, call, [primitive])?;
+            self.submit_one(queue, call, [primitive])?;
             scale_in_place(queue, output.into(), rest * after)
         }
-    }
-
-    fn same_queue(&self, operation: &'static str, input: DeviceSlice<'_>, output: DeviceSlice<'_>) -> Result<()> {
-        input.queue().check_same(operation, output.queue())
     }
 
     /// Passes on an error of this rank's own call, after telling the others.
@@ -401,17 +397,7 @@ impl Split for NcclCommunicator {
     }
 }
 
-impl super::groups::World for NcclCommunicator {
-    fn place(&self) -> (usize, usize) {
-        (self.rank(), self.world_size())
-    }
-
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        DeviceCommunicator::gather_words(self, words)
-    }
-}
-
-impl DeviceCommunicator for NcclCommunicator {
+impl Ranks for NcclCommunicator {
     fn rank(&self) -> usize {
         self.session.member.rank()
     }
@@ -463,113 +449,92 @@ impl DeviceCommunicator for NcclCommunicator {
         self.session.announce(&[Call::without_data(operation)])
     }
 
-    fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
-        // SAFETY: one operand, borrowed mutably.
-        unsafe { self.all_reduce_any(data.as_slice(), data.as_slice(), op, scaling) }
+    fn failure(&self) -> Option<Error> {
+        NcclCommunicator::failure(self)
+    }
+}
+
+// In all blocks of these collectives operands are borrowed and belong to one queue, behind which later work on them is ordered, and lengths
+// were checked: an input is the output, or its shard, or apart.
+impl Communicator<Cuda> for NcclCommunicator {
+    fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world());
+        self.refused(collective.operation(), collective.check(rank, world_size))?;
+        // One rank's shard of a vector for both.
+        let own = |data: DeviceSlice<'_>| {
+            let len = data.len() / world_size;
+            RawSlice::from(data).range(rank * len, len)
+        };
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => {
+                let (input, output) = operands.views();
+                // SAFETY: see above.
+                unsafe { self.all_reduce_any(input, output, op, scaling) }
+            }
+            Collective::ReduceScatter { operands, op } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let output = if is_in_place { own(output) } else { output.into() };
+                // SAFETY: see above.
+                unsafe { self.reduce_scatter_raw(input.queue(), input.address(), output, op) }
+            }
+            Collective::AllGather { operands } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let part = if is_in_place { own(input) } else { input.into() };
+                // SAFETY: see above.
+                unsafe { self.all_gather_raw(input.queue(), part, output.address()) }
+            }
+            Collective::AllToAll { input, output } => {
+                // SAFETY: see above.
+                unsafe { self.all_to_all_raw(input.queue(), input.into(), output.as_slice().address()) }
+            }
+            Collective::Broadcast { data, root } => {
+                let view = data.as_slice();
+                // SAFETY: see above.
+                unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
+            }
+        }
     }
 
-    fn all_reduce_into(
+    fn run_all(&self, collectives: Vec<Collective<'_, Cuda>>) -> Result<()> {
+        let mut group = self.group();
+        if !collectives.iter().all(|collective| group.takes(collective)) {
+            return collectives.into_iter().try_for_each(|collective| self.run(collective));
+        }
+        for collective in collectives {
+            let operation = collective.operation();
+            self.refused(operation, group.add_collective(collective))?;
+        }
+        group.submit()
+    }
+
+    fn exchange(
         &self,
-        input: DeviceSlice<'_>,
-        output: DeviceSliceMut<'_>,
-        op: ReduceOp,
-        scaling: Scaling,
+        sends: &[(usize, DeviceWireSlice<'_>)],
+        receives: &mut [(usize, DeviceWireSliceMut<'_>)],
     ) -> Result<()> {
-        let view = output.as_slice();
-        self.refused(Operation::AllReduce(op), check_into(input, view))?;
-        // SAFETY: operands of one queue, the output borrowed mutably, hence apart from the input.
-        unsafe { self.all_reduce_any(input, view, op, scaling) }
-    }
-
-    fn reduce_scatter(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
-        const NAME: &str = "reduce_scatter";
-        let (operation, view) = (Operation::ReduceScatter(op), output.as_slice());
-        self.refused(operation, self.check_shards(NAME, ("input", input), ("output", view)))?;
-        self.refused(operation, self.same_queue(NAME, input, view))?;
-        // SAFETY: lengths checked, operands borrowed; later work on them is ordered behind.
-        unsafe { self.reduce_scatter_raw(input.queue(), input.address(), view.into(), op) }
-    }
-
-    fn reduce_scatter_in_place(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let view = data.as_slice();
-        let shard = view.range(0..view.len() / self.world());
-        let checked = self.check_shards("reduce_scatter", ("data", view), ("shards", shard));
-        self.refused(Operation::ReduceScatter(op), checked)?;
-        let own = RawSlice::from(view).range(self.rank() * shard.len(), shard.len());
-        // SAFETY: as above; the output is this rank's shard of the input.
-        unsafe { self.reduce_scatter_raw(view.queue(), view.address(), own, op) }
-    }
-
-    fn all_gather(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
-        const NAME: &str = "all_gather";
-        let view = output.as_slice();
-        self.refused(Operation::AllGather, self.check_shards(NAME, ("output", view), ("input", input)))?;
-        self.refused(Operation::AllGather, self.same_queue(NAME, input, view))?;
-        // SAFETY: lengths checked, operands borrowed; later work on them is ordered behind.
-        unsafe { self.all_gather_raw(input.queue(), input.into(), view.address()) }
-    }
-
-    fn all_gather_in_place(&self, data: DeviceSliceMut<'_>) -> Result<()> {
-        let view = data.as_slice();
-        let shard = view.range(0..view.len() / self.world());
-        let checked = self.check_shards("all_gather", ("data", view), ("shards", shard));
-        self.refused(Operation::AllGather, checked)?;
-        let own = RawSlice::from(view).range(self.rank() * shard.len(), shard.len());
-        // SAFETY: as above; the input is this rank's shard of the output.
-        unsafe { self.all_gather_raw(view.queue(), own, view.address()) }
-    }
-
-    fn all_to_all(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
-        const NAME: &str = "all_to_all";
-        let view = output.as_slice();
-        let shard = view.range(0..view.len() / self.world());
-        self.refused(Operation::AllToAll, self.check_shards(NAME, ("output", view), ("shards", shard)))?;
-        self.refused(Operation::AllToAll, self.check_shards(NAME, ("input", input), ("shards", shard)))?;
-        self.refused(Operation::AllToAll, self.same_queue(NAME, input, view))?;
-        // SAFETY: lengths checked, operands borrowed and apart; later work on them is ordered behind.
-        unsafe { self.all_to_all_raw(input.queue(), input.into(), view.address()) }
-    }
-
-    fn broadcast(&self, data: DeviceSliceMut<'_>, root: usize) -> Result<()> {
-        let view = data.as_slice();
-        // SAFETY: borrowed mutably; later work is ordered behind.
-        unsafe { self.broadcast_raw(view.queue(), view.into(), root) }
-    }
-
-    unsafe fn exchange_raw(
-        &self,
-        queue: &Queue,
-        sends: &[(usize, RawSlice)],
-        receives: &[(usize, RawSlice)],
-    ) -> Result<()> {
+        let Some(queue) = one_queue(sends, receives)? else { return Ok(()) };
         let (mut calls, mut primitives) = (Vec::new(), Vec::new());
         for &(peer, data) in sends {
+            let data = data.raw();
             self.check_peer(Operation::Send { peer }, peer)?;
             calls.push(Call::new(Operation::Send { peer }, data.len, data.dtype));
             primitives.push(Primitive::Send { data, peer });
         }
-        for &(peer, data) in receives {
+        for (peer, data) in receives {
+            let (peer, data) = (*peer, data.raw());
             self.check_peer(Operation::Recv { peer }, peer)?;
             calls.push(Call::new(Operation::Recv { peer }, data.len, data.dtype));
             primitives.push(Primitive::Recv { data, peer });
         }
         primitives.retain(|primitive| !primitive.is_empty());
-        // SAFETY: the caller's promise.
+        // SAFETY: see above.
         unsafe { self.submit(queue, &calls, &primitives) }
     }
 
-    fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
-        let _scope = scope::within(Operation::Share);
-        share::share(&self.session, data)
-    }
-
-    fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.keep_for_recording(queue)?;
-        self.session.admit_kernels(queue, call, launch)
-    }
-
-    fn failure(&self) -> Option<Error> {
-        NcclCommunicator::failure(self)
+    fn sharing(&self) -> Option<&(dyn PeerMemory + 'static)> {
+        Some(self)
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {
@@ -591,5 +556,17 @@ impl DeviceCommunicator for NcclCommunicator {
         let left = self.session.options.deadline.saturating_sub(begun.elapsed());
         self.session.confirm(self.session.member.announced(), left)?;
         self.session.check_outstanding()
+    }
+}
+
+impl PeerMemory for NcclCommunicator {
+    fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
+        let _scope = scope::within(Operation::Share);
+        share::share(&self.session, data)
+    }
+
+    fn run_kernels(&self, call: Call, queue: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.keep_for_recording(queue)?;
+        self.session.admit_kernels(queue, call, launch)
     }
 }

@@ -4,8 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::comm::RawSlice;
 use crate::dtype::DataType;
+use crate::memory::RawSlice;
 use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
 
 /// How NCCL reduces.
@@ -206,7 +206,7 @@ unsafe fn with_reduction(
 /// it.
 ///
 /// # Safety
-/// As [`Primitive::issue`], for each.
+/// Like [`Primitive::issue`], for each.
 pub(super) unsafe fn issue_all(
     primitives: &[Primitive],
     nccl: &Nccl,

@@ -1,10 +1,10 @@
 //! Factors that NCCL does not apply, or not exactly: by a kernel of ours, in the operation's own queue.
 
-use crate::comm::RawSlice;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda;
+use crate::memory::RawSlice;
 
 /// Whether the dtype has the factor itself.
 pub(super) fn is_exact(factor: f64, dtype: DType) -> bool {

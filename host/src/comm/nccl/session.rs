@@ -204,7 +204,7 @@ impl Session {
         })
     }
 
-    /// As [`admit`](Self::admit), for kernels that meet those of other ranks. They run in the order of their calls, whatever their
+    /// Like [`admit`](Self::admit), for kernels that meet those of other ranks. They run in the order of their calls, whatever their
     /// queues: two launches that fill the GPU and wait for peers, in another order on each rank, would wait for ever.
     pub(super) fn admit_kernels(
         &self,

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use super::session::{Failure, Session};
-use crate::comm::SharedMemory;
 use crate::driver::{DeviceSlice, Mapping, Offer};
 use crate::error::Result;
+use crate::memory::SharedMemory;
 
 /// Shares memory among all ranks, or tells all of them that some cannot be reached.
 pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {

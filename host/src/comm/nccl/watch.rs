@@ -56,7 +56,7 @@ pub(super) fn watch(session: &Arc<Session>) {
             let since = *closing.get_or_insert_with(Instant::now);
             if state.outstanding.is_empty() {
                 drop(state);
-                // The other ranks' records of the last calls may still be on their way, to a hub that would go with rank 0.
+                // The other ranks' records of the last calls may still be on their way, to a coordinator that would end with rank 0.
                 let left = session.options.deadline.saturating_sub(since.elapsed());
                 break session.confirm(session.member.announced(), left).is_ok();
             }

@@ -9,10 +9,10 @@ use super::isa::{return_on_avx2, return_on_avx512};
 use super::products::{Halfway, add_weighted, blocks, check_vectors, of_one_type};
 use super::tree::{Trees, root};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, for_each};
-use crate::dtype::{DType, Element, storage, storage_mut};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::dtype::DType;
+use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
+use crate::slice::{Element, storage, storage_mut};
 use crate::slice::{Slice, SliceMut, with_typed};
 
 /// The zero that keeps the sign of a zero added to it.

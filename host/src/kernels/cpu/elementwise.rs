@@ -8,10 +8,9 @@ use rayon::prelude::*;
 
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use super::{CHUNK_LEN, has_one_thread};
-use crate::dtype::{storage, storage_mut};
-use crate::error::Result;
-use crate::kernels::same_len;
+use crate::error::{Result, same_len};
 use crate::slice::{Slice, SliceMut, with_typed};
+use crate::slice::{storage, storage_mut};
 
 /// Runs `work` on the chunks of both operands.
 fn zip_chunks<D: Formula, S: Formula>(dst: &mut [D], src: &[S], work: impl Fn(&mut [D], &[S]) + Sync) {

@@ -13,10 +13,10 @@ use gradsync_device::math::{Element as Formula, elementwise};
 use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
 use super::{BLOCK_LEN, CHUNK_LEN, elements, map};
-use crate::dtype::{DType, Element, storage};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::dtype::DType;
+use crate::error::{Error, Result, same_len};
 use crate::plan::segments;
+use crate::slice::{Element, storage};
 use crate::slice::{Slice, with_typed};
 
 /// Sums that run side by side, one vector register's worth or two.

@@ -17,10 +17,9 @@ use super::elementwise::cast_near;
 use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each};
-use crate::dtype::{storage, storage_mut};
-use crate::error::{Error, Result};
-use crate::kernels::same_len;
+use crate::error::{Error, Result, same_len};
 use crate::slice::{Slice, SliceMut, with_typed};
+use crate::slice::{storage, storage_mut};
 
 /// The coefficients of the pairs of every layer's combination tree, as far as they are known, and which layers have one.
 #[derive(Clone, Debug, PartialEq)]

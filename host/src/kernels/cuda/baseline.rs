@@ -1,4 +1,4 @@
-//! What kernels are measured against: [`empty`] for the cost of a launch, [`sweep`] for that of reading memory.
+//! Baselines for the measuring of kernels: [`empty`] for the cost of a launch, [`sweep`] for the cost of reading memory.
 //!
 //! For benchmarks; no operation uses them.
 
@@ -33,7 +33,7 @@ pub fn sweep(sums: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
     let (found, wanted) = (sums.as_slice(), sweep_sums(bytes));
     let refused = |reason| Err(Error::InvalidArgument { operation: "sweep", reason });
     found.queue().check_same("sweep", src.queue())?;
-    if (found.dtype(), found.len()) != (crate::DType::F32, wanted) {
+    if (found.dtype(), found.len()) != (crate::dtype::DType::F32, wanted) {
         return refused(format!("sums are {} {}, and {wanted} f32 are needed", found.len(), found.dtype()));
     }
     if bytes % 4 != 0 || src.address() % 4 != 0 {

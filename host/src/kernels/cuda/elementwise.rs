@@ -7,8 +7,8 @@ use gradsync_device::abi::{PIECE_TILES, Piece, ZERO_TILE_BYTES, finite_tile_len,
 
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceSlice, DeviceSliceMut, Queue};
-use crate::error::Result;
-use crate::kernels::{Overlap, check_places, same_len};
+use crate::error::{Result, same_len};
+use crate::kernels::{Overlap, check_places};
 
 /// Sets every element to zero.
 ///
@@ -173,7 +173,7 @@ fn update_pairs(
     update_all(operation, update, pairs.collect())
 }
 
-/// What a launch over many tensors does with each.
+/// The operation of a launch over many tensors, for each of them.
 #[derive(Clone, Copy)]
 enum Update {
     Cast,

@@ -5,12 +5,12 @@
 
 pub mod baseline;
 mod elementwise;
-mod layers;
+mod segments;
 
 pub(crate) use elementwise::load_zero_all;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
-pub use layers::Layers;
-pub(crate) use layers::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+pub use segments::SegmentWorkspace;
+pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;

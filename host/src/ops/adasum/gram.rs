@@ -1,8 +1,8 @@
 //! The Gram form of Adasum: the vectors are exchanged once, each rank multiplies its part of all of them with each other, one small
-//! all-reduce adds the products up, and every rank computes the same weights and its part of the weighted sum.
+//! all-reduce sums the products, and every rank computes the same weights and its part of the weighted sum.
 //!
-//! A part is cut into chunks, and while the transport moves one chunk the processor works on another. Where this rank's vector is kept,
-//! and how it comes and goes, is a [`Vector`]'s business.
+//! A part is cut into chunks, and while the transport moves one chunk the processor works on another. A [`Vector`] is the storage of this rank's
+//! vector, with its transfers to and from the host.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -10,18 +10,19 @@ use std::sync::mpsc::sync_channel;
 use gradsync_device::math::adasum::{self, Criterion, Pair};
 
 use super::{AdasumReport, Algorithm, Granularity, OPERATION, for_tensors};
-use crate::buffer::{Arena, Parts, Scratch};
-use crate::comm::{Communicator, ReduceOp};
+use crate::buffer::{Parts, Scratch};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::memory::HostBuffer;
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
 /// Bytes of one rank's share of a chunk: what two ranks send each other at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// How vectors are cut: each into as many parts as there are vectors, and those into chunks.
+/// The division of vectors: each into as many parts as there are vectors, and each part into chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     vectors: usize,
@@ -71,44 +72,44 @@ impl Cut {
     }
 }
 
-/// What the other ranks get of this rank's vector, and where what they make of theirs goes. Calls go through the chunks in order, twice:
-/// first all are fetched and read, then all are filled and stored. This rank's own part is reduced where it lies, outside.
+/// The storage of this rank's vector: source of the parts that other ranks reduce, and destination of their results. Calls go through the chunks in
+/// order, twice: first all are fetched and read, then all are filled and stored. This rank's own part is reduced by the caller, where it lies.
 pub(crate) trait Vector {
-    /// Begins to bring a chunk of every part; does not wait.
+    /// Begins to fetch a chunk of every part; does not wait.
     fn fetch(&mut self, chunk: usize) -> Result<()>;
 
-    /// A chunk of every other rank's part, in order, that [`fetch`](Self::fetch) has begun to bring; that of the own part is in `own` then.
+    /// A fetched chunk of every other rank's part, in order; waits for [`fetch`](Self::fetch), which has also written the chunk of the own part to `own`.
     fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>>;
 
-    /// Where a chunk of every other rank's part of the result is to be written; takes that of the own part.
+    /// The destinations of a chunk of every other rank's part of the result; `own` is the result's chunk of the own part.
     fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>>;
 
-    /// Takes a chunk of the result away from its places; need not wait.
+    /// Stores a chunk of the result from its destinations into the vector; need not wait.
     fn store(&mut self, chunk: usize) -> Result<()>;
 }
 
-/// Memory for what the other ranks have of this rank's part, by chunk.
+/// Memory for this rank's part of the other ranks' vectors, by chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
-    received: Vec<Arena>,
+    received: Vec<HostBuffer>,
 }
 
 /// A chunk of this rank's part of all vectors.
 struct Gathered<'a> {
     own: SliceMut<'a>,
     /// The others', in order.
-    others: Arena,
+    others: HostBuffer,
 }
 
 impl Gathered<'_> {
-    /// Every rank's vector, in order, of which this is one.
+    /// The vectors of all ranks, including this one, in order.
     fn vectors(&self, rank: usize) -> Vec<Slice<'_>> {
         let mut vectors = pieces_of(&self.others, self.own.len());
         vectors.insert(rank, self.own.as_slice());
         vectors
     }
 
-    /// The same, to put the result into the own one.
+    /// The vectors of all ranks, of which this rank's is replaced by the result.
     fn operands(&mut self, rank: usize) -> Vec<cpu::Operand<'_>> {
         let mut operands: Vec<_> =
             pieces_of(&self.others, self.own.len()).into_iter().map(cpu::Operand::Read).collect();
@@ -118,15 +119,15 @@ impl Gathered<'_> {
 }
 
 /// An arena cut into pieces of `len` elements.
-fn pieces_of(arena: &Arena, len: usize) -> Vec<Slice<'_>> {
+fn pieces_of(arena: &HostBuffer, len: usize) -> Vec<Slice<'_>> {
     let whole = arena.as_slice();
     (0..whole.len() / len).map(|piece| whole.range(piece * len..(piece + 1) * len)).collect()
 }
 
-/// What a rank gets of the result.
+/// The extent of the result that a rank gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Its own part; the others' keep what they had.
+    /// Its own part; the other parts keep their old elements.
     Own,
     /// All of it.
     All,
@@ -141,15 +142,15 @@ pub(crate) struct Gram<'a> {
     pub(crate) cut: Cut,
     /// The layers of this rank's part.
     pub(crate) layers: &'a [Range<usize>],
-    /// When each of them takes the exact path.
+    /// The criterion of the exact path for each of them.
     pub(crate) criteria: &'a [Criterion],
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
-    /// What this rank gets.
+    /// The extent of the result on this rank.
     pub(crate) extent: Extent,
 }
 
-/// What all products together say.
+/// The solution from the products of all ranks.
 pub(super) struct Solution {
     pub(super) report: AdasumReport,
     /// `tensors × P` weights.
@@ -158,7 +159,7 @@ pub(super) struct Solution {
     pub(super) trees: Option<cpu::Trees>,
 }
 
-/// What the arithmetic needs to know; it runs beside the transport.
+/// The inputs of the arithmetic, which runs beside the transport.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     cut: Cut,
@@ -220,14 +221,14 @@ impl Gram<'_> {
         Ok(report)
     }
 
-    /// What to make of the vectors, given this rank's products of them. `vectors_of` gives every rank's vector in a chunk.
+    /// Finds the weights, given this rank's products. `vectors_of` returns every rank's vector in a chunk.
     pub(super) fn solve<'v>(
         &self,
         mut products: Vec<f64>,
         vectors_of: &dyn Fn(usize) -> Vec<Slice<'v>>,
     ) -> Result<Solution> {
         let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
-        self.all.all_reduce((&mut products).into(), ReduceOp::Sum)?;
+        self.all.all_reduce(&mut products, ReduceOp::Sum)?;
         let criterion = |layer: usize| self.criteria[layer];
         let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients_by(&products, vectors, criterion)?;
         let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
@@ -237,14 +238,14 @@ impl Gram<'_> {
             tracing::debug!(recomputed, "computing these layers from the vectors");
             Some(self.recompute(vectors_of, &products, cancelled, &mut weights)?)
         };
-        // Weights belong to layers, results to tensors: the gaps between tensors stay what they are.
+        // Weights belong to layers, results to tensors: the gaps between tensors stay unchanged.
         let of_tensors = for_tensors(&weights, vectors, tensors);
         let trees = trees.map(|trees| if self.layers.len() == tensors { trees } else { trees.repeated(tensors) });
         let report = AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed };
         Ok(Solution { report, of_tensors, trees })
     }
 
-    /// Finds the coefficients of cancelled layers along the tree: from the vectors, but of pairs of ranks from their products, unless those
+    /// Finds the coefficients of cancelled layers along the tree: from the vectors, except for pairs of ranks, whose products suffice unless they
     /// have too few digits.
     fn recompute<'v>(
         &self,
@@ -284,7 +285,7 @@ impl Gram<'_> {
                     sums.iter_mut().zip(of_chunk).for_each(|(sum, dot)| *sum += dot);
                 }
             }
-            self.all.all_reduce((&mut sums).into(), ReduceOp::Sum)?;
+            self.all.all_reduce(&mut sums, ReduceOp::Sum)?;
             for (&pair, sums) in level.iter().zip(sums.chunks_exact(width)) {
                 trees.set_pair(pair, sums, weights)?;
             }
@@ -304,18 +305,18 @@ impl Part<'_> {
 }
 
 impl Workspace {
-    /// Room for the chunks of a cut.
+    /// Allocates the workspace for `cut`.
     pub(super) fn take(scratch: &mut Scratch, cut: Cut) -> Result<Self> {
         let arena = |chunk: usize| scratch.take(OPERATION, cut.dtype, cut.chunk(chunk).len() * (cut.vectors - 1));
         Ok(Self { received: (0..cut.chunks()).map(arena).collect::<Result<_>>()? })
     }
 
-    /// Gives it back.
+    /// Returns the memory to `scratch`.
     pub(super) fn give(self, scratch: &mut Scratch) {
         scratch.give(self.received);
     }
 
-    /// Has room for the chunks of this cut.
+    /// Resizes the workspace for `cut`.
     fn make(&mut self, cut: Cut) -> Result<()> {
         let found = self.received.iter().map(|arena| (arena.as_slice().len(), arena.dtype()));
         let wanted = (0..cut.chunks()).map(|chunk| (cut.chunk(chunk).len() * (cut.vectors - 1), cut.dtype));
@@ -327,20 +328,19 @@ impl Workspace {
     }
 }
 
-/// Gives every other rank its piece, and puts theirs for this rank into `room`; both in rank order.
+/// Sends every other rank its piece, and receives their pieces for this rank into `room`; both in rank order.
 fn exchange_pieces(across: &dyn Communicator, pieces: &[Slice<'_>], room: SliceMut<'_>) -> Result<()> {
-    let bytes = pieces.first().map_or(1, |piece| piece.as_bytes().len());
-    let sends: Vec<(usize, &[u8])> = others(across).zip(pieces.iter().map(|piece| piece.as_bytes())).collect();
-    let mut receives: Vec<(usize, &mut [u8])> =
-        others(across).zip(room.as_bytes_mut().chunks_exact_mut(bytes)).collect();
+    let len = pieces.first().map_or(0, Slice::len);
+    let places = room.ranges_mut((0..pieces.len()).map(|place| place * len..(place + 1) * len));
+    let sends: Vec<_> = others(across).zip(pieces.iter().map(|piece| (*piece).into())).collect();
+    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
     across.exchange(&sends, &mut receives)
 }
 
-/// Gives every other rank this one's piece of the result, and puts theirs into their places, which are in rank order.
+/// Sends this rank's piece of the result to every other rank, and receives theirs into `places`, which are in rank order.
 fn gather_pieces(across: &dyn Communicator, own: Slice<'_>, places: Vec<SliceMut<'_>>) -> Result<()> {
-    let sends: Vec<(usize, &[u8])> = others(across).map(|peer| (peer, own.as_bytes())).collect();
-    let mut receives: Vec<(usize, &mut [u8])> =
-        others(across).zip(places.into_iter().map(|place| place.as_bytes_mut())).collect();
+    let sends: Vec<_> = others(across).map(|peer| (peer, own.into())).collect();
+    let mut receives: Vec<_> = others(across).zip(places.into_iter().map(Into::into)).collect();
     across.exchange(&sends, &mut receives)
 }
 
@@ -349,7 +349,7 @@ fn others(across: &dyn Communicator) -> impl Iterator<Item = usize> + use<> {
     (0..across.world_size()).filter(move |&peer| peer != rank)
 }
 
-/// Runs `transport` for each chunk on this thread, and `arithmetic` on what it gives on another.
+/// Runs `transport` for each chunk on this thread, and `arithmetic` on its results on another.
 fn receive<T: Send>(
     chunks: usize,
     mut transport: impl FnMut(usize) -> Result<T>,
@@ -362,7 +362,7 @@ fn receive<T: Send>(
     std::thread::scope(|scope| {
         let worker =
             scope.spawn(move || receiver.iter().enumerate().try_for_each(|(chunk, data)| arithmetic(chunk, data)));
-        // A worker that is gone says why when it is joined.
+        // A worker that has ended reports its error when it is joined.
         let moved = (0..chunks).try_for_each(|chunk| transport(chunk).map(|data| drop(sender.send(data))));
         drop(sender);
         let worked = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -370,7 +370,7 @@ fn receive<T: Send>(
     })
 }
 
-/// Runs `arithmetic` for each chunk on another thread, and `transport` on what it gives on this one.
+/// Runs `arithmetic` for each chunk on another thread, and `transport` on its results on this one.
 fn send<T: Send>(
     chunks: usize,
     mut arithmetic: impl Iterator<Item = Result<T>> + Send,
@@ -381,7 +381,7 @@ fn send<T: Send>(
     }
     let (sender, receiver) = sync_channel(chunks);
     std::thread::scope(|scope| {
-        // Nobody listens any more once the transport has failed.
+        // Sending fails once the transport has failed.
         let worker = scope.spawn(move || _ = arithmetic.try_for_each(|data| sender.send(data)));
         let moved = receiver.iter().enumerate().try_for_each(|(chunk, data)| transport(chunk, data?));
         drop(receiver);
@@ -390,7 +390,7 @@ fn send<T: Send>(
     })
 }
 
-/// A vector in the host's memory, replaced where it lies: the parts of the ranks before this one, and of those behind.
+/// A vector in host memory, replaced where it lies: the parts of the ranks before this one, and of the ranks after it.
 pub(super) struct InPlace<'a> {
     before: SliceMut<'a>,
     after: SliceMut<'a>,
@@ -431,14 +431,14 @@ impl Vector for InPlace<'_> {
     }
 }
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks', or at least this rank's part of it.
+/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas, or only this rank's part of it.
 pub(super) fn in_place(
     comm: &dyn Communicator,
     mut parts: Parts<'_>,
     granularity: Granularity,
     extent: Extent,
 ) -> Result<AdasumReport> {
-    if let Some(report) = in_one_space(comm, &mut parts, granularity)? {
+    if let Some(report) = shared_memory(comm, &mut parts, granularity)? {
         return Ok(report);
     }
     let own = OwnPart::new(comm, &parts, granularity);
@@ -450,18 +450,18 @@ pub(super) fn in_place(
     report
 }
 
-/// The same for all of it, where ranks reach each other's memory; `None`, and on every rank, if they do not.
-pub(super) fn in_one_space(
+/// Replaces the whole arena where ranks share memory; `None`, on every rank, where they do not.
+pub(super) fn shared_memory(
     comm: &dyn Communicator,
     parts: &mut Parts<'_>,
     granularity: Granularity,
 ) -> Result<Option<AdasumReport>> {
-    let Some(ranks) = comm.address_space() else { return Ok(None) };
+    let Some(ranks) = comm.sharing() else { return Ok(None) };
     let own = OwnPart::new(comm, parts, granularity);
-    own.gram(comm, Extent::All).run_in(ranks, parts.arena.reborrow(), &own.are_whole)
+    own.gram(comm, Extent::All).run_in_shared_memory(ranks, parts.arena.reborrow(), &own.are_whole)
 }
 
-/// What a rank reduces of an arena.
+/// The part of an arena that a rank reduces.
 struct OwnPart {
     cut: Cut,
     layers: Vec<Range<usize>>,

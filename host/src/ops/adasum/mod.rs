@@ -1,30 +1,30 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
-//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `in_one_space` is the former for ranks that reach each
-//! other's memory, and `nodes` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
+//! Two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that share
+//! memory, and `hierarchical` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
 //! a transport.
 
 mod gram;
-mod in_one_space;
-mod nodes;
+mod hierarchical;
+mod shared_memory;
 mod tree;
 
 use std::ops::Range;
 
 use gradsync_device::math::adasum::Criterion;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
 pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
-pub(crate) use self::nodes::check_nodes;
+pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
-pub(crate) use self::nodes::{Levels, agree};
-pub use self::nodes::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
+pub(crate) use self::hierarchical::{Levels, agree};
+pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
-use crate::agreement::{Value, same_plan};
+use crate::agreement::same_plan;
 use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::dtype::DType;
@@ -32,43 +32,11 @@ use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 
+pub use crate::call::{AdasumOptions, Algorithm, Granularity};
+
 const OPERATION: &str = "adasum_all_reduce";
 
-/// How the ranks' vectors are combined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Algorithm {
-    /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks that are so many that the products of all pairs and the bytes between nodes stop being free: from 16, 32 or 64 ranks on, by size.
-    /// Ranks that reach each other's memory on a host send nothing but products, and stay with Gram. A switch is logged with its reason.
-    /// Given the nodes, [`hierarchical_adasum_all_reduce`] chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
-    #[default]
-    Auto,
-    /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
-    Gram,
-    /// Pair by pair along the tree; powers of two; intermediate results are rounded to the dtype at every level.
-    Tree,
-}
-
-/// What shares one set of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Granularity {
-    /// Each tensor on its own ("per layer"), as upstream has it.
-    #[default]
-    Tensor,
-    /// All tensors together, as one vector.
-    Whole,
-}
-
-/// Choices of an Adasum all-reduce; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct AdasumOptions {
-    /// The algorithm.
-    pub algorithm: Algorithm,
-    /// What shares one set of weights.
-    pub granularity: Granularity,
-}
-
-/// What an Adasum all-reduce did.
+/// The report of an Adasum all-reduce.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdasumReport {
     /// The algorithm that ran; never [`Algorithm::Auto`].
@@ -81,18 +49,18 @@ pub struct AdasumReport {
 }
 
 impl AdasumReport {
-    /// What [`Algorithm::Tree`] reports.
+    /// The report of [`Algorithm::Tree`].
     pub(crate) const fn of_tree() -> Self {
         Self { algorithm: Algorithm::Tree, weights: None, recomputed: 0 }
     }
 
-    /// What [`Algorithm::Gram`] reports of a vector that is its own result.
+    /// The report of [`Algorithm::Gram`] for a single vector, which is its own result.
     pub(crate) fn of_one_vector(layers: usize) -> Self {
         Self { algorithm: Algorithm::Gram, weights: Some(vec![1.0; layers]), recomputed: 0 }
     }
 }
 
-/// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run.
+/// Replaces every rank's buffer by the Adasum of all ranks' buffers, in place: bitwise the same on every rank and in every run.
 ///
 /// Ranks combine as a tree of adjacent pairs, `(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b`, a coefficient being 1 where the squared
 /// norm is below the square root of the smallest normal `f64`; an odd rank out moves up unchanged. Inner products and weighted
@@ -102,7 +70,7 @@ impl AdasumReport {
 /// # Errors
 /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
 /// other tensors, options or kinds of memory; [`Error::UnsupportedWorldSize`] for `Tree` on a
-/// number of ranks that is no power of two, and those of the communicator. After a communicator's error the contents of the
+/// number of ranks that is no power of two, and errors of the communicator. After a communicator's error the contents of the
 /// buffer are unspecified; the other errors leave it alone.
 pub fn adasum_all_reduce(
     comm: &dyn Communicator,
@@ -121,7 +89,7 @@ pub fn adasum_all_reduce(
         Algorithm::Tree => {
             if options.algorithm == Algorithm::Auto {
                 // Where nothing is sent but products, as many are no reason for a tree.
-                if let Some(report) = gram::in_one_space(comm, &mut parts, options.granularity)? {
+                if let Some(report) = gram::shared_memory(comm, &mut parts, options.granularity)? {
                     return Ok(report);
                 }
             }
@@ -149,9 +117,9 @@ impl Algorithm {
         Err(Error::UnsupportedWorldSize { operation, algorithm: "tree", needs, world_size: found })
     }
 
-    /// The algorithm that runs among ranks which have to send each other their vectors; never [`Auto`](Self::Auto). The same on every rank.
+    /// The algorithm for ranks that do not share memory; never [`Auto`](Self::Auto). The same on every rank.
     pub(crate) fn chosen(self, world_size: usize, bytes: usize) -> Self {
-        /// What machines with NVLink have; a communicator does not know.
+        /// The usual number of machines with NVLink; a communicator does not know its own.
         const RANKS_PER_NODE: usize = 8;
         if self != Algorithm::Auto {
             return self;
@@ -174,7 +142,7 @@ impl Granularity {
         }
     }
 
-    /// When each of these layers takes the exact path; what lies between tensors counts for nothing.
+    /// The criterion of the exact path for each of these layers; gaps between tensors do not count.
     pub(crate) fn criteria(self, dtype: DType, tensors: &[Range<usize>]) -> Vec<Criterion> {
         let of = |len| Criterion::of(dtype == DType::F64, len);
         match self {

@@ -1,5 +1,5 @@
-//! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve what they hold, combine, and go on; then
-//! they give each other back what they have. Vectors may be cut among the ranks of nodes, of which each does that with its part.
+//! Upstream's vector halving, distance doubling: at every level of the tree two ranks halve their current part, combine one half each, and go on; then
+//! they exchange the results. Vectors may be divided among the ranks of a node, each of which does this with its part.
 //!
 //! Intermediate results are rounded to the dtype. Powers of two only, which the caller has checked.
 
@@ -8,15 +8,16 @@ use std::ops::Range;
 use gradsync_device::math::adasum;
 
 use super::{AdasumReport, Granularity, OPERATION, for_tensors};
-use crate::buffer::{Arena, Parts, Scratch};
-use crate::comm::{Communicator, ReduceOp};
+use crate::buffer::{Parts, Scratch};
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
+use crate::memory::HostBuffer;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
 
-/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks'.
+/// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
     let Parts { arena, tensors, scratch } = parts;
     let layers = granularity.layers(arena.len(), tensors);
@@ -28,7 +29,7 @@ pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: G
 pub(crate) struct Tree<'a> {
     /// One rank for every vector.
     pub(crate) across: &'a dyn Communicator,
-    /// The ranks that hold the other parts of the vectors, if those are cut: as many for every vector.
+    /// The ranks that hold the other parts of the vectors, if they are divided: as many ranks for every vector.
     pub(crate) node: Option<&'a dyn Communicator>,
     /// The layers of this rank's part.
     pub(crate) layers: &'a [Range<usize>],
@@ -37,7 +38,7 @@ pub(crate) struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    /// Has memory ready for the vectors of `len` elements that will be reduced with it.
+    /// Allocates the memory for reductions of vectors of `len` elements in advance.
     #[cfg(feature = "cuda")]
     pub(crate) fn prepare(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<()> {
         let halves = Self::halves(scratch, dtype, len)?;
@@ -45,12 +46,12 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn halves(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<[Arena; 2]> {
+    fn halves(scratch: &mut Scratch, dtype: DType, len: usize) -> Result<[HostBuffer; 2]> {
         let mut half = || scratch.take(OPERATION, dtype, len.div_ceil(2));
         Ok([half()?, half()?])
     }
 
-    /// Replaces this rank's part of its vector by that of the Adasum of all vectors.
+    /// Replaces this rank's part of its vector by its part of the Adasum of all vectors.
     pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
         let Tree { across, layers, tensors, .. } = *self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
@@ -88,13 +89,13 @@ impl Tree<'_> {
     /// recursive doubling: every rank adds the same numbers in the same tree, and addition commutes, so that all get the same bits.
     fn sum(&self, group_size: usize, values: &mut [f64]) -> Result<()> {
         if let Some(node) = self.node {
-            node.all_reduce((&mut *values).into(), ReduceOp::Sum)?;
+            node.all_reduce(&mut *values, ReduceOp::Sum)?;
         }
         let mut received = vec![0.0; values.len()];
         let mut distance = 1;
         while distance < group_size {
             let peer = self.across.rank() ^ distance;
-            self.across.send_recv((&*values).into(), peer, (&mut received).into(), peer)?;
+            self.across.send_recv(&*values, peer, &mut received, peer)?;
             values.iter_mut().zip(&received).for_each(|(value, received)| *value += received);
             distance *= 2;
         }

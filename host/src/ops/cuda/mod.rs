@@ -1,25 +1,16 @@
-//! What a training loop calls where its gradients are in the memory of GPUs: the operations of [`ops`](super) on device memory, over
-//! any [`DeviceCommunicator`](crate::comm::DeviceCommunicator), and ONNX Runtime's bundle operations over NCCL.
+//! The reductions that are other algorithms in the memory of GPUs: Adasum, and sums in rank order, over any
+//! [`Communicator<Cuda>`](crate::comm::Communicator). All other operations serve both memories and stand in [`ops`](super).
 //!
-//! Everything is asynchronous, in the queue of the buffer. What needs workspace, or an agreement of the ranks, is an object,
+//! Everything is asynchronous, in the queue of the buffer. An operation that needs workspace, or an agreement of the ranks, is an object,
 //! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.
-//! No operation uses another. Those of [tensor parallelism](super::tensor_parallel) serve both kinds of memory and stand there.
+//! No operation uses another.
 
 mod adasum;
-mod all_reduce;
-mod bundle;
 mod ordered;
 mod peers;
-pub mod send_recv;
-mod zero;
 
 pub use adasum::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo, StagedAdasum};
-pub use all_reduce::all_reduce;
-pub use bundle::{
-    nccl_all_gather, nccl_all_gather_owned, nccl_all_reduce, nccl_reduce_scatter, nccl_reduce_scatter_owned,
-};
 pub use ordered::{OrderedAllReduce, PeerAllReduce};
-pub use zero::ZeroPartition;
 
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 

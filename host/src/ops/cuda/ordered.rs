@@ -8,17 +8,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::in_place;
-use super::peers::Connection;
-use crate::agreement::{Plan, Value, agree, same_plan};
-use crate::buffer::DeviceGradientBuffer;
+use super::peers::{Connection, peers};
+use crate::agreement::{Plan, agree, same_plan};
+use crate::buffer::GradientBuffer;
+use crate::call::Value;
 use crate::call::scope;
-use crate::comm::{Call, DeviceCommunicator, Operation, ReduceOp};
+use crate::comm::{Call, Communicator, Operation, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{Layers, PeerKernel, cast};
-use crate::kernels::same_len;
+use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, cast};
+use crate::memory::{Cuda, DeviceWireSliceMut};
 
 const OPERATION: &str = "ordered all_reduce";
 
@@ -29,7 +30,7 @@ const OPERATION: &str = "ordered all_reduce";
 /// wire narrower than the data, every rank's data are rounded to it first (to nearest even), and so is the result.
 #[derive(Debug)]
 pub struct OrderedAllReduce<'c> {
-    comm: &'c dyn DeviceCommunicator,
+    comm: &'c dyn Communicator<Cuda>,
     dtype: DType,
     wire: DType,
     len: usize,
@@ -38,7 +39,7 @@ pub struct OrderedAllReduce<'c> {
     /// Longest window.
     part_len: usize,
     op: ReduceOp,
-    layers: Layers,
+    layers: SegmentWorkspace,
     /// The other ranks' parts.
     received: DeviceBuffer,
     /// The data in the dtype of the wire, if that is another.
@@ -55,7 +56,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// wire is another dtype. Whichever rank it is, all fail, the others with an [`Error::InvalidArgument`] that names it. Those of the
     /// communicator.
     pub fn new(
-        comm: &'c dyn DeviceCommunicator,
+        comm: &'c dyn Communicator<Cuda>,
         queue: &Queue,
         (dtype, wire): (DType, DType),
         len: usize,
@@ -66,9 +67,9 @@ impl<'c> OrderedAllReduce<'c> {
         agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::OrderedAllReduce(op)) }, prepared)
     }
 
-    /// What this rank needs, without the others.
+    /// Prepares this rank's resources, without the other ranks.
     fn prepare(
-        comm: &'c dyn DeviceCommunicator,
+        comm: &'c dyn Communicator<Cuda>,
         queue: &Queue,
         (dtype, wire): (DType, DType),
         len: usize,
@@ -80,7 +81,7 @@ impl<'c> OrderedAllReduce<'c> {
         let part_len = len.div_ceil(world_size).next_multiple_of(8);
         let own = window(comm.rank(), part_len, len);
         let own_len = own.len();
-        let mut layers = Layers::new(queue, own_len, &[0..own_len], world_size)?;
+        let mut layers = SegmentWorkspace::new(queue, own_len, &[0..own_len], world_size)?;
         layers.write_coefficients(&Coefficients {
             weights: vec![factor(op, world_size); world_size],
             cancelled: vec![false],
@@ -112,7 +113,7 @@ impl<'c> OrderedAllReduce<'c> {
     /// Replaces every rank's data by their reduction.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; those of the communicator.
+    /// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for other data than were prepared for; errors of the communicator.
     pub fn run(&mut self, mut data: DeviceSliceMut<'_>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         let view = data.as_slice();
@@ -137,9 +138,10 @@ impl<'c> OrderedAllReduce<'c> {
         let (rank, world_size, own_len) = (comm.rank(), comm.world_size(), self.own.len());
         let view = data.as_slice();
         let peers = || (0..world_size).filter(|&peer| peer != rank);
-        let sends = peers().map(|peer| (peer, view.range(window(peer, self.part_len, self.len)))).collect();
+        let sends: Vec<_> =
+            peers().map(|peer| (peer, view.range(window(peer, self.part_len, self.len)).into())).collect();
         let receives = split(self.received.as_mut_slice(), own_len, peers());
-        comm.exchange(sends, receives)?;
+        comm.exchange(&sends, &mut wires(receives))?;
 
         let own = view.range(self.own.clone());
         let vectors: Vec<DeviceSlice<'_>> = (0..world_size)
@@ -152,15 +154,19 @@ impl<'c> OrderedAllReduce<'c> {
         // SAFETY: the data are borrowed mutably; the kernel reads each element of this part before it writes it, in one thread.
         self.layers.combine(unsafe { in_place(view.queue(), own) }, &vectors)?;
 
-        // Every window but this rank's own is somebody else's to write.
+        // Every window but this rank's own is written by another rank.
         let (before, rest) = data.reborrow().split_at_mut(self.own.start);
         let (middle, after) = rest.split_at_mut(own_len);
-        let sends = peers().map(|peer| (peer, middle.as_slice())).collect();
+        let sends: Vec<_> = peers().map(|peer| (peer, middle.as_slice().into())).collect();
         let lens = |range: Range<usize>| range.map(|peer| (peer, window(peer, self.part_len, self.len).len()));
         let mut receives = split_uneven(before, lens(0..rank));
         receives.extend(split_uneven(after, lens(rank + 1..world_size)));
-        comm.exchange(sends, receives)
+        comm.exchange(&sends, &mut wires(receives))
     }
+}
+
+fn wires(places: Vec<(usize, DeviceSliceMut<'_>)>) -> Vec<(usize, DeviceWireSliceMut<'_>)> {
+    places.into_iter().map(|(peer, place)| (peer, place.into())).collect()
 }
 
 /// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
@@ -169,7 +175,7 @@ impl<'c> OrderedAllReduce<'c> {
 /// [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
 pub struct PeerAllReduce<'c> {
-    comm: &'c dyn DeviceCommunicator,
+    comm: &'c dyn Communicator<Cuda>,
     connection: Arc<Connection>,
     op: ReduceOp,
 }
@@ -180,8 +186,8 @@ impl<'c> PeerAllReduce<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on every rank for a reduction other than `Sum` and `Mean` or a buffer made for another world size,
-    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; those of the communicator.
-    pub fn new(comm: &'c dyn DeviceCommunicator, buffer: &DeviceGradientBuffer, op: ReduceOp) -> Result<Option<Self>> {
+    /// whichever rank it is that has it; [`Error::Disagreement`] for ranks with other tensors or reductions; [`Error::Cuda`]; errors of the communicator.
+    pub fn new(comm: &'c dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>, op: ReduceOp) -> Result<Option<Self>> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
         same_plan(operation, comm, buffer.table(), &[], check_op(op))?;
@@ -192,8 +198,8 @@ impl<'c> PeerAllReduce<'c> {
     /// Replaces every rank's buffer by their reduction. Asynchronous, in the buffer's queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another buffer than was mapped; those of the communicator.
-    pub fn run(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    /// [`Error::InvalidArgument`] for another buffer than was mapped; errors of the communicator.
+    pub fn run(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let _scope = scope::within(Operation::OrderedAllReduce(self.op));
         self.connection.check(OPERATION, buffer)?;
         self.connection.keep_for_recording(buffer.queue())?;
@@ -201,7 +207,7 @@ impl<'c> PeerAllReduce<'c> {
         let call = Call::new(Operation::OrderedAllReduce(self.op), buffer.table().arena_len(), dtype);
         let factor = factor(self.op, self.comm.world_size());
         let group = &self.connection.group;
-        self.comm.run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
+        peers(self.comm).run_kernels(call, buffer.queue(), &mut || group.reduce(factor))
     }
 }
 
@@ -213,7 +219,7 @@ fn check_op(op: ReduceOp) -> Result<()> {
     Err(Error::InvalidArgument { operation: OPERATION, reason })
 }
 
-/// What every rank's elements are multiplied by.
+/// The factor of every rank's elements.
 fn factor(op: ReduceOp, world_size: usize) -> f64 {
     if op == ReduceOp::Mean { 1.0 / world_size as f64 } else { 1.0 }
 }

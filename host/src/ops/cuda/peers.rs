@@ -1,16 +1,17 @@
 //! Setting up operations whose kernels reach into the gradient buffers of all ranks.
 //!
-//! It maps and describes memory; what the kernels do with it is the operations' business.
+//! It maps and describes memory; the operations define the kernels that use it.
 
 use std::sync::Arc;
 
 use crate::agreement::all_prepared;
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::DeviceCommunicator;
+use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
 use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+use crate::memory::{Cuda, PeerMemory};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
 ///
@@ -21,12 +22,12 @@ pub(super) struct Connection {
     pub(super) group: PeerGroup,
     /// This rank's arena, which the peers have mapped.
     arena: Arc<Memory>,
-    /// What the group's addresses lead to.
+    /// The memory behind the group's addresses.
     _exposure: Exposure,
     _abort: Arc<HostFlag>,
 }
 
-/// What one rank alone can fail to get.
+/// The resources whose allocation can fail on one rank alone.
 struct Prepared<T> {
     flags: DeviceBuffer,
     mailbox: DeviceBuffer,
@@ -36,7 +37,7 @@ struct Prepared<T> {
 
 impl Connection {
     /// Whether there are ranks and elements enough, and no more ranks than the kernels take; the same on every rank.
-    pub(super) fn is_possible(comm: &dyn DeviceCommunicator, buffer: &DeviceGradientBuffer) -> bool {
+    pub(super) fn is_possible(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> bool {
         (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
     }
 
@@ -45,15 +46,13 @@ impl Connection {
     /// fails on one rank, all ranks get an error.
     pub(super) fn new<T>(
         operation: Operation,
-        comm: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         (kernel, layers): (PeerKernel, usize),
         prepare: impl FnOnce() -> Result<T>,
     ) -> Result<Option<(Arc<Self>, T)>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
-        if !Self::is_possible(comm, buffer) {
-            return Ok(None);
-        }
+        let Some(peers) = comm.sharing().filter(|_| Self::is_possible(comm, buffer)) else { return Ok(None) };
         let (dtype, shard_len) = (table.dtype(), table.shard_len());
         let window_bytes = shard_len * dtype.size_bytes();
         let prepared = (|| {
@@ -68,10 +67,10 @@ impl Connection {
         })();
         let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
-        let Some(shared) = comm.share(flags.as_slice())? else { return Ok(None) };
+        let Some(shared) = peers.share(flags.as_slice())? else { return Ok(None) };
         let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
         let mut share = |memory: &Arc<Memory>, data: DeviceSlice<'_>| {
-            let Some(shared) = comm.share(data)? else { return Ok(None) };
+            let Some(shared) = peers.share(data)? else { return Ok(None) };
             let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
             let (addresses, mappings) = shared.into_parts();
             exposure.add(memory, mappings);
@@ -103,7 +102,7 @@ impl Connection {
             // which begin at multiples of 256 bytes.
             unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses, claim) }
         });
-        // The peers' kernels wait for nobody before they write here: no rank goes on unless all have come so far.
+        // The peers' kernels write here without waiting, so no rank continues before all have reached this point.
         let group = all_prepared(operation, comm, group)?;
         let arena = buffer.memory().clone();
         Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
@@ -115,11 +114,16 @@ impl Connection {
     }
 
     /// Refuses another buffer than the one that the peers have mapped.
-    pub(super) fn check(&self, operation: &'static str, buffer: &DeviceGradientBuffer) -> Result<()> {
+    pub(super) fn check(&self, operation: &'static str, buffer: &GradientBuffer<Cuda>) -> Result<()> {
         if Arc::ptr_eq(buffer.memory(), &self.arena) {
             return Ok(());
         }
         let reason = "the peers have mapped another buffer, the one that this was made for".into();
         Err(Error::InvalidArgument { operation, reason })
     }
+}
+
+/// The peers of a group whose kernels reach each other's memory.
+pub(super) fn peers(comm: &dyn Communicator<Cuda>) -> &dyn PeerMemory {
+    comm.sharing().expect("a group of kernels is connected over ranks that share memory")
 }

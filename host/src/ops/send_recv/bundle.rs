@@ -1,18 +1,20 @@
-//! [`Bundle`], what is sent; [`Expected`], what a receiver knows of it; and [`Received`], what has come.
+//! [`Bundle`], the tensors of one transfer; [`Expected`], what a receiver knows of them; and [`Received`], the tensors that have come.
 //!
-//! They lie in the host's memory. Nothing here communicates.
+//! Nothing here communicates or waits.
 
 use std::borrow::Cow;
 
-use super::tensor::{TensorBytes, TensorBytesMut};
-use crate::GradientBuffer;
-use crate::buffer::Arena;
-use crate::dtype::DType;
+use super::memory::BundleMemory;
+use super::tensor::{WireTensor, spec};
+use crate::buffer::GradientBuffer;
+use crate::dtype::DataType;
 use crate::error::{Error, Result};
-use crate::plan::bundle::{BundleLayout, Header, Limits, TensorSpec};
+use crate::memory::{Host, Memory};
+use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
 /// What the receiver knows of the tensors that it gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Shapes {
     /// Types and shapes: nothing but the payload travels.
     #[default]
@@ -24,36 +26,38 @@ pub enum Shapes {
     },
 }
 
-/// One or more tensors that travel as one payload, each at a multiple of 256 bytes.
+/// One or more tensors that travel as one payload, each at a multiple of 256 bytes; on a GPU all of one queue.
 ///
-/// A tensor alone, what has been [`Received`] and a [`GradientBuffer`] are sent from where they lie; others are copied together.
+/// A tensor alone, [`Received`] tensors and a [`GradientBuffer`] are sent from where they lie, and so are tensors in device memory of which each
+/// begins where the one before ends and at such a multiple; others are copied together.
 #[derive(Clone, Debug)]
-pub struct Bundle<'a> {
+pub struct Bundle<'a, M: BundleMemory = Host> {
     pub(super) shapes: Shapes,
     specs: Cow<'a, [TensorSpec]>,
     layout: Cow<'a, BundleLayout>,
-    content: Content<'a>,
+    content: Content<'a, M>,
 }
 
 #[derive(Clone, Debug)]
-enum Content<'a> {
-    Apart(Vec<TensorBytes<'a>>),
-    Laid(&'a [u8]),
+enum Content<'a, M: Memory> {
+    /// Tensors that have to be copied to their places.
+    Apart(Vec<M::Wire<'a>>),
+    /// The bytes of the payload.
+    Lying(M::Wire<'a>),
 }
 
-impl<'a> Bundle<'a> {
+impl<'a, M: BundleMemory> Bundle<'a, M> {
     /// Tensors whose shapes the receiver knows.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no tensors, or more than the address space holds.
-    pub fn new(tensors: impl IntoIterator<Item: Into<TensorBytes<'a>>>) -> Result<Self> {
-        let tensors: Vec<TensorBytes<'a>> = tensors.into_iter().map(Into::into).collect();
-        let specs: Vec<TensorSpec> = tensors.iter().map(TensorBytes::spec).collect();
-        let layout = layout("tensor bundle", &specs)?;
-        let content = match &tensors[..] {
-            [only] => Content::Laid(only.bytes()),
-            _ => Content::Apart(tensors),
-        };
+    /// [`Error::InvalidArgument`] for no tensors, tensors of different queues, or more than the address space holds.
+    pub fn new(tensors: impl IntoIterator<Item: Into<WireTensor<'a, M>>>) -> Result<Self> {
+        let tensors: Vec<WireTensor<'a, M>> = tensors.into_iter().map(Into::into).collect();
+        let specs: Vec<TensorSpec> = tensors.iter().map(WireTensor::spec).collect();
+        let layout = layout(OPERATION, &specs)?;
+        let tensors: Vec<M::Wire<'a>> = tensors.iter().map(WireTensor::data).collect();
+        tensors.iter().try_for_each(|tensor| M::check_same_queue(OPERATION, tensors[0], *tensor))?;
+        let content = M::lying(&tensors, &layout.places).map_or(Content::Apart(tensors), Content::Lying);
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
@@ -61,12 +65,12 @@ impl<'a> Bundle<'a> {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn of_buffer(buffer: &'a GradientBuffer) -> Result<Self> {
-        let spec = |index| super::tensor::spec(buffer.dtype().into(), buffer.shape(index));
-        let specs: Vec<TensorSpec> = (0..buffer.tensor_count()).map(spec).collect();
-        let layout = layout("tensor bundle", &specs)?;
+    pub fn of_buffer(buffer: &'a GradientBuffer<M>) -> Result<Self> {
+        let of_tensor = |index| spec(buffer.dtype().into(), buffer.shape(index));
+        let specs: Vec<TensorSpec> = (0..buffer.tensor_count()).map(of_tensor).collect();
+        let layout = layout(OPERATION, &specs)?;
         // Places are rounded up alike in both.
-        let content = Content::Laid(&buffer.as_slice().as_bytes()[..layout.len]);
+        let content = Content::Lying(M::byte_range(buffer.as_slice().into(), 0..layout.len));
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
@@ -86,62 +90,59 @@ impl<'a> Bundle<'a> {
         self.layout.len
     }
 
-    /// Memory for the payload, where tensors have to be copied together.
-    pub(super) fn room(&self, operation: &'static str) -> Result<Room> {
-        Ok(Room(match &self.content {
-            Content::Laid(_) => None,
-            Content::Apart(_) => Some(Memory::new(operation, self.layout.len)?),
-        }))
+    /// The queue that work on the tensors is ordered on.
+    pub fn queue(&self) -> &'a M::Queue {
+        M::queue(match &self.content {
+            Content::Apart(tensors) => tensors[0],
+            Content::Lying(payload) => *payload,
+        })
     }
 
-    /// The payload, copied together in the room that [`room`](Self::room) has made for it, if need be.
-    pub(super) fn payload(&self, room: Room) -> Payload<'_> {
-        match (&self.content, room.0) {
-            (Content::Laid(payload), _) => Payload::Lying(payload),
-            (Content::Apart(tensors), packed) => {
-                let mut packed = packed.expect("room is made for tensors that lie apart");
-                let bytes = packed.bytes_mut();
-                for (place, tensor) in self.layout.places.iter().zip(tensors) {
-                    bytes[place.clone()].copy_from_slice(tensor.bytes());
-                }
-                Payload::Packed(packed)
+    /// Memory for the payload, where tensors have to be copied together.
+    pub(super) fn room(&self) -> Result<Option<M::Payload>> {
+        match &self.content {
+            Content::Lying(_) => Ok(None),
+            Content::Apart(_) => M::allocate("send", self.queue(), self.layout.len).map(Some),
+        }
+    }
+
+    /// Copies the tensors together in the room that [`room`](Self::room) has made for it, if need be.
+    pub(super) fn pack(&self, room: &mut Option<M::Payload>) -> Result<()> {
+        match (&self.content, room) {
+            (Content::Apart(tensors), Some(room)) => M::pack(room, &self.layout.places, tensors),
+            _ => Ok(()),
+        }
+    }
+
+    /// The bytes to send, of which those of tensors that lie apart are in the room.
+    pub(super) fn payload<'p>(&'p self, room: &'p Option<M::Payload>) -> M::Wire<'p> {
+        match (&self.content, room) {
+            (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
+            (Content::Apart(_), room) => {
+                let room = room.as_ref().expect("room is made for tensors that lie apart");
+                M::at(room, 0..self.layout.len, DataType::U8)
             }
         }
     }
 }
 
-impl<'a> From<&'a Received> for Bundle<'a> {
+const OPERATION: &str = "tensor bundle";
+
+impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
     /// To pass on, from where it lies.
-    fn from(received: &'a Received) -> Self {
+    fn from(received: &'a Received<M>) -> Self {
         Self {
             shapes: Shapes::Known,
             specs: received.specs[..].into(),
             layout: Cow::Borrowed(&received.layout),
-            content: Content::Laid(received.memory.bytes()),
-        }
-    }
-}
-
-/// Memory for a payload, if it needs any.
-pub(super) struct Room(Option<Memory>);
-
-/// Bytes that are ready to be sent.
-pub(super) enum Payload<'a> {
-    Lying(&'a [u8]),
-    Packed(Memory),
-}
-
-impl Payload<'_> {
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Payload::Lying(bytes) => bytes,
-            Payload::Packed(memory) => memory.bytes(),
+            content: Content::Lying(M::at(&received.payload, 0..received.layout.len, DataType::U8)),
         }
     }
 }
 
 /// What a receiver knows of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Expected {
     /// Types and shapes, which the sender must have too: the length of the payload is all that is compared.
     Known(Vec<TensorSpec>),
@@ -156,8 +157,8 @@ pub enum Expected {
 
 impl Expected {
     /// Types and shapes.
-    pub fn known(tensors: impl IntoIterator<Item = (crate::DataType, Vec<usize>)>) -> Self {
-        Expected::Known(tensors.into_iter().map(|(dtype, shape)| super::tensor::spec(dtype, &shape)).collect())
+    pub fn known(tensors: impl IntoIterator<Item = (DataType, Vec<usize>)>) -> Self {
+        Expected::Known(tensors.into_iter().map(|(dtype, shape)| spec(dtype, &shape)).collect())
     }
 
     /// Anything within the default [`Limits`].
@@ -166,25 +167,26 @@ impl Expected {
     }
 }
 
-/// Tensors that have come from a peer. Owns the payload, in which they lie as they travelled.
+/// Tensors that have come, or on a GPU are coming in the order of their queue, from a peer. Owns the payload, in which they lie as they travelled.
 #[must_use = "it owns the tensors that have come"]
-pub struct Received {
+pub struct Received<M: BundleMemory = Host> {
     specs: Vec<TensorSpec>,
     shapes: Vec<Vec<usize>>,
     layout: BundleLayout,
-    memory: Memory,
+    payload: M::Payload,
 }
 
-impl Received {
+impl<M: BundleMemory> Received<M> {
     /// Memory for tensors that are still to come.
-    pub(crate) fn reserve(operation: &'static str, specs: Vec<TensorSpec>, layout: BundleLayout) -> Result<Self> {
+    pub(super) fn reserve(
+        operation: &'static str,
+        queue: &M::Queue,
+        specs: Vec<TensorSpec>,
+        layout: BundleLayout,
+    ) -> Result<Self> {
         let shapes = usize_shapes(operation, &specs)?;
-        let memory = Memory::new(operation, layout.len)?;
-        Ok(Self { specs, shapes, layout, memory })
-    }
-
-    pub(super) fn of_header(operation: &'static str, header: Header) -> Result<Self> {
-        Self::reserve(operation, header.tensors, header.layout)
+        let payload = M::allocate(operation, queue, layout.len)?;
+        Ok(Self { specs, shapes, layout, payload })
     }
 
     /// The number of tensors.
@@ -202,65 +204,57 @@ impl Received {
         &self.specs
     }
 
-    /// Tensor `index`, where it lies; panics past the last. It is aligned for its type.
-    pub fn tensor(&self, index: usize) -> TensorBytes<'_> {
-        let bytes = &self.memory.bytes()[self.layout.places[index].clone()];
-        TensorBytes::new(self.specs[index].dtype, &self.shapes[index][..], bytes)
+    /// Tensor `index`, where it lies, at a multiple of 256 bytes; panics past the last.
+    pub fn tensor(&self, index: usize) -> WireTensor<'_, M> {
+        let data = M::at(&self.payload, self.layout.places[index].clone(), self.specs[index].dtype);
+        WireTensor::of_wire(data, Cow::Borrowed(&self.shapes[index]))
             .expect("the layout gave the tensor its shape's bytes")
     }
 
     /// The tensors, in order.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorBytes<'_>> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = WireTensor<'_, M>> {
         (0..self.len()).map(|index| self.tensor(index))
     }
 
-    pub(super) fn payload_mut(&mut self) -> &mut [u8] {
-        self.memory.bytes_mut()
-    }
-
-    /// The payload in numbers of 8 bytes, the last of which it may not fill.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn words_mut(&mut self) -> crate::SliceMut<'_> {
-        self.memory.arena.as_mut_slice()
+    pub(super) fn payload_mut(&mut self) -> M::WireMut<'_> {
+        M::bytes_mut(&mut self.payload, self.layout.len)
     }
 
     /// Copies the tensors to where they are wanted; lengths agree.
-    pub(super) fn unpack(&self, tensors: &mut [TensorBytesMut<'_>]) {
-        for (place, tensor) in self.layout.places.iter().zip(tensors) {
-            tensor.bytes_mut().copy_from_slice(&self.memory.bytes()[place.clone()]);
-        }
+    pub(super) fn unpack(&self, tensors: Vec<&mut M::WireMut<'_>>) -> Result<()> {
+        M::unpack(&self.payload, &self.layout.places, tensors)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Received<crate::memory::Cuda> {
+    /// Waits for the queue and copies the tensors to the host's memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], and [`Error::Cuda`] for any work in the queue that failed.
+    /// Whether the transfer did is for [`Completion::wait`](super::Completion::wait) to say, before.
+    pub fn to_host(&self) -> Result<Received> {
+        let mut host: Received = Received::reserve("copy to host", &(), self.specs.clone(), self.layout.clone())?;
+        let words = host.payload.as_mut_slice();
+        // SAFETY: as many words as the payload was rounded up to when the buffer was made.
+        let payload = unsafe {
+            let view = self.payload.as_slice();
+            crate::driver::DeviceSlice::from_raw_parts(view.queue(), view.address(), words.dtype(), words.len())
+        };
+        payload.copy_to_host(words)?;
+        Ok(host)
     }
 }
 
 /// Types and shapes; never the elements.
-impl std::fmt::Debug for Received {
+impl<M: BundleMemory> std::fmt::Debug for Received<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Received").field("specs", &self.specs).finish_non_exhaustive()
     }
 }
 
-/// Zeroed bytes, aligned for every type.
-pub(super) struct Memory {
-    arena: Arena,
-    len: usize,
-}
-
-impl Memory {
-    fn new(operation: &'static str, len: usize) -> Result<Self> {
-        Ok(Self { arena: Arena::zeroed(operation, DType::F64, len.div_ceil(DType::F64.size_bytes()))?, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.arena.as_slice().as_bytes()[..self.len]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.arena.as_mut_slice().as_bytes_mut()[..self.len]
-    }
-}
-
 /// The places of tensors in a payload.
-pub(crate) fn layout(operation: &'static str, specs: &[TensorSpec]) -> Result<BundleLayout> {
+pub(super) fn layout(operation: &'static str, specs: &[TensorSpec]) -> Result<BundleLayout> {
     if specs.is_empty() {
         return Err(no_tensors(operation));
     }
@@ -273,12 +267,12 @@ pub(crate) fn layout(operation: &'static str, specs: &[TensorSpec]) -> Result<Bu
     BundleLayout::new(&specs.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?)
 }
 
-pub(crate) fn no_tensors(operation: &'static str) -> Error {
+pub(super) fn no_tensors(operation: &'static str) -> Error {
     Error::InvalidArgument { operation, reason: "a bundle has at least one tensor".into() }
 }
 
 /// The dimensions as the rest of the program counts them.
-pub(crate) fn usize_shapes(operation: &'static str, specs: &[TensorSpec]) -> Result<Vec<Vec<usize>>> {
+fn usize_shapes(operation: &'static str, specs: &[TensorSpec]) -> Result<Vec<Vec<usize>>> {
     let shape = |(index, spec): (usize, &TensorSpec)| {
         let dims = spec.dims.iter().map(|&dim| usize::try_from(dim));
         dims.collect::<Result<Vec<usize>, _>>().map_err(|_| Error::InvalidArgument {

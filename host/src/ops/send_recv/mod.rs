@@ -1,4 +1,4 @@
-//! Tensors from rank to rank: ONNX Runtime's Send and Recv, many of them at once, and whole schedules of them.
+//! Tensors from rank to rank: ONNX Runtime's Send and Recv, many of them at once, and whole schedules of them, in the host's memory and in a GPU's.
 //!
 //! What is sent is a [`Bundle`]: any number of tensors of any types, as one payload. If the receiver knows the shapes, nothing else
 //! travels. If it does not, a header goes before the payload: the receiver checks it against its [`Limits`], compares the sender's tag
@@ -9,299 +9,418 @@
 //! noticed: that is what "known" means.
 //!
 //! Nothing that is not planned can be transferred while a schedule runs: [`run_schedule`] and [`run_stage`] ask the caller for what
-//! the plan has, and for nothing else. Counterparts for the memory of GPUs are in `ops::cuda`.
+//! the plan has, and for nothing else.
+//!
+//! # On a GPU
+//!
+//! Everything is in the order of one queue: packing, one group call for all payloads, unpacking. The host waits only where shapes are described,
+//! for the headers and answers; in that case for all work that is in the queue. Memory of tensors may be reused or dropped as soon as a call
+//! returns, by work that is ordered on the queue.
+//!
+//! Lengths of payloads are compared where the communicator compares calls, as NCCL's does by default (`NcclOptions::checks`): by the next
+//! `synchronize` at the latest. NCCL alone does not tell transfers of unequal lengths; there the deadline, or nothing, does.
 
 mod bundle;
-pub(crate) mod negotiation;
+mod completion;
+mod memory;
+mod negotiation;
 mod schedule;
 mod tensor;
 
 pub use bundle::{Bundle, Expected, Received, Shapes};
-pub use schedule::{Carrier, Host, Memory, Passing, StageWork, run_schedule, run_stage};
-pub use tensor::{Carried, TensorBytes, TensorBytesMut};
+pub use completion::Completion;
+pub use memory::BundleMemory;
+pub use schedule::{StageWork, TransferHandler, run_schedule, run_stage};
+pub use tensor::{WireTensor, WireTensorMut};
 
-#[cfg(feature = "cuda")]
-pub(crate) use self::{
-    bundle::{layout, no_tensors, usize_shapes},
-    tensor::{check, spec},
-};
-
-use self::bundle::{Payload, Room};
-use self::negotiation::{
-    HEAD_BYTES, Messages, Offer, PART_BYTES, Want, check_call, first_error, negotiate, withdrawal,
-};
+use self::bundle::{layout, no_tensors};
+use self::negotiation::{HEAD_BYTES, Offer, PART_BYTES, Want, check_call, first_error, negotiate, withdrawal};
 use crate::call::scope;
 use crate::comm::Communicator;
+#[cfg(feature = "cuda")]
+use crate::driver::Queue;
 use crate::error::{Operation, Result};
+#[cfg(feature = "cuda")]
+use crate::memory::Cuda;
+use crate::memory::Host;
 use crate::nvtx::{Phase, range, ranges};
 use crate::plan::bundle::{Limits, encode};
 
-/// Sends a bundle to another rank (ONNX Runtime's Send), which must call [`recv`], or [`recv_described`] if the bundle is
-/// [`described`](Bundle::described). Returns the output signal, true, once the data have been taken.
+/// The transfers of a communicator; on a GPU those of tensors of one queue.
 ///
 /// ```
-/// use gradsync::comm::{Communicator, local};
-/// use gradsync::ops::send_recv::{Bundle, TensorBytes, recv_described, send};
+/// use gradsync::comm::{Ranks, local};
+/// use gradsync::ops::send_recv::{Bundle, SendRecv, WireTensor};
 /// use gradsync::plan::bundle::Limits;
 ///
-/// let outcomes = local::run(2, |comm| -> gradsync::Result<()> {
+/// local::run(2, |comm| -> gradsync::Result<()> {
+///     let transfers = SendRecv::new(&comm);
 ///     let (ids, scale) = ([3i64, 1, 4, 1], [0.5f32]);
 ///     if comm.rank() == 0 {
-///         let bundle = Bundle::new([TensorBytes::of(&ids, [2, 2].to_vec())?, TensorBytes::from(&scale[..])])?;
-///         assert!(send(&comm, true, 1, &bundle.described(7))?);
+///         let bundle = Bundle::new([WireTensor::of(&ids, [2, 2].to_vec())?, WireTensor::from(&scale[..])])?;
+///         transfers.send(1, &bundle.described(7))?;
 ///     } else {
-///         let (signal, tensors) = recv_described(&comm, true, 0, 7, &Limits::default())?;
-///         assert!(signal);
+///         let (_, tensors) = transfers.recv_described(0, 7, &Limits::default())?;
 ///         assert_eq!((tensors.tensor(0).shape(), tensors.tensor(0).typed()), (&[2, 2][..], Some(&ids[..])));
 ///         assert_eq!(tensors.tensor(1).typed(), Some(&scale[..]));
 ///     }
 ///     Ok(())
 /// })?;
-/// # for outcome in outcomes { outcome.expect("no rank panicked")?; }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
+pub struct SendRecv<'c, M: BundleMemory = Host> {
+    comm: &'c dyn Communicator<M>,
+    queue: &'c M::Queue,
+}
+
+impl<'c> SendRecv<'c> {
+    /// Transfers of host memory.
+    pub fn new(comm: &'c dyn Communicator) -> Self {
+        Self { comm, queue: &() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'c> SendRecv<'c, Cuda> {
+    /// Transfers of device memory that belongs to a queue, on which everything is ordered.
+    pub fn on_queue(comm: &'c dyn Communicator<Cuda>, queue: &'c Queue) -> Self {
+        Self { comm, queue }
+    }
+}
+
+impl<'c, M: BundleMemory> SendRecv<'c, M> {
+    /// The communicator.
+    pub fn comm(&self) -> &'c dyn Communicator<M> {
+        self.comm
+    }
+
+    /// Sends a bundle to another rank, which must call [`recv`](Self::recv), or [`recv_described`](Self::recv_described) if the bundle is
+    /// [`described`](Bundle::described). On the host returns once the data have been taken.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the receiver refuses the described bundle, or for a bundle of another queue;
+    /// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or one that there is not; [`Error::OutOfMemory`], or
+    /// [`Error::Cuda`] with code 2, for the copy, before anything is sent: the receiver of a described bundle learns of it, and
+    /// where shapes are known the call can be made again; and those of [`Communicator::exchange`].
+    ///
+    /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
+    /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
+    /// [`Error::Cuda`]: crate::Error
+    pub fn send(&self, peer: usize, bundle: &Bundle<'_, M>) -> Result<Completion<'c, M>> {
+        send(self, true, peer, bundle)
+    }
+
+    /// Receives tensors of known shapes from another rank.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no tensors. The
+    /// tensors are as before then, or, if there is only one, as the transport left it.
+    pub fn recv(&self, peer: usize, tensors: &mut [WireTensorMut<'_, M>]) -> Result<Completion<'c, M>> {
+        recv(self, true, peer, tensors)
+    }
+
+    /// Receives tensors of which nothing is known but the tag, into new memory. The host waits for the header.
+    ///
+    /// # Errors
+    /// Like [`recv_described`], but for the signal.
+    pub fn recv_described(&self, peer: usize, tag: u64, limits: &Limits) -> Result<(Completion<'c, M>, Received<M>)> {
+        recv_described(self, true, peer, tag, limits)
+    }
+
+    /// Sends to and receives from any number of peers at once; the tensors that have come are in the order of `receives`.
+    ///
+    /// Bundles between two ranks meet in order, and both ranks must have them in one call. No transfer waits for another, so that ranks
+    /// cannot deadlock that all call this.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send) and [`recv_described`](Self::recv_described). If a bundle is refused, all others have been transferred.
+    pub fn exchange(
+        &self,
+        sends: &[(usize, Bundle<'_, M>)],
+        receives: &[(usize, Expected)],
+    ) -> Result<(Completion<'c, M>, Vec<Received<M>>)> {
+        let received = self.exchange_without_completion(sends, receives)?;
+        Ok((self.completion()?, received))
+    }
+
+    fn exchange_without_completion(
+        &self,
+        sends: &[(usize, Bundle<'_, M>)],
+        receives: &[(usize, Expected)],
+    ) -> Result<Vec<Received<M>>> {
+        let _scope = scope::within(Operation::ExchangeBundles);
+        for (peer, _) in sends {
+            self.check("exchange", Operation::Send { peer: *peer }, true, *peer)?;
+        }
+        for &(peer, _) in receives {
+            self.check("exchange", Operation::Recv { peer }, true, peer)?;
+        }
+        let sends: Vec<(usize, &Bundle<'_, M>)> = sends.iter().map(|(peer, bundle)| (*peer, bundle)).collect();
+        let receives = receives.iter().map(|(peer, expected)| (*peer, Place::New(expected))).collect();
+        self.transfer("exchange", &sends, receives)
+    }
+
+    fn check(&self, name: &'static str, operation: Operation, signal: bool, peer: usize) -> Result<()> {
+        check_call(name, operation, signal, peer, (self.comm.rank(), self.comm.world_size()))
+    }
+
+    fn completion(&self) -> Result<Completion<'c, M>> {
+        Completion::new(self.comm, self.queue)
+    }
+}
+
+impl<M: BundleMemory> Clone for SendRecv<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: BundleMemory> Copy for SendRecv<'_, M> {}
+
+impl<M: BundleMemory> std::fmt::Debug for SendRecv<'_, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
+        f.debug_struct("SendRecv").field("rank", &rank).field("world_size", &world_size).finish_non_exhaustive()
+    }
+}
+
+/// ONNX Runtime's Send: [`SendRecv::send`] with an input signal, which must be true. The output signal is the completion's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, or the receiver refuses what is described;
-/// [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for this rank itself, or one that there is not;
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the copy, before anything is sent: the receiver of what is described learns of it, and
-/// where shapes are known the call can be made again; and those of [`Communicator::exchange`].
-pub fn send(comm: &dyn Communicator, signal: bool, peer: usize, bundle: &Bundle<'_>) -> Result<bool> {
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, and as there.
+pub fn send<'c, M: BundleMemory>(
+    transfers: &SendRecv<'c, M>,
+    signal: bool,
+    peer: usize,
+    bundle: &Bundle<'_, M>,
+) -> Result<Completion<'c, M>> {
     let operation = Operation::Send { peer };
     let _scope = scope::within(operation);
-    check_call("send", operation, signal, peer, (comm.rank(), comm.world_size()))?;
-    transfer(comm, &[(peer, bundle)], Vec::new())?;
-    Ok(true)
+    transfers.check("send", operation, signal, peer)?;
+    transfers.transfer("send", &[(peer, bundle)], Vec::new())?;
+    transfers.completion()
 }
 
-/// Receives tensors of known shapes from another rank (ONNX Runtime's Recv). Returns the output signal, true.
+/// ONNX Runtime's Recv: [`SendRecv::recv`] with an input signal, which must be true. The output signal is the completion's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, or for no tensors, and as [`send`]. The
-/// tensors are as before then, or, if there is only one, as the transport left it.
-pub fn recv(comm: &dyn Communicator, signal: bool, peer: usize, tensors: &mut [TensorBytesMut<'_>]) -> Result<bool> {
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false, and as there.
+pub fn recv<'c, M: BundleMemory>(
+    transfers: &SendRecv<'c, M>,
+    signal: bool,
+    peer: usize,
+    tensors: &mut [WireTensorMut<'_, M>],
+) -> Result<Completion<'c, M>> {
     let operation = Operation::Recv { peer };
     let _scope = scope::within(operation);
-    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
-    transfer(comm, &[], vec![(peer, Place::Given(tensors))])?;
-    Ok(true)
+    transfers.check("recv", operation, signal, peer)?;
+    transfers.transfer("recv", &[], vec![(peer, Place::Given(tensors))])?;
+    transfers.completion()
 }
 
-/// Receives tensors of which nothing is known but the tag. Returns the output signal, true, and the tensors.
+/// ONNX Runtime's Recv of tensors of which nothing is known but the tag: [`SendRecv::recv_described`] with an input signal, which must be true.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the input signal is false; if what comes is no header, which leaves the
-/// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns; if the sender has no memory to send it from.
-/// [`Error::OutOfMemory`], which the sender learns too, and as [`send`].
-///
-/// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
-pub fn recv_described(
-    comm: &dyn Communicator,
+/// two ranks out of step; if it exceeds the limits or has another tag, which the sender learns, as it does of missing memory
+/// ([`Error::OutOfMemory`](crate::Error::OutOfMemory), or `Error::Cuda` with code 2); if the sender has no memory to send it from; and as
+/// [`SendRecv::send`].
+pub fn recv_described<'c, M: BundleMemory>(
+    transfers: &SendRecv<'c, M>,
     signal: bool,
     peer: usize,
     tag: u64,
     limits: &Limits,
-) -> Result<(bool, Received)> {
+) -> Result<(Completion<'c, M>, Received<M>)> {
     let operation = Operation::Recv { peer };
     let _scope = scope::within(operation);
-    check_call("recv", operation, signal, peer, (comm.rank(), comm.world_size()))?;
+    transfers.check("recv", operation, signal, peer)?;
     let expected = Expected::Described { tag, limits: *limits };
-    let received = exchange(comm, &[], &[(peer, expected)])?.pop();
-    Ok((true, received.expect("one for each that is expected")))
-}
-
-/// Sends to and receives from any number of peers at once; what has come is in the order of `receives`.
-///
-/// Bundles between two ranks meet in order, and both ranks must have them in one call. No transfer waits for another, so that ranks
-/// cannot deadlock that all call this.
-///
-/// # Errors
-/// As [`send`] and [`recv_described`]. If a bundle is refused, all others have been transferred.
-pub fn exchange(
-    comm: &dyn Communicator,
-    sends: &[(usize, Bundle<'_>)],
-    receives: &[(usize, Expected)],
-) -> Result<Vec<Received>> {
-    let _scope = scope::within(Operation::ExchangeBundles);
-    let ranks = (comm.rank(), comm.world_size());
-    for &(peer, _) in sends {
-        check_call("exchange", Operation::Send { peer }, true, peer, ranks)?;
-    }
-    for &(peer, _) in receives {
-        check_call("exchange", Operation::Recv { peer }, true, peer, ranks)?;
-    }
-    let sends: Vec<(usize, &Bundle<'_>)> = sends.iter().map(|(peer, bundle)| (*peer, bundle)).collect();
-    transfer(comm, &sends, receives.iter().map(|(peer, expected)| (*peer, Place::New(expected))).collect())
+    let received = transfers.transfer("recv", &[], vec![(peer, Place::New(&expected))])?.pop();
+    Ok((transfers.completion()?, received.expect("one for each that is expected")))
 }
 
 /// Where a bundle goes that is received.
-enum Place<'p, 't> {
-    Given(&'p mut [TensorBytesMut<'t>]),
+enum Place<'p, 't, M: BundleMemory> {
+    Given(&'p mut [WireTensorMut<'t, M>]),
     New(&'p Expected),
 }
 
 /// The same, with memory for the payload.
-enum Landing<'p, 't> {
-    /// The tensor itself.
-    There(&'p mut [u8]),
+enum Landing<'p, 't, M: BundleMemory> {
+    /// The tensors' own memory, which is the payload.
+    There(M::WireMut<'p>),
     /// To be copied to the tensors.
-    Aside(Received, &'p mut [TensorBytesMut<'t>]),
-    New(Received),
+    Aside(Received<M>, Vec<&'p mut M::WireMut<'t>>),
+    New(Received<M>),
 }
 
-impl Landing<'_, '_> {
-    fn payload_mut(&mut self) -> &mut [u8] {
-        match self {
-            Landing::There(bytes) => bytes,
-            Landing::Aside(received, _) | Landing::New(received) => received.payload_mut(),
-        }
-    }
-}
+/// For each send that was accepted, and for each receive, memory.
+type Prepared<'p, 't, M> =
+    (Vec<Result<Option<<M as BundleMemory>::Payload>>>, Vec<(usize, Result<Landing<'p, 't, M>>)>);
 
-struct Small<'c>(&'c dyn Communicator);
-
-impl Messages for Small<'_> {
-    fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
-        self.0.exchange(sends, receives)
-    }
-}
-
-/// All bundles at once: negotiates what must be, then moves every payload in one call. Gives back those that were not expected in given
-/// tensors.
-fn transfer<'p, 't>(
-    comm: &dyn Communicator,
-    sends: &[(usize, &Bundle<'_>)],
-    receives: Vec<(usize, Place<'p, 't>)>,
-) -> Result<Vec<Received>> {
-    let (to, from): (Vec<usize>, Vec<usize>) =
-        (sends.iter().map(|(peer, _)| *peer).collect(), receives.iter().map(|(peer, _)| *peer).collect());
-    let (accepted, landings) = {
-        let _sends = ranges(Phase::PreSend, to.iter().copied());
-        let _receives = ranges(Phase::PreRecv, from.iter().copied());
-        prepare(comm, sends, receives)?
-    };
-    let mut payloads: Vec<(usize, Payload<'_>)> = Vec::with_capacity(sends.len());
-    let mut refused = Vec::new();
-    for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
-        match accepted {
-            Ok(room) => {
-                let _range = range(Phase::SendMemcpy, *peer);
-                payloads.push((*peer, bundle.payload(room)));
-            }
-            Err(error) => refused.push(error),
+impl<M: BundleMemory> SendRecv<'_, M> {
+    /// All bundles at once: negotiates what must be, then moves every payload in one call. Gives back those that were not expected in given
+    /// tensors.
+    fn transfer<'p, 't>(
+        &self,
+        name: &'static str,
+        sends: &[(usize, &Bundle<'_, M>)],
+        receives: Vec<(usize, Place<'p, 't, M>)>,
+    ) -> Result<Vec<Received<M>>> {
+        let (to, from): (Vec<usize>, Vec<usize>) =
+            (sends.iter().map(|(peer, _)| *peer).collect(), receives.iter().map(|(peer, _)| *peer).collect());
+        for (_, bundle) in sends {
+            M::check_queue(name, self.queue, bundle.queue())?;
         }
-    }
-    let mut landed = Vec::with_capacity(landings.len());
-    for (peer, landing) in landings {
-        match landing {
-            Ok(landing) => landed.push((peer, landing)),
-            Err(error) => refused.push(error),
-        }
-    }
-    {
-        let outgoing = payloads.iter().flat_map(|(peer, payload)| parts(*peer, payload.bytes()));
-        let incoming = landed.iter_mut().flat_map(|(peer, landing)| parts_mut(*peer, landing.payload_mut()));
-        let (outgoing, mut incoming): (Vec<_>, Vec<_>) = (outgoing.collect(), incoming.collect());
-        let _sends = ranges(Phase::Send, to.iter().copied());
-        let _receives = ranges(Phase::Recv, from.iter().copied());
-        if !(outgoing.is_empty() && incoming.is_empty()) {
-            comm.exchange(&outgoing, &mut incoming)?;
-        }
-    }
-    let mut received = Vec::new();
-    for (peer, landing) in landed {
-        let _range = range(Phase::RecvMemcpy, peer);
-        match landing {
-            Landing::There(_) => {}
-            Landing::Aside(aside, tensors) => aside.unpack(tensors),
-            Landing::New(new) => received.push(new),
-        }
-    }
-    let _sends = ranges(Phase::PostSend, to.into_iter());
-    let _receives = ranges(Phase::PostRecv, from.into_iter());
-    drop(payloads);
-    first_error(refused)?;
-    Ok(received)
-}
-
-/// For each send that was accepted, and for what is received, memory.
-type Prepared<'p, 't> = (Vec<Result<Room>>, Vec<(usize, Result<Landing<'p, 't>>)>);
-
-fn prepare<'p, 't>(
-    comm: &dyn Communicator,
-    sends: &[(usize, &Bundle<'_>)],
-    receives: Vec<(usize, Place<'p, 't>)>,
-) -> Result<Prepared<'p, 't>> {
-    let (mut offers, mut wants, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
-    for (peer, bundle) in sends {
-        // Before the receiver accepts: nobody shall wait for what there is no memory for.
-        let room = bundle.room("send");
-        match bundle.shapes {
-            Shapes::Known => rooms.push(Ok(room?)),
-            Shapes::Described { tag } => {
-                let header = room.as_ref().map_or_else(|error| Ok(withdrawal(error)), |_| encode(bundle.specs(), tag));
-                offers.push(Offer { peer: *peer, header: header? });
-                rooms.push(room);
-            }
-        }
-    }
-    for (peer, place) in &receives {
-        if let Place::New(Expected::Described { tag, limits }) = place {
-            wants.push(Want { peer: *peer, tag: *tag, limits: *limits });
-        }
-    }
-    // What needs no negotiation first: this rank's own mistakes must not leave peers half way.
-    let mut landings = Vec::with_capacity(receives.len());
-    for (peer, place) in receives {
-        let landing = match place {
-            Place::New(Expected::Described { .. }) => None,
-            Place::New(Expected::Known(specs)) => {
-                Some(Landing::New(Received::reserve("recv", specs.clone(), bundle::layout("recv", specs)?)?))
-            }
-            Place::Given([only]) => Some(Landing::There(only.bytes_mut())),
-            Place::Given(tensors) => {
-                let specs: Vec<_> = tensors.iter().map(TensorBytesMut::spec).collect();
-                let layout = bundle::layout("recv", &specs)?;
-                Some(Landing::Aside(Received::reserve("recv", specs, layout)?, tensors))
-            }
+        let (accepted, landings) = {
+            let _sends = ranges(Phase::PreSend, to.iter().copied());
+            let _receives = ranges(Phase::PreRecv, from.iter().copied());
+            self.prepare(sends, receives)?
         };
-        landings.push((peer, landing));
-    }
-    let outcome = negotiate(&Small(comm), &offers, &wants, |header| Received::of_header("recv", header))?;
-    let mut answers = outcome.offers.into_iter();
-    let mut described = outcome.wants.into_iter();
-    let accepted = sends.iter().zip(rooms).map(|((_, bundle), room)| match bundle.shapes {
-        Shapes::Known => room,
-        Shapes::Described { .. } => {
-            let answer = answers.next().expect("one for each offer");
-            room.and_then(|room| answer.map(|()| room))
+        // Rooms are kept until the exchange has taken the payloads; on a GPU their next owner is ordered behind it.
+        let mut rooms = Vec::with_capacity(sends.len());
+        let mut refused = Vec::new();
+        for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
+            match accepted {
+                Ok(mut room) => {
+                    let _range = range(Phase::SendMemcpy, *peer);
+                    bundle.pack(&mut room)?;
+                    rooms.push((*peer, bundle, room));
+                }
+                Err(error) => refused.push(error),
+            }
         }
-    });
-    let landings = landings.into_iter().map(|(peer, landing)| {
-        let landing =
-            landing.map_or_else(|| described.next().expect("one for each want").map(Landing::New), Result::Ok);
-        (peer, landing)
-    });
-    Ok((accepted.collect(), landings.collect()))
+        let mut landed = Vec::with_capacity(landings.len());
+        for (peer, landing) in landings {
+            match landing {
+                Ok(landing) => landed.push((peer, landing)),
+                Err(error) => refused.push(error),
+            }
+        }
+        {
+            let mut outgoing = Vec::new();
+            rooms.iter().for_each(|(peer, bundle, room)| push_parts::<M>(&mut outgoing, *peer, bundle.payload(room)));
+            let mut incoming = Vec::new();
+            for (peer, landing) in &mut landed {
+                let payload = match landing {
+                    Landing::There(bytes) => M::reborrow_wire(bytes),
+                    Landing::Aside(received, _) | Landing::New(received) => received.payload_mut(),
+                };
+                push_parts_mut::<M>(&mut incoming, *peer, payload);
+            }
+            let _sends = ranges(Phase::Send, to.iter().copied());
+            let _receives = ranges(Phase::Recv, from.iter().copied());
+            if !(outgoing.is_empty() && incoming.is_empty()) {
+                self.comm.exchange(&outgoing, &mut incoming)?;
+            }
+        }
+        let mut received = Vec::new();
+        for (peer, landing) in landed {
+            let _range = range(Phase::RecvMemcpy, peer);
+            match landing {
+                Landing::There(_) => {}
+                Landing::Aside(aside, tensors) => aside.unpack(tensors)?,
+                Landing::New(new) => received.push(new),
+            }
+        }
+        let _sends = ranges(Phase::PostSend, to.into_iter());
+        let _receives = ranges(Phase::PostRecv, from.into_iter());
+        drop(rooms);
+        first_error(refused)?;
+        Ok(received)
+    }
+
+    fn prepare<'p, 't>(
+        &self,
+        sends: &[(usize, &Bundle<'_, M>)],
+        receives: Vec<(usize, Place<'p, 't, M>)>,
+    ) -> Result<Prepared<'p, 't, M>> {
+        let (mut offers, mut wants, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        for (peer, bundle) in sends {
+            // Before the receiver accepts: nobody shall wait for what there is no memory for.
+            let room = bundle.room();
+            match bundle.shapes {
+                Shapes::Known => rooms.push(Ok(room?)),
+                Shapes::Described { tag } => {
+                    let described = |_: &Option<M::Payload>| encode(bundle.specs(), tag);
+                    let header = room.as_ref().map_or_else(|error| Ok(withdrawal(error)), described);
+                    offers.push(Offer { peer: *peer, header: header? });
+                    rooms.push(room);
+                }
+            }
+        }
+        for (peer, place) in &receives {
+            if let Place::New(Expected::Described { tag, limits }) = place {
+                wants.push(Want { peer: *peer, tag: *tag, limits: *limits });
+            }
+        }
+        // What needs no negotiation first: this rank's own mistakes must not leave peers half way.
+        let mut landings = Vec::with_capacity(receives.len());
+        for (peer, place) in receives {
+            let landing = match place {
+                Place::New(Expected::Described { .. }) => None,
+                Place::New(Expected::Known(specs)) => {
+                    let layout = layout("recv", specs)?;
+                    Some(Landing::New(Received::reserve("recv", self.queue, specs.clone(), layout)?))
+                }
+                Place::Given(tensors) => Some(self.land(tensors)?),
+            };
+            landings.push((peer, landing));
+        }
+        let messages = M::messages(self.comm, self.queue);
+        let outcome = negotiate(&*messages, &offers, &wants, |header| {
+            Received::reserve("recv", self.queue, header.tensors, header.layout)
+        })?;
+        let mut answers = outcome.offers.into_iter();
+        let mut described = outcome.wants.into_iter();
+        let accepted = sends.iter().zip(rooms).map(|((_, bundle), room)| match bundle.shapes {
+            Shapes::Known => room,
+            Shapes::Described { .. } => {
+                let answer = answers.next().expect("one for each offer");
+                room.and_then(|room| answer.map(|()| room))
+            }
+        });
+        let landings = landings.into_iter().map(|(peer, landing)| {
+            let landing =
+                landing.map_or_else(|| described.next().expect("one for each want").map(Landing::New), Result::Ok);
+            (peer, landing)
+        });
+        Ok((accepted.collect(), landings.collect()))
+    }
+
+    /// Memory for the payload of tensors that are given: their own, if they lie as it does.
+    fn land<'p, 't>(&self, tensors: &'p mut [WireTensorMut<'t, M>]) -> Result<Landing<'p, 't, M>> {
+        if tensors.is_empty() {
+            return Err(no_tensors("recv"));
+        }
+        let specs: Vec<_> = tensors.iter().map(WireTensorMut::spec).collect();
+        for tensor in &*tensors {
+            M::check_queue("recv", self.queue, M::queue(tensor.data()))?;
+        }
+        let layout = layout("recv", &specs)?;
+        match M::lying_mut(tensors.iter_mut().map(WireTensorMut::data_mut).collect(), &layout.places) {
+            Ok(payload) => Ok(Landing::There(payload)),
+            Err(tensors) => Ok(Landing::Aside(Received::reserve("recv", self.queue, specs, layout)?, tensors)),
+        }
+    }
 }
 
-/// A payload as it travels: in two parts if it is as long as a head.
-fn parts(peer: usize, payload: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    let (first, second) = if payload.len() == HEAD_BYTES {
-        let (first, second) = payload.split_at(PART_BYTES);
-        (first, Some(second))
-    } else {
-        (payload, None)
-    };
-    [Some(first), second].into_iter().flatten().map(move |part| (peer, part))
+/// Adds a payload as it travels: in two parts if it is as long as a head.
+fn push_parts<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::Wire<'a>)>, peer: usize, payload: M::Wire<'a>) {
+    if M::wire_shape(payload).0 != HEAD_BYTES {
+        return parts.push((peer, payload));
+    }
+    parts.push((peer, M::byte_range(payload, 0..PART_BYTES)));
+    parts.push((peer, M::byte_range(payload, PART_BYTES..HEAD_BYTES)));
 }
 
-fn parts_mut(peer: usize, payload: &mut [u8]) -> impl Iterator<Item = (usize, &mut [u8])> {
-    let (first, second) = if payload.len() == HEAD_BYTES {
-        let (first, second) = payload.split_at_mut(PART_BYTES);
-        (first, Some(second))
-    } else {
-        (payload, None)
-    };
-    [Some(first), second].into_iter().flatten().map(move |part| (peer, part))
+/// Like [`push_parts`], of a payload that comes.
+fn push_parts_mut<'a, M: BundleMemory>(parts: &mut Vec<(usize, M::WireMut<'a>)>, peer: usize, payload: M::WireMut<'a>) {
+    if M::wire_shape(M::as_wire(&payload)).0 != HEAD_BYTES {
+        return parts.push((peer, payload));
+    }
+    let (first, second) = M::split_bytes(payload, PART_BYTES);
+    parts.push((peer, first));
+    parts.push((peer, second));
 }

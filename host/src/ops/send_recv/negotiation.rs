@@ -44,7 +44,7 @@ const WITHDRAWN: [u8; 4] = *b"GSTW";
 const WITHDRAWAL_BYTES: usize = 256;
 
 /// A way for small messages between ranks, all of a call at once.
-pub(crate) trait Messages {
+pub trait Messages {
     /// Makes room for an exchange that sends so many bytes and receives so many, where each message counts as [whole words](in_room). What has been
     /// room before stays. An exchange for which there is room does not fail for want of memory.
     fn make_room(&self, sends: usize, receives: usize) -> Result<()> {

@@ -2,118 +2,48 @@
 //!
 //! One group call for each slot. A transfer that the plan does not have cannot be asked for.
 
+use super::SendRecv;
 use super::bundle::{Bundle, Expected, Received};
-use super::exchange;
+use super::memory::BundleMemory;
 use crate::call::scope;
-use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result};
+use crate::memory::Host;
 use crate::plan::schedule::{Passed, RankSchedule, Slot, Stage, Step};
 
-/// A kind of memory that bundles lie in.
-pub trait Memory {
-    /// What is sent.
-    type Bundle<'a>;
-    /// What has come.
-    type Received;
-}
-
-/// The host's memory.
-#[derive(Clone, Copy, Debug)]
-pub enum Host {}
-
-impl Memory for Host {
-    type Bundle<'a> = Bundle<'a>;
-    type Received = Received;
-}
-
-/// What carries bundles between ranks: every [`Communicator`], and for the memory of GPUs `ops::cuda::send_recv::OnQueue`.
-pub trait Carrier {
-    /// Where the bundles lie.
-    type Memory: Memory;
-
-    /// The number of this rank, from 0.
-    fn rank(&self) -> usize;
-
-    /// How many ranks there are.
-    fn world_size(&self) -> usize;
-
-    /// As [`exchange`].
-    ///
-    /// # Errors
-    /// As there.
-    fn exchange(
-        &self,
-        sends: &[(usize, <Self::Memory as Memory>::Bundle<'_>)],
-        receives: &[(usize, Expected)],
-    ) -> Result<Vec<<Self::Memory as Memory>::Received>>;
-}
-
-impl<C: Communicator> Carrier for C {
-    type Memory = Host;
-
-    fn rank(&self) -> usize {
-        Communicator::rank(self)
-    }
-
-    fn world_size(&self) -> usize {
-        Communicator::world_size(self)
-    }
-
-    fn exchange(&self, sends: &[(usize, Bundle<'_>)], receives: &[(usize, Expected)]) -> Result<Vec<Received>> {
-        exchange(self, sends, receives)
-    }
-}
-
-impl Carrier for &dyn Communicator {
-    type Memory = Host;
-
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
-
-    fn world_size(&self) -> usize {
-        (**self).world_size()
-    }
-
-    fn exchange(&self, sends: &[(usize, Bundle<'_>)], receives: &[(usize, Expected)]) -> Result<Vec<Received>> {
-        exchange(*self, sends, receives)
-    }
-}
-
-/// What a caller has to send and does with what it receives, where the plan calls a transfer `what`.
+/// The tensors that a caller sends, and its use of those that it receives, where the plan calls a transfer `what`.
 ///
 /// An error ends the run on this rank. The others learn of it when this rank's communicator is dropped, or at their deadline.
-pub trait Passing<T, M: Memory = Host> {
-    /// What goes to a peer; it stays where it is until it has been sent.
+pub trait TransferHandler<T, M: BundleMemory = Host> {
+    /// The tensors that go to a peer; they stay where they are until they have been sent.
     ///
     /// # Errors
     /// The caller's own.
-    fn give(&self, to: usize, what: &T) -> Result<M::Bundle<'_>>;
+    fn send(&self, to: usize, what: &T) -> Result<Bundle<'_, M>>;
 
-    /// What is known of what comes from a peer.
+    /// What is known of the tensors that come from a peer.
     ///
     /// # Errors
     /// The caller's own.
     fn expect(&self, from: usize, what: &T) -> Result<Expected>;
 
-    /// Takes what has come from a peer.
+    /// Takes the tensors that have come from a peer.
     ///
     /// # Errors
     /// The caller's own.
-    fn take(&mut self, from: usize, what: &T, tensors: M::Received) -> Result<()>;
+    fn received(&mut self, from: usize, what: &T, tensors: Received<M>) -> Result<()>;
 
-    /// Says that what [`give`](Self::give) gave has been sent, and its memory may be used for something else.
+    /// Called when the tensors of [`send`](Self::send) have been sent, and their memory may be used for something else.
     ///
     /// # Errors
     /// The caller's own.
-    fn given(&mut self, to: usize, what: &T) -> Result<()> {
+    fn sent(&mut self, to: usize, what: &T) -> Result<()> {
         let _ = (to, what);
         Ok(())
     }
 }
 
 /// The passes of one stage of a pipeline, and what it passes on.
-pub trait StageWork<M: Memory = Host>: Passing<Passed, M> {
+pub trait StageWork<M: BundleMemory = Host>: TransferHandler<Passed, M> {
     /// The forward pass of a micro-batch; its activation, if this is not the first stage, has been taken.
     ///
     /// # Errors
@@ -132,33 +62,34 @@ pub trait StageWork<M: Memory = Host>: Passing<Passed, M> {
 /// All ranks that a slot connects run it; with [`Schedule`](crate::plan::schedule::Schedule)'s parts they cannot deadlock.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the schedule is that of another rank or world than the carrier's; the first error of a transfer or of
+/// [`Error::InvalidArgument`] if the schedule is that of another rank or world than the communicator's; the first error of a transfer or of
 /// `work`, after which the run is over.
-pub fn run_schedule<T, C: Carrier>(
-    carrier: &C,
+pub fn run_schedule<T, M: BundleMemory>(
+    ranks: &SendRecv<'_, M>,
     schedule: &RankSchedule<T>,
-    work: &mut impl Passing<T, C::Memory>,
+    work: &mut impl TransferHandler<T, M>,
 ) -> Result<()> {
-    check(carrier, schedule)?;
-    schedule.slots().try_for_each(|(_, slot)| run_slot(Operation::RunSchedule, carrier, slot, work))
+    check(ranks, schedule)?;
+    schedule.slots().try_for_each(|(_, slot)| run_slot(Operation::RunSchedule, ranks, slot, work))
 }
 
-/// Runs one stage of a pipeline: its passes and transfers, in the order of the plan. The carrier's ranks are the stages.
+/// Runs one stage of a pipeline: its passes and transfers, in the order of the plan. The communicator's ranks are the stages.
 ///
 /// # Errors
 /// As [`run_schedule`].
-pub fn run_stage<C: Carrier>(carrier: &C, stage: &Stage, work: &mut impl StageWork<C::Memory>) -> Result<()> {
-    check(carrier, &stage.transfers)?;
+pub fn run_stage<M: BundleMemory>(ranks: &SendRecv<'_, M>, stage: &Stage, work: &mut impl StageWork<M>) -> Result<()> {
+    check(ranks, &stage.transfers)?;
     for &step in &stage.steps {
         match step {
             Step::Forward(micro_batch) => work.forward(micro_batch)?,
             Step::Backward(micro_batch) => work.backward(micro_batch)?,
             Step::Slot(number) => {
                 let Some(slot) = stage.transfers.slot(number) else {
-                    let reason = format!("slot {number} is a step of stage {}, and has no transfers", carrier.rank());
+                    let reason =
+                        format!("slot {number} is a step of stage {}, and has no transfers", ranks.comm().rank());
                     return Err(Error::InvalidArgument { operation: OPERATION, reason });
                 };
-                run_slot(Operation::RunStage, carrier, slot, work)?;
+                run_slot(Operation::RunStage, ranks, slot, work)?;
             }
         }
     }
@@ -167,9 +98,9 @@ pub fn run_stage<C: Carrier>(carrier: &C, stage: &Stage, work: &mut impl StageWo
 
 const OPERATION: &str = "schedule";
 
-fn check<T, C: Carrier>(carrier: &C, schedule: &RankSchedule<T>) -> Result<()> {
+fn check<T, M: BundleMemory>(ranks: &SendRecv<'_, M>, schedule: &RankSchedule<T>) -> Result<()> {
     let planned = (schedule.rank(), schedule.world_size());
-    let own = (carrier.rank(), carrier.world_size());
+    let own = (ranks.comm().rank(), ranks.comm().world_size());
     if planned == own {
         return Ok(());
     }
@@ -179,25 +110,25 @@ fn check<T, C: Carrier>(carrier: &C, schedule: &RankSchedule<T>) -> Result<()> {
 }
 
 /// Only the transfers are steps of the operation: the rest is the caller's own code.
-fn run_slot<T, C: Carrier>(
+fn run_slot<T, M: BundleMemory>(
     operation: Operation,
-    carrier: &C,
+    ranks: &SendRecv<'_, M>,
     slot: &Slot<T>,
-    work: &mut impl Passing<T, C::Memory>,
+    work: &mut impl TransferHandler<T, M>,
 ) -> Result<()> {
     let receives = slot.recvs.iter().map(|transfer| Ok((transfer.peer, work.expect(transfer.peer, &transfer.what)?)));
     let receives = receives.collect::<Result<Vec<_>>>()?;
     let received = {
-        let sends = slot.sends.iter().map(|transfer| Ok((transfer.peer, work.give(transfer.peer, &transfer.what)?)));
+        let sends = slot.sends.iter().map(|transfer| Ok((transfer.peer, work.send(transfer.peer, &transfer.what)?)));
         let sends = sends.collect::<Result<Vec<_>>>()?;
         let _scope = scope::within(operation);
-        carrier.exchange(&sends, &receives)?
+        ranks.exchange_without_completion(&sends, &receives)?
     };
     for transfer in &slot.sends {
-        work.given(transfer.peer, &transfer.what)?;
+        work.sent(transfer.peer, &transfer.what)?;
     }
     for (transfer, tensors) in slot.recvs.iter().zip(received) {
-        work.take(transfer.peer, &transfer.what, tensors)?;
+        work.received(transfer.peer, &transfer.what, tensors)?;
     }
     Ok(())
 }

@@ -5,24 +5,26 @@
 //! know no kind of memory either.
 
 use super::Tensor;
-use super::agreement::same_call;
-use crate::agreement::{Plan, Value};
+use crate::agreement::{Plan, agree_once};
+use crate::call::Value;
 use crate::call::scope;
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::error::{Error, Operation, Pass, Result};
 
 /// The sum of the ranks' tensors, in the memory that was handed over.
-pub(super) fn sum<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
-    if T::world_size(comm) == 1 {
+pub(super) fn sum<T: Tensor>(pass: Pass, mut tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    if comm.world_size() == 1 {
         return Ok(tensor);
     }
     let _scope = scope::within(Operation::TensorParallel(pass));
     agree(pass, &tensor, comm)?;
-    tensor.sum(comm)
+    comm.all_reduce(tensor.as_mut_slice(), ReduceOp::Sum)?;
+    Ok(tensor)
 }
 
 /// The ranks' tensors one after the other along dimension 0.
-pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
-    let world_size = T::world_size(comm);
+pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    let world_size = comm.world_size();
     if world_size == 1 {
         return Ok(tensor);
     }
@@ -35,12 +37,14 @@ pub(super) fn concatenate<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -
         return Err(Error::InvalidArgument { operation, reason });
     };
     shape[0] = grown;
-    tensor.concatenate(operation, shape, comm)
+    let mut output = tensor.unwritten(operation, shape)?;
+    comm.all_gather(tensor.as_slice(), output.as_mut_slice())?;
+    Ok(output)
 }
 
 /// This rank's part, along dimension 0, of the sum of the ranks' tensors.
-pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> Result<T> {
-    let world_size = T::world_size(comm);
+pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
+    let world_size = comm.world_size();
     if world_size == 1 {
         return Ok(tensor);
     }
@@ -55,10 +59,12 @@ pub(super) fn sum_part<T: Tensor>(pass: Pass, tensor: T, comm: T::Comm<'_>) -> R
             return Err(Error::InvalidArgument { operation, reason });
         }
     }
-    tensor.sum_part(operation, shape, comm)
+    let mut output = tensor.unwritten(operation, shape)?;
+    comm.reduce_scatter(tensor.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
+    Ok(output)
 }
 
-fn agree<T: Tensor>(pass: Pass, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
+fn agree<T: Tensor>(pass: Pass, tensor: &T, comm: &dyn Communicator<T::Memory>) -> Result<()> {
     let lines = [("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
-    same_call::<T>(&Plan { lines: &lines, ..Plan::of(Operation::TensorParallel(pass)) }, comm)
+    agree_once(comm, &Plan { lines: &lines, ..Plan::of(Operation::TensorParallel(pass)) }, Ok(()))
 }

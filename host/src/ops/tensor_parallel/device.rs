@@ -1,17 +1,15 @@
 //! [`DeviceTensor`]: an owned tensor in the memory of a GPU that is passed from operation to operation.
 //!
-//! It takes a buffer, or another crate's memory, and gives it back, without a copy either way, and it passes itself to a
-//! [`DeviceCommunicator`]. It does no arithmetic and decides nothing.
+//! It takes a buffer, or another crate's memory, and gives it back, without a copy either way. It does no arithmetic and decides nothing.
 
 use std::any::Any;
 
 use super::tensor::sealed::Sealed;
 use super::{HostTensor, Tensor};
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::kernels::same_len;
+use crate::error::{Result, same_len};
+use crate::memory::Cuda;
 use crate::slice::shape_len;
 
 const NAME: &str = "device tensor";
@@ -28,11 +26,12 @@ enum Memory {
 /// given while work in the queue still reads it; whoever gets the memory next uses it behind that work.
 ///
 /// ```no_run
-/// use gradsync::comm::DeviceCommunicator;
+/// use gradsync::comm::Communicator;
 /// use gradsync::driver::Queue;
+/// use gradsync::memory::Cuda;
 /// use gradsync::ops::tensor_parallel::{AllGather, DeviceTensor, HostTensor, Pipeline, ReduceScatter, TensorOp};
 ///
-/// fn step(comm: &dyn DeviceCommunicator, queue: &Queue) -> gradsync::Result<HostTensor> {
+/// fn step(comm: &dyn Communicator<Cuda>, queue: &Queue) -> gradsync::Result<HostTensor> {
 ///     let input = DeviceTensor::from_host(queue, &HostTensor::new(vec![1.0f32; 3], [1, 3])?)?;
 ///     let mut pipeline = Pipeline::new().then(AllGather).then(ReduceScatter);
 ///     let output = pipeline.forward(input, comm)?;
@@ -93,7 +92,7 @@ impl DeviceTensor {
     }
 
     /// Waits for the queue and copies the tensor to the host's memory. What a collective that failed leaves behind is
-    /// unspecified: [`DeviceCommunicator::synchronize`] comes first.
+    /// unspecified: [`Communicator::synchronize`](crate::comm::Communicator::synchronize) comes first.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda) for any work in the queue that failed;
@@ -109,13 +108,13 @@ impl DeviceTensor {
     /// # Errors
     /// As [`from_host`](Self::from_host).
     pub fn try_clone(&self) -> Result<Self> {
-        let mut copy = Self::unwritten(self.queue(), self.dtype(), self.shape.clone())?;
+        let mut copy = Self::allocated(self.queue(), self.dtype(), self.shape.clone())?;
         copy.as_mut_slice().copy_from_device(self.as_slice())?;
         Ok(copy)
     }
 
     /// Room for a shape. Whoever calls this writes all elements before anything reads them.
-    fn unwritten(queue: &Queue, dtype: DType, shape: Vec<usize>) -> Result<Self> {
+    fn allocated(queue: &Queue, dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let buffer = DeviceBuffer::allocate(queue, dtype, shape_len(NAME, &shape)?)?;
         Ok(Self { memory: Memory::Buffer(buffer), shape })
     }
@@ -177,7 +176,7 @@ impl DeviceTensor {
 impl Sealed for DeviceTensor {}
 
 impl Tensor for DeviceTensor {
-    type Comm<'c> = &'c dyn DeviceCommunicator;
+    type Memory = Cuda;
 
     fn dtype(&self) -> DType {
         self.dtype()
@@ -187,43 +186,16 @@ impl Tensor for DeviceTensor {
         self.shape()
     }
 
-    fn world_size(comm: &dyn DeviceCommunicator) -> usize {
-        comm.world_size()
+    fn as_slice(&self) -> DeviceSlice<'_> {
+        self.as_slice()
     }
 
-    fn gather_words(words: &[u64], comm: &dyn DeviceCommunicator) -> Result<Vec<u64>> {
-        comm.gather_words(words)
+    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_> {
+        self.as_mut_slice()
     }
 
-    fn was_agreed(value: u64, comm: &dyn DeviceCommunicator) -> Result<bool> {
-        let was_agreed = comm.agreements().is_some_and(|agreements| agreements.contains(value));
-        if was_agreed {
-            comm.recall(value)?;
-        }
-        Ok(was_agreed)
-    }
-
-    fn remember(value: u64, comm: &dyn DeviceCommunicator) {
-        if let Some(agreements) = comm.agreements() {
-            agreements.insert(value);
-        }
-    }
-
-    fn sum(mut self, comm: &dyn DeviceCommunicator) -> Result<Self> {
-        comm.all_reduce(self.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)?;
-        Ok(self)
-    }
-
-    fn concatenate(self, _: &'static str, shape: Vec<usize>, comm: &dyn DeviceCommunicator) -> Result<Self> {
-        let mut output = Self::unwritten(self.queue(), self.dtype(), shape)?;
-        comm.all_gather(self.as_slice(), output.as_mut_slice())?;
-        Ok(output)
-    }
-
-    fn sum_part(self, _: &'static str, shape: Vec<usize>, comm: &dyn DeviceCommunicator) -> Result<Self> {
-        let mut output = Self::unwritten(self.queue(), self.dtype(), shape)?;
-        comm.reduce_scatter(self.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
-        Ok(output)
+    fn unwritten(&self, _: &'static str, shape: Vec<usize>) -> Result<Self> {
+        Self::allocated(self.queue(), self.dtype(), shape)
     }
 }
 

@@ -1,17 +1,17 @@
 //! [`HostTensor`]: an owned tensor in the host's memory that is passed from operation to operation.
 //!
-//! It takes a `Vec` and gives it back, without a copy either way, and it passes itself to a [`Communicator`]. It does no
-//! arithmetic and decides nothing.
+//! It takes a `Vec` and gives it back, without a copy either way. It does no arithmetic and decides nothing.
 
 use bytemuck::allocation::{cast_vec, try_zeroed_vec};
 use half::{bf16, f16};
 
 use super::Tensor;
 use super::tensor::sealed::Sealed;
-use crate::comm::{Communicator, ReduceOp, gather_words};
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::slice::{Slice, SliceMut, TensorView, shape_len};
+use crate::memory::{Host, TensorView};
+use crate::slice::Element;
+use crate::slice::{Slice, SliceMut, shape_len};
 
 /// Elements of one of the four dtypes.
 #[derive(Clone)]
@@ -129,7 +129,7 @@ impl HostTensor {
 impl Sealed for HostTensor {}
 
 impl Tensor for HostTensor {
-    type Comm<'c> = &'c dyn Communicator;
+    type Memory = Host;
 
     fn dtype(&self) -> DType {
         self.dtype()
@@ -139,36 +139,16 @@ impl Tensor for HostTensor {
         self.shape()
     }
 
-    fn world_size(comm: &dyn Communicator) -> usize {
-        comm.world_size()
+    fn as_slice(&self) -> Slice<'_> {
+        self.as_slice()
     }
 
-    fn gather_words(words: &[u64], comm: &dyn Communicator) -> Result<Vec<u64>> {
-        gather_words(comm, words)
+    fn as_mut_slice(&mut self) -> SliceMut<'_> {
+        self.as_mut_slice()
     }
 
-    /// Every collective waits for all ranks anyway; comparing is one more small one.
-    fn was_agreed(_: u64, _: &dyn Communicator) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn remember(_: u64, _: &dyn Communicator) {}
-
-    fn sum(mut self, comm: &dyn Communicator) -> Result<Self> {
-        comm.all_reduce(self.as_mut_slice(), ReduceOp::Sum)?;
-        Ok(self)
-    }
-
-    fn concatenate(self, operation: &'static str, shape: Vec<usize>, comm: &dyn Communicator) -> Result<Self> {
-        let mut output = Self::zeroed(operation, self.dtype(), shape)?;
-        comm.all_gather(self.as_slice(), output.as_mut_slice())?;
-        Ok(output)
-    }
-
-    fn sum_part(self, operation: &'static str, shape: Vec<usize>, comm: &dyn Communicator) -> Result<Self> {
-        let mut output = Self::zeroed(operation, self.dtype(), shape)?;
-        comm.reduce_scatter(self.as_slice(), output.as_mut_slice(), ReduceOp::Sum)?;
-        Ok(output)
+    fn unwritten(&self, operation: &'static str, shape: Vec<usize>) -> Result<Self> {
+        Self::zeroed(operation, self.dtype(), shape)
     }
 }
 

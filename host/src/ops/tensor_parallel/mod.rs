@@ -12,8 +12,8 @@
 //! | [`ReduceScatter`] | sums, and keeps this rank's part of dimension 0 | concatenates along dimension 0 |
 //!
 //! The same operations serve two kinds of [`Tensor`], of `f64`, `f32`, `f16` or `bf16`: a [`HostTensor`] over any
-//! [`Communicator`](crate::comm::Communicator), and with the feature `cuda` a `DeviceTensor`, in the memory of a GPU,
-//! over any `DeviceCommunicator`. On the host, calls block. On the device they put work into the tensor's queue and
+//! [`Communicator`], and with the feature `cuda` a `DeviceTensor`, in the memory of a GPU,
+//! over any `Communicator<Cuda>`. On the host, calls block. On the device they put work into the tensor's queue and
 //! return.
 //!
 //! Tensors are handed over and handed back: nothing that the caller still has is ever written, and a group of one rank
@@ -33,14 +33,13 @@
 //! called; the group stays usable. The identities ask nobody and accept everything.
 //!
 //! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
-//! it is the communicator's choice (`DeviceCommunicator::agreements`). One that remembers what its ranks have agreed on,
+//! it is the communicator's choice ([`Ranks::agreements`](crate::comm::Ranks::agreements)). One that remembers what its ranks have agreed on,
 //! as `NcclCommunicator` does, has them compare the first call of each operation, direction, dtype and shape, and of each
 //! pipeline's pass; the host never waits after that. With `NcclOptions::checks`, which is on by default, the calls that
 //! follow are compared without waiting, as all calls of that communicator are: what a rank does differently ends the group
 //! with an error, by the next `synchronize` at the latest. Without it, calls that are not new, in another order, are not
 //! found, and a call that is new to one rank is an error at the deadline, which quotes no call.
 
-mod agreement;
 mod collective;
 #[cfg(feature = "cuda")]
 mod device;
@@ -54,6 +53,7 @@ pub use host::HostTensor;
 pub use pipeline::Pipeline;
 pub use tensor::Tensor;
 
+use crate::comm::Communicator;
 use crate::error::{Pass, Result};
 
 /// A step of a computation with its way back: a collective of this module, or a layer of the caller's.
@@ -70,14 +70,14 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
     ///
     /// # Errors
     /// What the operation refuses, and what its communication fails with.
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T>;
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 
     /// The gradient with respect to the input, from the one with respect to the output of the last
     /// [`forward`](Self::forward).
     ///
     /// # Errors
     /// What the operation refuses, and what its communication fails with.
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T>;
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 }
 
 /// Sums the ranks' tensors; the gradient passes as it is, being the same on all ranks already (Megatron-LM's *g*).
@@ -94,7 +94,7 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
 ///     AllReduce.forward(partial, &comm)
 /// })?;
 /// for sum in sums {
-///     assert_eq!(sum.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![2.0, 4.0, 6.0]));
+///     assert_eq!(sum.into_vec::<f32>(), Some(vec![2.0, 4.0, 6.0]));
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
@@ -131,11 +131,11 @@ impl<T: Tensor> TensorOp<T> for AllReduce {
         "AllReduce"
     }
 
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::sum(Pass::AllReduceForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, _: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, _: &dyn Communicator<T::Memory>) -> Result<T> {
         Ok(gradient)
     }
 }
@@ -145,11 +145,11 @@ impl<T: Tensor> TensorOp<T> for AllReduceGradient {
         "AllReduceGradient"
     }
 
-    fn forward(&mut self, input: T, _: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, _: &dyn Communicator<T::Memory>) -> Result<T> {
         Ok(input)
     }
 
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::sum(Pass::AllReduceGradientBackward, gradient, comm)
     }
 }
@@ -159,11 +159,11 @@ impl<T: Tensor> TensorOp<T> for AllGather {
         "AllGather"
     }
 
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::concatenate(Pass::AllGatherForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::sum_part(Pass::AllGatherBackward, gradient, comm)
     }
 }
@@ -173,11 +173,11 @@ impl<T: Tensor> TensorOp<T> for ReduceScatter {
         "ReduceScatter"
     }
 
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::sum_part(Pass::ReduceScatterForward, input, comm)
     }
 
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         collective::concatenate(Pass::ReduceScatterBackward, gradient, comm)
     }
 }

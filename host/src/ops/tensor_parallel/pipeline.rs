@@ -2,10 +2,11 @@
 //!
 //! It knows the trait and no operation. It keeps no tensor, only what the last pass forward looked like.
 
-use super::agreement::same_call;
 use super::{HostTensor, Tensor, TensorOp};
-use crate::agreement::{Plan, Value};
+use crate::agreement::{Plan, agree_once};
+use crate::call::Value;
 use crate::call::{Pass, scope};
+use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 
@@ -32,7 +33,7 @@ struct Forward {
 ///     pipeline.backward(output, &comm)
 /// })?;
 /// for gradient in outcomes {
-///     assert_eq!(gradient.expect("no rank panicked")?.into_vec::<f32>(), Some(vec![4.0; 3]));
+///     assert_eq!(gradient.into_vec::<f32>(), Some(vec![4.0; 3]));
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
@@ -60,7 +61,7 @@ impl<T: Tensor> Pipeline<T> {
         self.operations.iter().map(|operation| operation.name())
     }
 
-    fn agree(&self, operation: Operation, tensor: &T, comm: T::Comm<'_>) -> Result<()> {
+    fn agree(&self, operation: Operation, tensor: &T, comm: &dyn Communicator<T::Memory>) -> Result<()> {
         let names: Vec<&str> = self.names().collect();
         let mut lines = vec![("dtype", Value::DType(tensor.dtype())), ("shape", Value::Shape(tensor.shape()))];
         // What went before matters on the way back only.
@@ -74,7 +75,7 @@ impl<T: Tensor> Pipeline<T> {
             ]),
             None => lines.push(("pass forward", Value::Words("none"))),
         }
-        same_call::<T>(&Plan { lines: &lines, names: ("layer", &names), ..Plan::of(operation) }, comm)
+        agree_once(comm, &Plan { lines: &lines, names: ("layer", &names), ..Plan::of(operation) }, Ok(()))
     }
 }
 
@@ -97,13 +98,13 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks' pipelines or tensors differ, and the first error of an operation, after
     /// which there is no pass to go back from.
-    fn forward(&mut self, input: T, comm: T::Comm<'_>) -> Result<T> {
+    fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         self.last = None;
         let _scope = scope::within(FORWARD);
         self.agree(FORWARD, &input, comm)?;
         let output = self.operations.iter_mut().try_fold(input, |tensor, operation| operation.forward(tensor, comm))?;
         let (dtype, shape) = (output.dtype(), output.shape().to_vec());
-        self.last = Some(Forward { dtype, shape, world_size: T::world_size(comm) });
+        self.last = Some(Forward { dtype, shape, world_size: comm.world_size() });
         Ok(output)
     }
 
@@ -114,7 +115,7 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
     /// another number of ranks; [`Error::Disagreement`] if the ranks' pipelines or gradients differ; [`Error::ShapeMismatch`] and
     /// [`Error::DTypeMismatch`] for a gradient unlike the output of the pass forward, which stays good for another try;
     /// and the first error of an operation.
-    fn backward(&mut self, gradient: T, comm: T::Comm<'_>) -> Result<T> {
+    fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T> {
         let _scope = scope::within(BACKWARD);
         self.agree(BACKWARD, &gradient, comm)?;
         let operation = BACKWARD.name();
@@ -122,7 +123,7 @@ impl<T: Tensor> TensorOp<T> for Pipeline<T> {
         let Some(last) = &self.last else {
             return Err(refused("there was no pass forward since the last one backward".into()));
         };
-        let world_size = T::world_size(comm);
+        let world_size = comm.world_size();
         if last.world_size != world_size {
             let reason = format!("the pass forward was over {} ranks, this is over {world_size}", last.world_size);
             return Err(refused(reason));

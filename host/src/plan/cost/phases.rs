@@ -1,4 +1,4 @@
-//! [`phases`]: the collectives and kernels of a scheme, one after the other; the formulas and the simulation both go through them.
+//! [`phases`]: the collectives and kernels of a scheme, one after the other; formulas and simulations go through them.
 
 use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, reduce_chunk_len};
 use gradsync_device::math::adasum::products;
@@ -9,9 +9,10 @@ use super::{Scheme, Workload};
 /// Kernels of a level of pairs: their products, and their coefficients.
 const LEVEL_LAUNCHES: f64 = 2.0;
 
-/// Who meets in a collective.
+/// The ranks that take part in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Group {
+pub enum Group {
+    /// All ranks.
     All,
     /// The ranks of each node.
     Node,
@@ -21,7 +22,7 @@ pub(super) enum Group {
 
 impl Group {
     /// The members of one group, as a world of their own.
-    pub(super) fn world(self, all: World) -> World {
+    pub fn world(self, all: World) -> World {
         match self {
             Group::All => all,
             Group::Node => World::new(all.local(), all.local()),
@@ -32,20 +33,24 @@ impl Group {
 
 /// A part of a scheme that begins when the one before has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Phase {
-    /// Bytes are those of a rank's whole operand.
+pub enum Phase {
+    /// Every rank sends every other its shard of so many bytes; here and in the next three, those of a rank's whole operand.
     AllToAll(Group, f64),
+    /// The sum, on every rank.
     AllReduce(Group, f64),
+    /// All shards, on every rank.
     AllGather(Group, f64),
+    /// A shard of the sum for each rank.
     ReduceScatter(Group, f64),
     /// With the rank at this distance, bytes each way.
     Exchange(usize, f64),
+    /// Kernels on each rank's own memory.
     Kernels(Work),
 }
 
 impl Phase {
-    /// What it comes to by the formulas.
-    pub(super) fn work(self, all: World) -> Work {
+    /// Its work by the formulas.
+    pub fn work(self, all: World) -> Work {
         match self {
             Phase::AllToAll(group, bytes) => all_to_all(group.world(all), bytes),
             Phase::AllReduce(group, bytes) => all_reduce(group.world(all), bytes),
@@ -58,7 +63,7 @@ impl Phase {
 }
 
 /// The phases of a scheme; `None` where it does not [fit](Scheme::fits).
-pub(super) fn phases(scheme: Scheme, world: World, load: Workload) -> Option<Vec<Phase>> {
+pub fn phases(scheme: Scheme, world: World, load: Workload) -> Option<Vec<Phase>> {
     if !scheme.fits(world) {
         return None;
     }

@@ -51,9 +51,10 @@ pub const PART_NAMES: [&str; PARTS] = [
     "serial arithmetic",
 ];
 
-/// Where memory and products are among the parts.
-pub(super) const MEMORY: usize = 6;
-pub(super) const PRODUCTS: usize = 7;
+/// The place of the bytes of memory among the parts.
+pub const MEMORY: usize = 6;
+/// The place of the products among the parts.
+pub const PRODUCTS: usize = 7;
 
 /// What one rank does, in units that each take the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -132,11 +133,6 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Where a fit to ranks on host memory starts: orders of magnitude of threads that share one machine.
-    pub fn of_processors() -> Self {
-        Self { seconds: [50e-6, 5e-6, 1e-6, 1e-6, 1.0 / 5e9, 1.0 / 5e9, 1.0 / 20e9, 1.0 / 4e9, 10e-9] }
-    }
-
     /// How long the work takes: the parts one after the other, but memory and products at once.
     pub fn time(&self, work: &Work) -> f64 {
         self.times(work).iter().sum()

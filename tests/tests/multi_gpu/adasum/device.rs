@@ -2,11 +2,12 @@
 //!
 //! Ranks compare their bits, and those of a second run, before anything is compared with what is right.
 
-use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm};
-use gradsync::{DeviceGradientBuffer, Result};
+use gradsync::{GradientBuffer, Result};
 use gradsync_tests::array::{dtype, patterns_of};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::adasum::Method;
@@ -32,8 +33,8 @@ impl Way {
 
     pub(super) fn prepare<'c>(
         self,
-        comm: &'c dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
     ) -> Result<Adasum<'c>> {
         match self {
@@ -58,22 +59,22 @@ pub(super) struct Outcome {
 #[derive(Clone, Copy)]
 pub(super) struct Runner<'c> {
     pub(super) queue: &'c Queue,
-    pub(super) comm: &'c dyn DeviceCommunicator,
+    pub(super) comm: &'c dyn Communicator<Cuda>,
     pub(super) way: Way,
 }
 
 impl Runner<'_> {
     /// A buffer for a case's tensors, with this rank's in it.
-    pub(super) fn buffer(&self, case: &Case) -> DeviceGradientBuffer {
+    pub(super) fn buffer(&self, case: &Case) -> GradientBuffer<Cuda> {
         let tensors = case.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let (dtype, world_size) = (dtype(case.format), case.world_size());
-        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, world_size, tensors).unwrap();
+        let mut buffer = GradientBuffer::on_queue(self.queue, dtype, world_size, tensors).unwrap();
         buffer.copy_from_host(&case.buffer(self.comm.rank())).unwrap();
         buffer
     }
 
     /// The bits of the whole arena, once the queue has got there.
-    pub(super) fn bits(&self, case: &Case, buffer: &DeviceGradientBuffer) -> Vec<u64> {
+    pub(super) fn bits(&self, case: &Case, buffer: &GradientBuffer<Cuda>) -> Vec<u64> {
         self.comm.synchronize(self.queue).unwrap();
         let mut host = case.buffer(self.comm.rank());
         buffer.copy_to_host(&mut host).unwrap();

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 
 use gradsync::ops::{AdasumOptions, Algorithm};
-use gradsync::{DType, DeviceGradientBuffer, GradientBuffer, Slice};
+use gradsync::{DType, GradientBuffer, Slice};
 use gradsync_tests::array::{dtype, values_of, write};
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
@@ -57,7 +57,7 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     for (layer, segment) in segments.iter().enumerate() {
         write(host.as_mut_slice(), segment.start, &input(format, layer, segment.len(), comm.rank()));
     }
-    let mut buffer = DeviceGradientBuffer::new(queue, dtype(format), world_size, tensors()).unwrap();
+    let mut buffer = GradientBuffer::on_queue(queue, dtype(format), world_size, tensors()).unwrap();
     buffer.copy_from_host(&host).unwrap();
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
     let mut adasum = way.prepare(comm, &buffer, options).unwrap();
@@ -109,14 +109,14 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
     // One tensor is beyond 2 GiB alone.
     let lens = [(1usize << 29) + 12_345, 1000, 1];
     let tensors = lens.iter().enumerate().map(|(layer, &len)| (format!("layer{layer}"), vec![len]));
-    let mut buffer = DeviceGradientBuffer::new(queue, DType::F32, cases.world_size(), tensors).unwrap();
+    let mut buffer = GradientBuffer::on_queue(queue, DType::F32, cases.world_size(), tensors).unwrap();
     assert!(buffer.as_slice().len() * DType::F32.size_bytes() > 2 << 30);
     let piece: Vec<f32> = (0..PIECE).map(|place| (place % PERIOD) as f32 - 125.0).collect();
     let pieces = |len: usize| (0..len).step_by(PIECE).map(move |begin| begin..len.min(begin + PIECE));
     for (layer, &len) in lens.iter().enumerate() {
         for range in pieces(len) {
             let data = Slice::from(&piece[..range.len()]);
-            buffer.tensor_mut(layer).range_mut(range).copy_from_host(data).unwrap();
+            buffer.tensor_mut(layer).into_data().range_mut(range).copy_from_host(data).unwrap();
         }
     }
     let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
@@ -128,7 +128,7 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
     for (layer, &len) in lens.iter().enumerate() {
         for range in pieces(len) {
             let (begin, count) = (range.start, range.len());
-            buffer.tensor(layer).range(range).copy_to_host((&mut got[..count]).into()).unwrap();
+            buffer.tensor(layer).data().range(range).copy_to_host((&mut got[..count]).into()).unwrap();
             if let Some(place) = (0..count).find(|&place| got[place] != piece[place]) {
                 let (found, expected) = (got[place], piece[place]);
                 panic!("{algorithm:?} {way:?}: layer {layer}, element {}: {found}, not {expected}", begin + place);

@@ -17,7 +17,7 @@ mod on_one_gpu;
 mod queued;
 mod refusals;
 
-use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::Ranks;
 use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::Queue;
 use gradsync::ops::{Algorithm, Granularity};

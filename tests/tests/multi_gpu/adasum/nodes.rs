@@ -4,9 +4,10 @@
 //! Nodes of up to two ranks bring vectors of their own: their sum is rounded once, whoever forms it. On larger ones each layer lies on
 //! one rank.
 
-use gradsync::DeviceGradientBuffer;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Split};
+use gradsync::GradientBuffer;
+use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes, WithinNode};
 use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns};
@@ -30,7 +31,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
 }
 
 /// The same over any transport.
-pub(crate) fn run_over<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C, transport: &str, report: &mut Report) {
+pub(crate) fn run_over<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C, transport: &str, report: &mut Report) {
     let world_size = comm.world_size();
     for per_node in (1..=world_size).filter(|per_node| world_size % per_node == 0) {
         for is_interleaved in [false, true] {
@@ -68,14 +69,14 @@ struct Groups<'c, C> {
     across: C,
 }
 
-impl<'c, C: DeviceCommunicator + Split> Groups<'c, C> {
+impl<'c, C: Communicator<Cuda> + Split> Groups<'c, C> {
     fn new(all: &'c C, (node, place): (usize, usize)) -> Self {
         let split = |color: usize| all.split(Some(color as u64), 0).unwrap().expect("every rank has a colour");
         let (node, across) = (split(node), split(place));
         Groups { all, node, across }
     }
 
-    fn nodes(&self) -> Nodes<'_, dyn DeviceCommunicator + '_> {
+    fn nodes(&self) -> Nodes<'_, Cuda> {
         Nodes { all: self.all, node: &self.node, across: &self.across }
     }
 }
@@ -88,7 +89,7 @@ struct Runner<'r, 'c, C> {
     is_interleaved: bool,
 }
 
-impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
+impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
     fn check_format(&self, format: Format) {
         let Runner { nodes, per_node, .. } = *self;
         let placed = |case: OnNodes| if self.is_interleaved { case.interleaved() } else { case };
@@ -120,7 +121,7 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let (what, comm) = (format!("{label}, {}", case.name()), self.groups.all);
         let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let dtype = dtype(case.all.format);
-        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype, comm.world_size(), tensors).unwrap();
+        let mut buffer = GradientBuffer::on_queue(self.queue, dtype, comm.world_size(), tensors).unwrap();
         let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node.into());
         let mut adasum = AdasumAllReduce::new(algo, &buffer, case.all.options()).unwrap();
         let mut once = |in_gaps: f64| {
@@ -148,14 +149,14 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
     }
 }
 
-impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
+impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
     /// Nodes that combine by Adasum themselves give what all ranks at once do: of the powers of two that there are here, up to the
     /// rounding of the nodes' results, and bitwise with one node or one rank on each.
     fn adasum_within(&self) {
         let (comm, nodes) = (self.groups.all, self.groups.nodes());
         let case = OnNodes::random(Format::F32, self.nodes, self.per_node, &[&[70_001], &[255, 257], &[1]], 9);
         let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
-        let mut buffer = DeviceGradientBuffer::new(self.queue, dtype(Format::F32), comm.world_size(), tensors).unwrap();
+        let mut buffer = GradientBuffer::on_queue(self.queue, dtype(Format::F32), comm.world_size(), tensors).unwrap();
         let auto = AdasumOptions::default();
         let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
         let mut of_all = Adasum::over_transport(comm, &buffer, gram).unwrap();
@@ -163,7 +164,7 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
         let prepare = |options| HierarchicalAdasum::new(nodes, &buffer, WithinNode::Adasum, options).unwrap();
         let (mut two, mut chosen) = (prepare(gram), prepare(auto));
         let mut along_tree = self.nodes.is_power_of_two().then(|| prepare(tree));
-        let mut run = |reduce: &mut dyn FnMut(&mut DeviceGradientBuffer)| {
+        let mut run = |reduce: &mut dyn FnMut(&mut GradientBuffer<Cuda>)| {
             buffer.copy_from_host(&case.all.buffer(comm.rank())).unwrap();
             reduce(&mut buffer);
             comm.synchronize(self.queue).unwrap();
@@ -192,11 +193,11 @@ impl<C: DeviceCommunicator + Split> Runner<'_, '_, C> {
 }
 
 /// What cannot be prepared is refused on every rank, and the communicators go on.
-fn refusals<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C) {
+fn refusals<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C) {
     let rank = comm.rank();
     let groups = Groups::new(comm, (0, rank));
     let tensors = [("w", [100usize])];
-    let mut buffer = DeviceGradientBuffer::new(queue, gradsync::DType::F32, comm.world_size(), tensors).unwrap();
+    let mut buffer = GradientBuffer::on_queue(queue, gradsync::DType::F32, comm.world_size(), tensors).unwrap();
     if !comm.world_size().is_power_of_two() {
         let nodes_of_one = Groups::new(comm, (rank, 0));
         let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
@@ -208,7 +209,7 @@ fn refusals<C: DeviceCommunicator + Split>(queue: &Queue, comm: &C) {
     let message = within.unwrap_err().to_string();
     assert!(message.contains("min"), "{message}");
     if comm.world_size() > 1 {
-        let nodes = Nodes::<dyn DeviceCommunicator> { all: comm, node: comm, across: comm };
+        let nodes = Nodes::<Cuda> { all: comm, node: comm, across: comm };
         let grid = HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
         let message = grid.unwrap_err().to_string();
         assert!(message.contains("in all"), "{message}");

@@ -10,8 +10,9 @@ use cust::CudaApiVersion;
 use cust::device::{Device, DeviceAttribute};
 use gradsync::Result;
 use gradsync::comm::local::LocalCommunicator;
-use gradsync::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, SharedMemory};
-use gradsync::driver::{DeviceSlice, DeviceSliceMut, KernelSource, Queue};
+use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
+use gradsync::driver::{DeviceSlice, KernelSource, Queue};
+use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
 use gradsync::ops::cuda::PeerAllReduce;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
@@ -126,7 +127,7 @@ struct OneGpu {
     host: LocalCommunicator,
 }
 
-impl DeviceCommunicator for OneGpu {
+impl Ranks for OneGpu {
     fn rank(&self) -> usize {
         self.host.rank()
     }
@@ -136,56 +137,37 @@ impl DeviceCommunicator for OneGpu {
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
-        let mut all = vec![0.0; own.len() * self.world_size()];
-        self.host.all_gather((&own[..]).into(), (&mut all[..]).into())?;
-        Ok(all.into_iter().map(f64::to_bits).collect())
+        self.host.gather_words(words)
+    }
+}
+
+impl Communicator<Cuda> for OneGpu {
+    fn run(&self, _: Collective<'_, Cuda>) -> Result<()> {
+        moved()
     }
 
+    fn exchange(&self, _: &[(usize, DeviceWireSlice<'_>)], _: &mut [(usize, DeviceWireSliceMut<'_>)]) -> Result<()> {
+        moved()
+    }
+
+    fn sharing(&self) -> Option<&(dyn PeerMemory + 'static)> {
+        Some(self)
+    }
+
+    fn synchronize(&self, queue: &Queue) -> Result<()> {
+        Ok(queue.synchronize()?)
+    }
+}
+
+impl PeerMemory for OneGpu {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let addresses = self.gather_words(&[data.address()])?;
         // SAFETY: memory of the one GPU; ranks keep their buffers until all have got to the end of the last run, which they compare.
         unsafe { SharedMemory::new(data.queue(), addresses) }.map(Some)
     }
 
-    fn synchronize(&self, queue: &Queue) -> Result<()> {
-        Ok(queue.synchronize()?)
-    }
-
-    fn all_reduce(&self, _: DeviceSliceMut<'_>, _: ReduceOp, _: Scaling) -> Result<()> {
-        moved()
-    }
-
-    fn all_reduce_into(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>, _: ReduceOp, _: Scaling) -> Result<()> {
-        moved()
-    }
-
-    fn reduce_scatter(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>, _: ReduceOp) -> Result<()> {
-        moved()
-    }
-
-    fn reduce_scatter_in_place(&self, _: DeviceSliceMut<'_>, _: ReduceOp) -> Result<()> {
-        moved()
-    }
-
-    fn all_gather(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>) -> Result<()> {
-        moved()
-    }
-
-    fn all_gather_in_place(&self, _: DeviceSliceMut<'_>) -> Result<()> {
-        moved()
-    }
-
-    fn all_to_all(&self, _: DeviceSlice<'_>, _: DeviceSliceMut<'_>) -> Result<()> {
-        moved()
-    }
-
-    fn broadcast(&self, _: DeviceSliceMut<'_>, _: usize) -> Result<()> {
-        moved()
-    }
-
-    unsafe fn exchange_raw(&self, _: &Queue, _: &[(usize, RawSlice)], _: &[(usize, RawSlice)]) -> Result<()> {
-        moved()
+    fn run_kernels(&self, _: Call, _: &Queue, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        launch()
     }
 }
 

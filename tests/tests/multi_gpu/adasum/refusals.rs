@@ -1,8 +1,9 @@
 //! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
 
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
-use gradsync::{DType, DeviceGradientBuffer, Error, Result};
+use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 
@@ -101,9 +102,9 @@ fn is_odd(cases: &Cases<'_>) -> bool {
     cases.context.rank == cases.world_size() - 1
 }
 
-fn buffer(cases: &Cases<'_>, (dtype, tensors): Tensors, planned: usize) -> DeviceGradientBuffer {
+fn buffer(cases: &Cases<'_>, (dtype, tensors): Tensors, planned: usize) -> GradientBuffer<Cuda> {
     let tensors = tensors.iter().map(|(name, len)| (*name, vec![*len]));
-    DeviceGradientBuffer::new(&cases.context.queue, dtype, planned, tensors).unwrap()
+    GradientBuffer::on_queue(&cases.context.queue, dtype, planned, tensors).unwrap()
 }
 
 fn prepare<'c>(cases: &Cases<'c>, tensors: Tensors, planned: usize, options: AdasumOptions) -> Result<Adasum<'c>> {

@@ -1,8 +1,10 @@
 //! Gradient buffers: the all-reduce of a whole arena, and a training step that is shared out over ranks.
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
-use gradsync::ops::cuda::{ZeroPartition, all_reduce};
-use gradsync::{DType, DeviceGradientBuffer, Error, GradientBuffer};
+use gradsync::comm::{Communicator, ReduceOp, Scaling};
+use gradsync::memory::Cuda;
+use gradsync::ops::ZeroPartition;
+use gradsync::ops::all_reduce_scaled as all_reduce;
+use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype, patterns_of, write};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
@@ -40,9 +42,9 @@ fn host(world_size: usize, format: Format, values: &[Vec<f64>]) -> GradientBuffe
 }
 
 /// A copy on the device.
-fn device(world: &World<'_>, host: &GradientBuffer) -> DeviceGradientBuffer {
+fn device(world: &World<'_>, host: &GradientBuffer) -> GradientBuffer<Cuda> {
     let mut buffer =
-        DeviceGradientBuffer::new(&world.context.queue, host.dtype(), host.world_size(), tensors()).unwrap();
+        GradientBuffer::on_queue(&world.context.queue, host.dtype(), host.world_size(), tensors()).unwrap();
     buffer.copy_from_host(host).unwrap();
     buffer
 }

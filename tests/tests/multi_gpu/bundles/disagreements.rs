@@ -3,11 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling, Split};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
-use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce, ZeroPartition};
+use gradsync::memory::Cuda;
+use gradsync::ops::ZeroPartition;
+use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Nodes};
-use gradsync::{DType, DeviceGradientBuffer, Error, Result};
+use gradsync::{DType, Error, GradientBuffer, Result};
 
 use super::World;
 use crate::report::Report;
@@ -44,7 +46,7 @@ fn refused<T: std::fmt::Debug>(world: &World<'_>, prepare: impl FnOnce() -> Resu
     // The ranks are still together.
     let queue = &world.context.queue;
     let mut ones = DeviceBuffer::from_host(queue, (&[1.0f32; 5][..]).into()).unwrap();
-    world.comm.all_reduce(ones.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    world.comm.all_reduce(ones.as_mut_slice(), ReduceOp::Sum).unwrap();
     world.comm.synchronize(queue).unwrap();
     let mut sums = [0.0f32; 5];
     ones.as_slice().copy_to_host((&mut sums[..]).into()).unwrap();
@@ -90,8 +92,8 @@ fn ordered_alone(world: &World<'_>, odd: usize) {
     assert_blames(world, odd, &reason, "max has no order of additions");
 }
 
-fn buffer(world: &World<'_>, planned: usize) -> DeviceGradientBuffer {
-    DeviceGradientBuffer::new(&world.context.queue, DType::F32, planned, [("a", [100])]).unwrap()
+fn buffer(world: &World<'_>, planned: usize) -> GradientBuffer<Cuda> {
+    GradientBuffer::on_queue(&world.context.queue, DType::F32, planned, [("a", [100])]).unwrap()
 }
 
 fn peers(world: &World<'_>, odd: usize) {
@@ -109,12 +111,12 @@ fn peers(world: &World<'_>, odd: usize) {
 fn other_world(world: &World<'_>, odd: usize) {
     let planned = world.size() + usize::from(world.rank() == odd);
     let (buffer, why) = (buffer(world, planned), format!("over {} ranks", world.size() + 1));
-    let comm: &dyn DeviceCommunicator = world.comm;
+    let comm: &dyn Communicator<Cuda> = world.comm;
     assert_blames(world, odd, &refused(world, || PeerAllReduce::new(comm, &buffer, ReduceOp::Sum)), &why);
     assert_blames(world, odd, &refused(world, || ZeroPartition::new(comm, &buffer)), &why);
     let split = |color: usize| world.comm.split(Some(color as u64), 0).unwrap().expect("a colour");
     let (node, across) = (split(0), split(world.rank()));
-    let nodes = Nodes::<dyn DeviceCommunicator> { all: comm, node: &node, across: &across };
+    let nodes = Nodes::<Cuda> { all: comm, node: &node, across: &across };
     let prepare = || HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
     assert_blames(world, odd, &refused(world, prepare), &why);
 }

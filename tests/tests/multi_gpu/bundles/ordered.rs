@@ -2,7 +2,7 @@
 //! buckets.
 
 use gradsync::Error;
-use gradsync::comm::{DeviceCommunicator, ReduceOp};
+use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::ops::cuda::OrderedAllReduce;
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;

@@ -1,11 +1,11 @@
-//! nccl_all_gather_owned and nccl_reduce_scatter_owned, against what section 1.2 of the specification says about
+//! all_gather_owned and reduce_scatter_owned, against what section 1.2 of the specification says about
 //! windows.
 
 use std::rc::Rc;
 
 use gradsync::comm::{ReduceOp, Scaling};
 use gradsync::driver::DeviceSliceMut;
-use gradsync::ops::cuda::{nccl_all_gather_owned, nccl_reduce_scatter_owned};
+use gradsync::ops::{all_gather_owned, reduce_scatter_owned};
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
@@ -117,8 +117,8 @@ fn run_on(
 
 fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>) {
     let ranks = world.tensors(format, lens, 6);
-    let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_all_gather_owned(world.comm, tensors);
-    let operation: (&str, &Operation<'_>) = ("nccl_all_gather", &run);
+    let run = |tensors: &mut [DeviceSliceMut<'_>]| all_gather_owned(world.comm, tensors);
+    let operation: (&str, &Operation<'_>) = ("all_gather_owned", &run);
     let mut checks = Checks::new(world.comm);
     if let (Some(placed), Ok(owners)) = (run_on(world, format, &ranks[world.rank()], owners, operation), owners) {
         for (index, (tensor, &owner)) in placed.iter().zip(owners).enumerate() {
@@ -132,8 +132,8 @@ fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Resu
 
 fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>, op: ReduceOp) {
     let ranks = world.tensors(format, lens, 7);
-    let run = |tensors: &mut [DeviceSliceMut<'_>]| nccl_reduce_scatter_owned(world.comm, tensors, op);
-    let operation: (&str, &Operation<'_>) = ("nccl_reduce_scatter", &run);
+    let run = |tensors: &mut [DeviceSliceMut<'_>]| reduce_scatter_owned(world.comm, tensors, op);
+    let operation: (&str, &Operation<'_>) = ("reduce_scatter_owned", &run);
     let mut checks = Checks::new(world.comm);
     let own = &ranks[world.rank()];
     if let (Some(placed), Ok(owners)) = (run_on(world, format, own, owners, operation), owners) {

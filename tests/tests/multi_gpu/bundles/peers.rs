@@ -1,9 +1,10 @@
 //! PeerAllReduce: the bits of OrderedAllReduce, in gradient buffers that the kernels of all ranks reach.
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp};
+use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::PeerAllReduce;
-use gradsync::{DeviceGradientBuffer, Error, GradientBuffer};
+use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::oracle::Format;
 
@@ -57,8 +58,8 @@ fn connect<'c>(
     host: &GradientBuffer,
     lens: &[usize],
     op: ReduceOp,
-) -> (DeviceGradientBuffer, Option<PeerAllReduce<'c>>) {
-    let mut buffer = DeviceGradientBuffer::new(queue, host.dtype(), world.size(), tensors(lens)).unwrap();
+) -> (GradientBuffer<Cuda>, Option<PeerAllReduce<'c>>) {
+    let mut buffer = GradientBuffer::on_queue(queue, host.dtype(), world.size(), tensors(lens)).unwrap();
     buffer.copy_from_host(host).unwrap();
     let peers = PeerAllReduce::new(world.comm, &buffer, op).unwrap();
     let can = world.size() > 1 && world.context.layout.reaches_peers();
@@ -142,7 +143,7 @@ fn refused(world: &World<'_>) {
         let outcome = PeerAllReduce::new(world.comm, &buffer, op);
         assert!(matches!(outcome, Err(Error::InvalidArgument { .. })), "{outcome:?}");
     }
-    let mut other = DeviceGradientBuffer::new(queue, dtype(Format::F32), world.size(), tensors(&lens)).unwrap();
+    let mut other = GradientBuffer::on_queue(queue, dtype(Format::F32), world.size(), tensors(&lens)).unwrap();
     let outcome = peers.run(&mut other);
     assert!(matches!(&outcome, Err(Error::InvalidArgument { reason, .. }) if reason.contains("mapped")), "{outcome:?}");
     // Nothing was communicated, and the object still works.

@@ -1,11 +1,11 @@
-//! nccl_all_reduce, and nccl_all_gather and nccl_reduce_scatter with their plain meaning.
+//! All-reduces, gathers and scatters of tensors that lie anywhere.
 
 use std::rc::Rc;
 
 use gradsync::Error;
 use gradsync::comm::{ReduceOp, Scaling};
 use gradsync::driver::DeviceSliceMut;
-use gradsync::ops::cuda::{nccl_all_gather, nccl_all_reduce, nccl_reduce_scatter};
+use gradsync::ops::{all_gather_tensors, all_reduce_tensors, reduce_scatter_tensors};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -46,7 +46,7 @@ fn upstream(world: &World<'_>) {
         let tensors = super::uniform(format, &UPSTREAM, 5);
         let ranks = vec![tensors.clone(); world.size()];
         let mut placed = world.place(format, &tensors);
-        nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
+        all_reduce_tensors(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
         for (index, tensor) in placed.iter().enumerate() {
             let expected = reduced(ReduceOp::Sum, format, Scaling::NONE, &of_all(&ranks, index));
             checks.same(format!("tensor {index} of {format:?}"), tensor.read(world.comm), &expected);
@@ -71,7 +71,7 @@ fn in_a_row(world: &World<'_>, format: Format) {
                 tensors.push(tensor);
                 rest = others;
             }
-            nccl_all_reduce(world.comm, &mut tensors, op, scaling).unwrap();
+            all_reduce_tensors(world.comm, &mut tensors, op, scaling).unwrap();
             let expected = reduced(op, format, scaling, &inputs);
             checks.same(format!("{op}, {scaling:?} of {lens:?}"), data.read(world.comm), &expected);
         }
@@ -86,7 +86,7 @@ fn scattered(world: &World<'_>, format: Format) {
         let ranks = world.tensors(format, lens, 2);
         for (op, scaling) in CHOICES {
             let mut placed = world.place(format, &ranks[world.rank()]);
-            nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), op, scaling).unwrap();
+            all_reduce_tensors(world.comm, &mut slices_mut(&mut placed), op, scaling).unwrap();
             for (index, tensor) in placed.iter().enumerate() {
                 let expected = reduced(op, format, scaling, &of_all(&ranks, index));
                 let what = format!("tensor {index} of {lens:?}, {op}, {scaling:?}");
@@ -125,7 +125,7 @@ fn apart_here(world: &World<'_>, format: Format) {
                     rest = others;
                 }
             }
-            nccl_all_reduce(world.comm, &mut tensors, ReduceOp::Sum, Scaling::NONE).unwrap();
+            all_reduce_tensors(world.comm, &mut tensors, ReduceOp::Sum, Scaling::NONE).unwrap();
             let got: Vec<u64> = placed.iter().flat_map(|piece| piece.read(world.comm).patterns()).collect();
             let inputs: Vec<Vec<f64>> = ranks.iter().map(|tensors| tensors.concat()).collect();
             let expected = reduced(ReduceOp::Sum, format, Scaling::NONE, &inputs);
@@ -143,7 +143,7 @@ fn all_gather(world: &World<'_>, format: Format) {
         let inputs = world.place(format, &ranks[world.rank()]);
         let mut outputs: Vec<Placed> =
             lens.iter().map(|&len| Placed::unwritten(&world.context.queue, format, len * world.size(), 1)).collect();
-        nccl_all_gather(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
+        all_gather_tensors(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
         for (index, output) in outputs.iter().enumerate() {
             let expected = Rc::new(Expected::Bits(Array::new(format, &of_all(&ranks, index).concat())));
             checks.same(format!("tensor {index} of {lens:?}"), output.read(world.comm), &expected);
@@ -163,7 +163,7 @@ fn reduce_scatter(world: &World<'_>, format: Format) {
     let mut outputs: Vec<Placed> =
         lens.iter().map(|len| Placed::unwritten(&world.context.queue, format, len / world.size(), 1)).collect();
     let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
-    nccl_reduce_scatter(world.comm, &slices(&inputs), &shapes, &mut slices_mut(&mut outputs)).unwrap();
+    reduce_scatter_tensors(world.comm, &slices(&inputs), &shapes, &mut slices_mut(&mut outputs)).unwrap();
     let mut checks = Checks::new(world.comm);
     for (index, output) in outputs.iter().enumerate() {
         let whole = reduced(ReduceOp::Sum, format, Scaling::NONE, &of_all(&ranks, index));
@@ -174,12 +174,12 @@ fn reduce_scatter(world: &World<'_>, format: Format) {
 }
 
 fn empty(world: &World<'_>) {
-    nccl_all_reduce(world.comm, &mut [], ReduceOp::Sum, Scaling::NONE).unwrap();
-    nccl_all_gather(world.comm, &[], &mut []).unwrap();
-    nccl_reduce_scatter(world.comm, &[], &[], &mut []).unwrap();
+    all_reduce_tensors(world.comm, &mut [], ReduceOp::Sum, Scaling::NONE).unwrap();
+    all_gather_tensors(world.comm, &[], &mut []).unwrap();
+    reduce_scatter_tensors(world.comm, &[], &[], &mut []).unwrap();
     let nothing = vec![Vec::new(); 3];
     let mut placed = world.place(Format::F32, &nothing);
-    nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Mean, Scaling::NONE).unwrap();
+    all_reduce_tensors(world.comm, &mut slices_mut(&mut placed), ReduceOp::Mean, Scaling::NONE).unwrap();
     placed.iter().for_each(|tensor| assert!(tensor.read(world.comm).is_empty()));
     assert_works(world);
 }
@@ -188,7 +188,7 @@ fn empty(world: &World<'_>) {
 fn assert_works(world: &World<'_>) {
     let ranks = world.tensors(Format::F32, &[33], 9);
     let mut placed = world.place(Format::F32, &ranks[world.rank()]);
-    nccl_all_reduce(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
+    all_reduce_tensors(world.comm, &mut slices_mut(&mut placed), ReduceOp::Sum, Scaling::NONE).unwrap();
     let expected = reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &of_all(&ranks, 0));
     let mut checks = Checks::new(world.comm);
     checks.same("an all-reduce afterwards", placed[0].read(world.comm), &expected);
@@ -199,8 +199,8 @@ fn assert_works(world: &World<'_>) {
 fn mixed(world: &World<'_>) {
     let queue = &world.context.queue;
     let mut tensors = [Format::F32, Format::F32, Format::BF16].map(|format| Placed::unwritten(queue, format, 5, 0));
-    match nccl_all_reduce(world.comm, &mut slices_mut(&mut tensors), ReduceOp::Sum, Scaling::NONE) {
-        Err(Error::DTypeMismatch { operation: "nccl_all_reduce", what, .. }) => {
+    match all_reduce_tensors(world.comm, &mut slices_mut(&mut tensors), ReduceOp::Sum, Scaling::NONE) {
+        Err(Error::DTypeMismatch { operation: "all_reduce_tensors", what, .. }) => {
             assert!(what.contains("tensor 0") && what.contains("tensor 2"), "{what}");
         }
         other => panic!("mixed dtypes gave {other:?}"),
@@ -219,8 +219,8 @@ fn indivisible(world: &World<'_>) {
             .iter()
             .map(|shape| Placed::unwritten(queue, Format::F32, shape.iter().product::<usize>() / size, 0))
             .collect();
-        match nccl_reduce_scatter(world.comm, &slices(&inputs), shapes, &mut slices_mut(&mut outputs)) {
-            Err(Error::InvalidArgument { operation: "nccl_reduce_scatter", reason }) => {
+        match reduce_scatter_tensors(world.comm, &slices(&inputs), shapes, &mut slices_mut(&mut outputs)) {
+            Err(Error::InvalidArgument { operation: "reduce_scatter_tensors", reason }) => {
                 for part in [format!("input {wanted} "), format!("{:?}", shapes[wanted]), format!("{size} shards")] {
                     assert!(reason.contains(&part), "{reason} does not say {part}");
                 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use gradsync::Error;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -27,7 +27,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 fn assert_works(cases: &Cases<'_>, what: &str) {
     let inputs = cases.inputs(Format::F32, 257);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 0);
-    cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     let mut checks = Checks::new(cases.comm);
     checks.same(what, data.read(cases.comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
     checks.finish();

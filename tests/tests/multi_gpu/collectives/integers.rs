@@ -2,7 +2,7 @@
 
 use gradsync::DataType;
 use gradsync::comm::ReduceOp;
-use gradsync::comm::{DeviceCommunicator, RawSlice};
+use gradsync::memory::RawSlice;
 use gradsync_tests::inputs::Random;
 
 use super::Cases;
@@ -177,7 +177,7 @@ fn exchange(cases: &Cases<'_>) {
         peers.iter().zip(places).flat_map(both).collect()
     };
     // SAFETY: the memory lives until it has been read, nothing else uses it, and no two parts overlap.
-    unsafe { comm.exchange_raw(queue, &halves(&inputs), &halves(&outputs)) }.unwrap();
+    unsafe { crate::transfers::exchange_raw(comm, queue, &halves(&inputs), &halves(&outputs)) }.unwrap();
     let mut checks = Checks::new(comm);
     for (peer, output) in peers.iter().zip(&outputs) {
         checks.own_list(format!("bytes from rank {peer}"), output.read(comm), message(*peer, rank).to_vec());
@@ -207,7 +207,7 @@ fn moves(cases: &Cases<'_>, dtype: DataType) {
             let come = RawBytes::unwritten(queue, inputs[last].len(), dtype.size_bytes());
             let (out, back) = ([(next, input.elements(dtype))], [(last, come.elements(dtype))]);
             // SAFETY: as above; the two are apart.
-            unsafe { comm.exchange_raw(queue, &out, &back) }.unwrap();
+            unsafe { crate::transfers::exchange_raw(comm, queue, &out, &back) }.unwrap();
             checks.own_list(format!("{len} of rank {last}"), come.read(comm), inputs[last].clone());
         }
     }

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use gradsync::comm::{CommError, DeviceCommunicator};
+use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
@@ -97,7 +97,8 @@ fn ring(cases: &Cases<'_>, format: Format) {
         for begin in BEGINS {
             let input = Placed::new(queue, &inputs[rank], begin);
             let mut output = Placed::unwritten(queue, format, len, 1 - begin);
-            comm.exchange(vec![(next, input.slice())], vec![(previous, output.slice_mut())]).unwrap();
+            crate::transfers::exchange(comm, vec![(next, input.slice())], vec![(previous, output.slice_mut())])
+                .unwrap();
             checks.own(format!("{len} elements from {begin} on"), output.read(comm), &bits(inputs[previous].clone()));
         }
     }
@@ -143,7 +144,7 @@ fn all_with_all(cases: &Cases<'_>, format: Format) {
         let sends = peers().zip(inputs.iter().map(Placed::slice)).collect();
         let receives: Vec<(usize, DeviceSliceMut<'_>)> =
             peers().zip(outputs.iter_mut().map(Placed::slice_mut)).collect();
-        comm.exchange(sends, receives).unwrap();
+        crate::transfers::exchange(comm, sends, receives).unwrap();
         for (peer, output) in peers().zip(&outputs) {
             let what = format!("up to {longest} elements from rank {peer}");
             checks.own(what, output.read(comm), &bits(message(peer, rank)));

@@ -1,7 +1,7 @@
 //! Communicators with other options: the same calls give the same bits.
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -42,7 +42,7 @@ fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
 fn sums(cases: &Cases<'_>, comm: &NcclCommunicator) {
     let inputs = cases.inputs(Format::F32, 33);
     let mut data = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
-    comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     let mut checks = Checks::new(comm);
     checks.same("a sum", data.read(comm), &reduced(ReduceOp::Sum, Format::F32, Scaling::NONE, &inputs));
     checks.finish();
@@ -61,7 +61,7 @@ fn sample(cases: &Cases<'_>, comm: &NcclCommunicator) -> Vec<(String, Array)> {
                 (ReduceOp::Max, Scaling { before: -1.0, after: 1.0 }),
             ] {
                 let mut data = Placed::new(queue, &input, 0);
-                comm.all_reduce(data.slice_mut(), op, scaling).unwrap();
+                comm.all_reduce_scaled(data.slice_mut(), op, scaling).unwrap();
                 results.push((format!("all_reduce({op}) of {len} {format:?}, {scaling:?}"), data.read(comm)));
             }
 
@@ -89,7 +89,7 @@ fn sample(cases: &Cases<'_>, comm: &NcclCommunicator) -> Vec<(String, Array)> {
     let peers = || (0..world_size).filter(|&peer| peer != rank);
     let mut outputs: Vec<Placed> = peers().map(|_| Placed::unwritten(queue, Format::BF16, 257, 1)).collect();
     let receives = peers().zip(outputs.iter_mut().map(Placed::slice_mut)).collect();
-    comm.exchange(peers().map(|peer| (peer, input.slice())).collect(), receives).unwrap();
+    crate::transfers::exchange(comm, peers().map(|peer| (peer, input.slice())).collect(), receives).unwrap();
     let outputs: Vec<Array> = outputs.iter().map(|output| output.read(comm)).collect();
     if !outputs.is_empty() {
         results.push(("exchange".into(), concat(&outputs)));

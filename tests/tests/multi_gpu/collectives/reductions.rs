@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -40,7 +40,7 @@ fn all_reduce(cases: &Cases<'_>, op: ReduceOp, format: Format, problems: &[Probl
         let own = Array::new(format, &inputs[cases.rank()]);
         for begin in BEGINS {
             let mut data = Placed::new(queue, &own, begin);
-            comm.all_reduce(data.slice_mut(), op, Scaling::NONE).unwrap();
+            comm.all_reduce(data.slice_mut(), op).unwrap();
             checks.same(format!("{len} elements from {begin} on, in place"), data.read(comm), &expected);
 
             let input = Placed::new(queue, &own, begin);

@@ -2,7 +2,7 @@
 //! that each case makes its own.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, Communicator, ReduceOp, Scaling};
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
@@ -43,7 +43,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
 fn all_reduce(cases: &Cases<'_>, comm: &NcclCommunicator, scaling: Scaling) -> (Result<()>, bool) {
     let own = Array::new(Format::F32, &cases.inputs(Format::F32, 33)[cases.rank()]);
     let mut data = Placed::new(&cases.context.queue, &own, 0);
-    let called = comm.all_reduce(data.slice_mut(), ReduceOp::Sum, scaling);
+    let called = comm.all_reduce_scaled(data.slice_mut(), ReduceOp::Sum, scaling);
     let outcome = called.and_then(|()| comm.synchronize(&cases.context.queue));
     (outcome, data.read_after_failure().patterns() == own.patterns())
 }

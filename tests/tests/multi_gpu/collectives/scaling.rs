@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -47,7 +47,7 @@ fn scaled(cases: &Cases<'_>, op: ReduceOp, format: Format) {
             let (begin, is_in_place) = (index / 2 % 2, (index + len) % 2 == 0);
             let mut input = Placed::new(queue, &own, begin);
             if is_in_place {
-                comm.all_reduce(input.slice_mut(), op, scaling).unwrap();
+                comm.all_reduce_scaled(input.slice_mut(), op, scaling).unwrap();
                 checks.same(format!("{len} elements, {scaling:?}, in place"), input.read(comm), &expected);
                 continue;
             }

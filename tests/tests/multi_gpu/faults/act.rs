@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Departure, DeviceCommunicator};
+use gradsync::comm::{Communicator, Departure};
 use gradsync::driver::Queue;
 use gradsync::{CommError, Error};
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, Operation, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, Error};
 
@@ -82,7 +82,7 @@ pub(super) fn rebuild(context: &Context, gone: usize, generation: u64) {
     let comm = context.communicator_of(rank, world_size, generation, &context.options());
     let mine: Vec<f32> = (0..100_003).map(|index| (index % 1000 + rank) as f32).collect();
     let mut data = DeviceBuffer::from_host(&context.queue, (&mine).into()).unwrap();
-    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
     comm.synchronize(&context.queue).unwrap();
     let mut sums = vec![0f32; mine.len()];
     data.as_slice().copy_to_host((&mut sums).into()).unwrap();

@@ -1,11 +1,12 @@
 //! What the ranks do together when one of them is lost.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::memory::Cuda;
 use gradsync::ops::AdasumOptions;
 use gradsync::ops::cuda::Adasum;
-use gradsync::{DType, DeviceGradientBuffer, Result};
+use gradsync::{DType, GradientBuffer, Result};
 
 /// Elements: 64 MiB.
 const LEN: usize = 16 << 20;
@@ -28,7 +29,7 @@ pub(super) struct Work<'c> {
 
 enum Operands<'c> {
     AllReduce(DeviceBuffer),
-    Adasum(Box<(Adasum<'c>, DeviceGradientBuffer)>),
+    Adasum(Box<(Adasum<'c>, GradientBuffer<Cuda>)>),
 }
 
 impl<'c> Work<'c> {
@@ -38,7 +39,7 @@ impl<'c> Work<'c> {
             Kind::AllReduce => Operands::AllReduce(DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap()),
             Kind::Adasum => {
                 let tensors = [("a", [LEN / 2]), ("b", [LEN / 2])];
-                let buffer = DeviceGradientBuffer::new(queue, DType::F32, comm.world_size(), tensors).unwrap();
+                let buffer = GradientBuffer::on_queue(queue, DType::F32, comm.world_size(), tensors).unwrap();
                 let adasum = Adasum::new(comm, &buffer, AdasumOptions::default()).unwrap();
                 assert!(adasum.uses_peers(), "GPUs of one machine reach each other");
                 Operands::Adasum(Box::new((adasum, buffer)))
@@ -58,7 +59,7 @@ impl<'c> Work<'c> {
     /// Puts it into the queue.
     pub(super) fn put(&mut self) -> Result<()> {
         match &mut self.operands {
-            Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE),
+            Operands::AllReduce(data) => self.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum),
             Operands::Adasum(operands) => {
                 let (adasum, buffer) = &mut **operands;
                 adasum.all_reduce(buffer)

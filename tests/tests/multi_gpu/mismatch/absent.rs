@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gradsync::bootstrap::BootstrapError;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Departure, DeviceCommunicator, Operation, ReduceOp};
+use gradsync::comm::{Communicator, Departure, Operation, ReduceOp};
 use gradsync::{CommError, Error};
 
 use super::{Groups, QUICK, SUM, comm_error};

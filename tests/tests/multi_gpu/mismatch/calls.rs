@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gradsync::comm::{Call, DeviceCommunicator, Operation, ReduceOp, Scaling};
+use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp, Scaling};
 use gradsync::driver::DeviceBuffer;
 use gradsync::{CommError, DType};
 
@@ -117,27 +117,24 @@ fn disagreements(world_size: usize) -> Vec<Disagreement> {
         ),
         Disagreement::new(
             "reduction",
-            (
-                |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Max, Scaling::NONE),
-                reduce(ReduceOp::Max, 5),
-            ),
+            (|comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Max), reduce(ReduceOp::Max, 5)),
             sum,
         ),
         Disagreement::new(
             "factor before",
             (
-                |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(0.5, 2.0)),
+                |comm, queue| comm.all_reduce_scaled(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(0.5, 2.0)),
                 scaled(0.5, 2.0),
             ),
             (
-                |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(0.25, 2.0)),
+                |comm, queue| comm.all_reduce_scaled(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(0.25, 2.0)),
                 scaled(0.25, 2.0),
             ),
         ),
         Disagreement::new(
             "factor after",
             (
-                |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(1.0, 0.5)),
+                |comm, queue| comm.all_reduce_scaled(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, scaling(1.0, 0.5)),
                 scaled(1.0, 0.5),
             ),
             sum,
@@ -162,12 +159,12 @@ type Comm = gradsync::comm::nccl::NcclCommunicator;
 type Queue = gradsync::driver::Queue;
 
 fn all_reduce(comm: &Comm, queue: &Queue, len: usize) -> gradsync::Result<()> {
-    comm.all_reduce(f32s(queue, len).as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
+    comm.all_reduce(f32s(queue, len).as_mut_slice(), ReduceOp::Sum)
 }
 
 fn all_reduce_of(comm: &Comm, queue: &Queue, dtype: DType) -> gradsync::Result<()> {
     let mut data = DeviceBuffer::zeroed(queue, dtype, 5).unwrap();
-    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE)
+    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum)
 }
 
 /// What a group may hold here.

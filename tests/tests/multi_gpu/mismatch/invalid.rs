@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use gradsync::comm::{DeviceCommunicator, Operation, RawSlice, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::memory::RawSlice;
 use gradsync::{CommError, DType, DataType, Error};
 
 use super::{Groups, QUICK, SUM, Step, comm_error, f32s};

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{CommError, DType, Error};
 use gradsync_tests::array::Array;
@@ -28,7 +28,7 @@ const QUICK: Duration = Duration::from_secs(5);
 /// Something that a rank does with a communicator.
 type Step = fn(&NcclCommunicator, &Queue) -> gradsync::Result<()>;
 
-const SUM: Step = |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum, Scaling::NONE);
+const SUM: Step = |comm, queue| comm.all_reduce(f32s(queue, 5).as_mut_slice(), ReduceOp::Sum);
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     assert!(QUICK * 4 < DEADLINE);
@@ -99,7 +99,7 @@ impl Groups<'_> {
         let sum = (world_size * (world_size + 1) / 2) as f64;
         let expected = Rc::new(Expected::Values(vec![sum; 7]));
         let mut data = Placed::new(&self.context.queue, &own, 0);
-        comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
         let mut checks = Checks::new(comm);
         checks.same("an all-reduce of the new group", data.read(comm), &expected);
         // Only until all have come to the comparison: then the first may go on to what makes it fail.

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use gradsync::comm::{Call, DeviceCommunicator, Operation, RawSlice};
+use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks};
+use gradsync::memory::RawSlice;
 use gradsync::{CommError, DataType, Error};
 
 use super::{Groups, QUICK, SUM, comm_error, f32s};
@@ -31,7 +32,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
             for outcome in [
                 comm.send(f32s(queue, 5).as_slice(), peer),
                 comm.recv(f32s(queue, 5).as_mut_slice(), peer),
-                comm.exchange(vec![(peer, f32s(queue, 5).as_slice())], vec![]),
+                crate::transfers::exchange(comm, vec![(peer, f32s(queue, 5).as_slice())], vec![]),
             ] {
                 let is_named = matches!(
                     &outcome,
@@ -63,7 +64,7 @@ fn meet(groups: &mut Groups<'_>, calls: [Call; 2]) {
         };
         let begun = Instant::now();
         // SAFETY: the memory lives until the communicator has failed, and nothing else uses it.
-        let outcome = unsafe { comm.exchange_raw(&queue, &sends, &receives) };
+        let outcome = unsafe { crate::transfers::exchange_raw(comm, &queue, &sends, &receives) };
         let outcome = outcome.and_then(|()| comm.synchronize(&queue));
         let error = comm_error(outcome.expect_err("nobody meets this call"));
         assert_eq!(error, expected);

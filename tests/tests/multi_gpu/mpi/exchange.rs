@@ -1,7 +1,8 @@
 //! Transfers between devices: any number at once, of any type and length, whatever the order in which ranks come to them.
 
-use gradsync::comm::{CommError, DeviceCommunicator, RawSlice};
+use gradsync::comm::{Collectives, CommError};
 use gradsync::driver::DeviceSliceMut;
+use gradsync::memory::RawSlice;
 use gradsync::{DataType, Error};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
@@ -38,7 +39,7 @@ fn ring(cases: &Cases<'_>, format: Format, len: usize) {
     let (next, last) = neighbours(cases);
     let inputs = cases.patterns(format, len);
     let (input, mut output) = (cases.placed(&inputs[cases.rank()]), cases.room(format, len));
-    cases.comm.exchange(vec![(next, input.slice())], vec![(last, output.slice_mut())]).unwrap();
+    crate::transfers::exchange(cases.comm, vec![(next, input.slice())], vec![(last, output.slice_mut())]).unwrap();
     cases.assert_holds(&format!("{len} elements"), &output, &inputs[last]);
     cases.assert_holds(&format!("the input of {len}"), &input, &inputs[cases.rank()]);
 }
@@ -65,7 +66,8 @@ fn all_with_all(cases: &Cases<'_>, format: Format, longest: usize) {
     let mut rooms: Vec<Placed> = expected.iter().map(|(_, array)| cases.room(format, array.len())).collect();
     let receives: Vec<(usize, DeviceSliceMut<'_>)> =
         expected.iter().map(|(peer, _)| *peer).zip(rooms.iter_mut().map(Placed::slice_mut)).collect();
-    cases.comm.exchange(sends.iter().map(|(peer, data)| (*peer, data.slice())).collect(), receives).unwrap();
+    crate::transfers::exchange(cases.comm, sends.iter().map(|(peer, data)| (*peer, data.slice())).collect(), receives)
+        .unwrap();
     for ((peer, array), room) in expected.iter().zip(&rooms) {
         cases.assert_holds(&format!("{} elements from rank {peer}", array.len()), room, array);
     }
@@ -95,7 +97,7 @@ fn crossing(cases: &Cases<'_>, len: usize) {
     let inputs = cases.patterns(Format::F64, len);
     let (input, mut output) = (cases.placed(&inputs[cases.rank()]), cases.room(Format::F64, len));
     if cases.rank() == 0 {
-        cases.comm.exchange(vec![(next, input.slice())], vec![(last, output.slice_mut())]).unwrap();
+        crate::transfers::exchange(cases.comm, vec![(next, input.slice())], vec![(last, output.slice_mut())]).unwrap();
     } else {
         cases.comm.recv(output.slice_mut(), last).unwrap();
         cases.comm.send(input.slice(), next).unwrap();
@@ -112,7 +114,12 @@ fn one_by_one(cases: &Cases<'_>, len: usize) {
         let sends: Vec<(usize, Placed)> = (1..world_size).map(|peer| (peer, cases.placed(&message(0, peer)))).collect();
         let mut rooms: Vec<Placed> = (1..world_size).map(|_| cases.room(Format::F32, len)).collect();
         let receives = (1..world_size).zip(rooms.iter_mut().map(Placed::slice_mut)).collect();
-        cases.comm.exchange(sends.iter().map(|(peer, data)| (*peer, data.slice())).collect(), receives).unwrap();
+        crate::transfers::exchange(
+            cases.comm,
+            sends.iter().map(|(peer, data)| (*peer, data.slice())).collect(),
+            receives,
+        )
+        .unwrap();
         for (peer, room) in (1..world_size).zip(&rooms) {
             cases.assert_holds(&format!("from rank {peer}"), room, &message(peer, 0));
         }
@@ -146,7 +153,7 @@ fn odd_places(cases: &Cases<'_>) {
             let output = RawBytes::unwritten(queue, bytes_of(last).len(), 2 * begin);
             let (send, receive) = ([(next, input.elements(dtype))], [(last, output.elements(dtype))]);
             // SAFETY: the memory lives until it has been read, and nothing else uses it.
-            unsafe { cases.comm.exchange_raw(queue, &send, &receive) }.unwrap();
+            unsafe { crate::transfers::exchange_raw(cases.comm, queue, &send, &receive) }.unwrap();
             assert!(output.read(cases.comm) == bytes_of(last), "{len} bytes of {dtype} differ");
         }
     }
@@ -155,14 +162,17 @@ fn odd_places(cases: &Cases<'_>) {
 /// A rank that is no peer is refused at once, and nothing breaks: the next call works.
 fn no_peers(cases: &Cases<'_>) {
     let (comm, queue, rank, world_size) = (cases.comm, &cases.context.queue, cases.rank(), cases.world_size());
-    comm.exchange(Vec::new(), Vec::new()).unwrap();
+    crate::transfers::exchange(comm, Vec::new(), Vec::new()).unwrap();
     let inputs = cases.patterns(Format::F32, 33);
     let mut data = cases.placed(&inputs[rank]);
     let (own, none): (RawSlice, [(usize, RawSlice); 0]) = (raw(&data), []);
     for peer in [rank, world_size, usize::MAX] {
         // SAFETY: memory that lives; none of these begins.
         let outcomes = unsafe {
-            [comm.exchange_raw(queue, &[(peer, own)], &none), comm.exchange_raw(queue, &none, &[(peer, own)])]
+            [
+                crate::transfers::exchange_raw(comm, queue, &[(peer, own)], &none),
+                crate::transfers::exchange_raw(comm, queue, &none, &[(peer, own)]),
+            ]
         };
         for outcome in outcomes {
             let is_named =

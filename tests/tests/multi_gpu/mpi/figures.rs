@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gradsync::DType;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
-use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;
 
 use crate::context::Context;
@@ -25,26 +25,26 @@ pub(super) fn run(context: &Context, report: &mut Report) {
             let mut data = DeviceBuffer::zeroed(queue, DType::F32, len).unwrap();
             let mut host = vec![0f32; len];
             let reduce = fastest(job, || {
-                comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+                comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
                 comm.synchronize(queue).unwrap();
             });
-            let on_host = fastest(job, || job.all_reduce((&mut host).into(), ReduceOp::Sum).unwrap());
+            let on_host = fastest(job, || job.all_reduce(&mut host, ReduceOp::Sum).unwrap());
             times.push((format!("all_reduce f32 {mib} MiB"), reduce, on_host));
             let gather = fastest(job, || {
                 comm.all_gather_in_place(data.as_mut_slice()).unwrap();
                 comm.synchronize(queue).unwrap();
             });
-            let on_host = fastest(job, || job.all_gather_in_place((&mut host).into()).unwrap());
+            let on_host = fastest(job, || job.all_gather_in_place(&mut host).unwrap());
             times.push((format!("all_gather f32 {mib} MiB, {path}"), gather, on_host));
             assert!(world_size % 2 == 0, "ranks are paired");
             let swap = fastest(job, || {
                 let (send, receive) = data.as_mut_slice().split_at_mut(len / 2);
-                comm.exchange(vec![(peer, send.as_slice())], vec![(peer, receive)]).unwrap();
+                crate::transfers::exchange(&comm, vec![(peer, send.as_slice())], vec![(peer, receive)]).unwrap();
                 comm.synchronize(queue).unwrap();
             });
             let on_host = fastest(job, || {
                 let (send, receive) = host.split_at_mut(len / 2);
-                job.send_recv((&*send).into(), peer, receive.into(), peer).unwrap();
+                job.send_recv(&*send, peer, receive, peer).unwrap();
             });
             times.push((format!("half of f32 {mib} MiB swapped, {path}"), swap, on_host));
         });

@@ -2,8 +2,9 @@
 
 use gradsync::comm::mpi::device::{MpiDeviceOptions, connect};
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling, Split};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Queue};
+use gradsync::memory::Cuda;
 
 use crate::context::{Context, DEADLINE};
 use crate::report::Report;
@@ -38,8 +39,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &context.queue, rank, &(0..world_size).collect::<Vec<_>>());
         // Memory that kernels of other ranks reach is what NCCL's has, and MPI's has not.
-        let data = DeviceBuffer::zeroed(&context.queue, gradsync::DType::F32, 5).unwrap();
-        assert!(comm.share(data.as_slice()).unwrap().is_some(), "not NCCL's");
+        assert!(comm.sharing().is_some(), "not NCCL's");
     });
     report.case("connect gives MPI where ranks share a GPU", || {
         let queue = Queue::new(0).unwrap();
@@ -47,19 +47,18 @@ pub(super) fn run(context: &Context, report: &mut Report) {
         let comm = connect(context.world(), &queue, &options, MpiDeviceOptions::default()).unwrap();
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &queue, rank, &(0..world_size).collect::<Vec<_>>());
-        let data = DeviceBuffer::zeroed(&queue, gradsync::DType::F32, 5).unwrap();
-        let is_nccl = comm.share(data.as_slice()).unwrap().is_some();
+        let is_nccl = comm.sharing().is_some();
         assert_eq!(is_nccl, world_size == 1, "NCCL takes no two ranks on one GPU without being asked to, and MPI does");
     });
 }
 
 /// The sum over a group whose ranks are `members` of the whole.
 #[track_caller]
-fn assert_sums(comm: &dyn DeviceCommunicator, queue: &Queue, rank: usize, members: &[usize]) {
+fn assert_sums(comm: &dyn Communicator<Cuda>, queue: &Queue, rank: usize, members: &[usize]) {
     let number = |rank: usize, index: usize| (index % 97 * (rank + 1)) as f32;
     let own: Vec<f32> = (0..LEN).map(|index| number(rank, index)).collect();
     let mut data = DeviceBuffer::from_host(queue, (&own).into()).unwrap();
-    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
     comm.synchronize(queue).unwrap();
     let mut sums = vec![0f32; LEN];
     data.as_slice().copy_to_host((&mut sums).into()).unwrap();

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use gradsync::comm::{DeviceCommunicator, RawSlice, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use gradsync::memory::RawSlice;
 use gradsync::{DType, DataType, bf16};
 use gradsync_tests::inputs::Random;
 
@@ -24,7 +25,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     let Some(mut data) = data else { return };
     report.case(&cases.name("all_reduce of 2³¹ bf16"), || {
         fill(data.as_mut_slice(), rank);
-        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
         comm.synchronize(queue).unwrap();
         check(data.as_slice(), |index| number(0, index) + number(1, index));
     });
@@ -44,7 +45,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
             dtype: DataType::U8,
         };
         // SAFETY: two halves of memory that nothing else uses.
-        unsafe { comm.exchange_raw(queue, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();
+        unsafe { crate::transfers::exchange_raw(comm, queue, &[(peer, place(0))], &[(peer, place(half))]) }.unwrap();
         comm.synchronize(queue).unwrap();
         check(data.as_slice().range(half..2 * half), |index| number(peer + 4, index));
     });

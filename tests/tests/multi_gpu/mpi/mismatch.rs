@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions, MpiPath};
-use gradsync::comm::{CommError, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::DeviceBuffer;
 use gradsync::{DType, Error, Result};
 
@@ -18,7 +18,7 @@ fn f32s(context: &Context, len: usize) -> DeviceBuffer {
 }
 
 fn sum(context: &Context, comm: &Comm, len: usize, scaling: Scaling) -> Result<()> {
-    comm.all_reduce(f32s(context, len).as_mut_slice(), ReduceOp::Sum, scaling)
+    comm.all_reduce_scaled(f32s(context, len).as_mut_slice(), ReduceOp::Sum, scaling)
 }
 
 /// What most ranks call, what the last one calls instead, and a word of each.
@@ -57,7 +57,7 @@ const MISMATCHES: [(Action, Action, [&str; 2]); 7] = [
         ["all_reduce", "send"],
     ),
     (
-        |_, comm| comm.agree_on("a test", "a value", 5),
+        |_, comm| comm.gather_words(&[5]).map(drop),
         |_, comm| comm.gather_words(&[5, 6]).map(drop),
         ["exchange", "exchange"],
     ),

@@ -11,8 +11,9 @@ pub(crate) mod operations;
 mod reductions;
 mod streams;
 
+use gradsync::comm::Communicator;
 use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions, MpiPath};
-use gradsync::comm::{DeviceCommunicator, RawSlice};
+use gradsync::memory::RawSlice;
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::{Random, vector};
 use gradsync_tests::oracle::Format;

@@ -1,14 +1,15 @@
 //! What runs over any transport, over MPI on device memory: Send and Recv, tensor parallelism, Adasum across nodes and on the
 //! processors, and the communicators of a topology's groups, of MPI's and of NCCL's.
 
-use gradsync::comm::groups::{Groups, World};
+use gradsync::GradientBuffer;
 use gradsync::comm::mpi::device::MpiDeviceOptions;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
+use gradsync::groups::Groups;
+use gradsync::memory::Cuda;
 use gradsync::ops::cuda::{AdasumAllReduce, ReduceAlgo, StagedAdasum};
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
 use gradsync::plan::groups::{GroupKind, Sizes, Topology};
-use gradsync::{DeviceGradientBuffer, GradientBuffer};
 use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
@@ -27,12 +28,12 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = comm else { return };
     let queue = &context.queue;
     if context.world_size > 1 {
-        let ranks = send_recv::Ranks { comm: &comm, queue };
+        let ranks = send_recv::RankContext { comm: &comm, queue };
         for case in send_recv::cases::ALL {
             report.case(&format!("send and recv: {}", case.name), || (case.run)(&ranks));
         }
     }
-    let ranks = tensor_parallel::cases::Ranks { comm: &comm, queue };
+    let ranks = tensor_parallel::cases::RankContext { comm: &comm, queue };
     for case in tensor_parallel::cases::of(context.world_size) {
         report.case(&format!("tensor parallel: {}", case.name), || (case.run)(&ranks));
     }
@@ -55,15 +56,15 @@ fn filled(context: &Context, format: Format, kind: Kind) -> GradientBuffer {
     host
 }
 
-fn on_device(context: &Context, host: &GradientBuffer) -> DeviceGradientBuffer {
+fn on_device(context: &Context, host: &GradientBuffer) -> GradientBuffer<Cuda> {
     let table = host.table();
     let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
-    let mut buffer = DeviceGradientBuffer::new(&context.queue, table.dtype(), context.world_size, tensors).unwrap();
+    let mut buffer = GradientBuffer::on_queue(&context.queue, table.dtype(), context.world_size, tensors).unwrap();
     buffer.copy_from_host(host).unwrap();
     buffer
 }
 
-fn bits(host: &GradientBuffer, buffer: &DeviceGradientBuffer) -> Vec<u64> {
+fn bits(host: &GradientBuffer, buffer: &GradientBuffer<Cuda>) -> Vec<u64> {
     let table = host.table();
     let tensors = (0..table.tensor_count()).map(|i| (table.name(i).to_owned(), table.shape(i).to_vec()));
     let mut back = GradientBuffer::new(table.dtype(), table.world_size(), tensors).unwrap();
@@ -135,7 +136,7 @@ fn against_kernels(context: &Context) {
 }
 
 /// A sum over each group of a topology has its ranks and no others.
-pub(crate) fn groups<C: DeviceCommunicator + World>(context: &Context, comm: C) {
+pub(crate) fn groups<C: Communicator<Cuda> + Split>(context: &Context, comm: C) {
     let (rank, world) = (context.rank, context.world_size);
     let (data, horizontal) = if world % 2 == 0 { (world / 2, 2) } else { (world, 1) };
     // On one node, two are made up.
@@ -150,7 +151,7 @@ pub(crate) fn groups<C: DeviceCommunicator + World>(context: &Context, comm: C) 
         let group = groups.get(kind).unwrap();
         assert_eq!((group.rank(), group.world_size()), (planned.index, planned.ranks.len()), "{kind}");
         let mut data = DeviceBuffer::from_host(&context.queue, (&[(1u32 << rank) as f32][..]).into()).unwrap();
-        group.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+        group.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
         group.synchronize(&context.queue).unwrap();
         let mut sum = [0.0f32];
         data.as_slice().copy_to_host((&mut sum[..]).into()).unwrap();

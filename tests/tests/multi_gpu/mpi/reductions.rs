@@ -1,6 +1,6 @@
 //! Reductions on device memory give the bits that they give on the host's, over the same MPI; with factors, those of one rounding.
 
-use gradsync::comm::{Communicator, DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::collectives::ours;
 use gradsync_tests::inputs::edges;
@@ -40,7 +40,7 @@ fn all_reduce(cases: &Cases<'_>, format: Format, op: ReduceOp, len: usize) {
     let own = Array::new(format, &cases.inputs(format, len)[cases.rank()]);
     let expected = on_host(cases, &own, op);
     let mut data = cases.placed(&own);
-    cases.comm.all_reduce(data.slice_mut(), op, Scaling::NONE).unwrap();
+    cases.comm.all_reduce(data.slice_mut(), op).unwrap();
     cases.assert_holds(&format!("{len} in place"), &data, &expected);
 
     let (input, mut output) = (cases.placed(&own), cases.room(format, len));
@@ -75,7 +75,7 @@ fn edge_values(cases: &Cases<'_>, format: Format) {
         let own = Array::new(format, &values);
         let expected = on_host(cases, &own, op);
         let mut data = cases.placed(&own);
-        cases.comm.all_reduce(data.slice_mut(), op, Scaling::NONE).unwrap();
+        cases.comm.all_reduce(data.slice_mut(), op).unwrap();
         cases.assert_holds(&format!("{op}"), &data, &expected);
     }
 }
@@ -105,7 +105,7 @@ fn scaled(cases: &Cases<'_>, format: Format) {
                 cases.comm.all_reduce_into(input.slice(), output.slice_mut(), op, scaling).unwrap();
                 cases.assert_holds(&what, &output, &expected);
                 let mut data = cases.placed(&own);
-                cases.comm.all_reduce(data.slice_mut(), op, scaling).unwrap();
+                cases.comm.all_reduce_scaled(data.slice_mut(), op, scaling).unwrap();
                 cases.assert_holds(&format!("{what}, in place"), &data, &expected);
             }
         }
@@ -119,6 +119,6 @@ fn many_windows(cases: &Cases<'_>) {
     let sum = |index: usize| (0..cases.world_size()).map(|rank| number(rank, index)).sum();
     let expected = Array::F32((0..LENS[5]).map(sum).collect());
     let mut data = cases.placed(&own);
-    cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum, Scaling::NONE).unwrap();
+    cases.comm.all_reduce(data.slice_mut(), ReduceOp::Sum).unwrap();
     cases.assert_holds("the sum", &data, &expected);
 }

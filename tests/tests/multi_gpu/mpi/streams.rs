@@ -2,7 +2,7 @@
 //! and memory may be used again at once. Copies on the device keep queues busy, so that a missing order shows.
 
 use gradsync::DType;
-use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::driver::{DeviceBuffer, Queue};
 
 use super::Cases;
@@ -22,7 +22,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         for round in 0..10 {
             let queue = if round % 2 == 0 { &queue } else { &other };
             let mut data = fill(queue, number(cases.rank(), round));
-            cases.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum, Scaling::NONE).unwrap();
+            cases.comm.all_reduce(data.as_mut_slice(), ReduceOp::Sum).unwrap();
             assert_all(&data, total(cases, round), "the sum");
         }
     });
@@ -94,7 +94,8 @@ fn ordered(cases: &Cases<'_>, queue: &Queue) {
         if world_size > 1 {
             ballast.put();
             input.as_mut_slice().copy_from_device(source.as_slice()).unwrap();
-            comm.exchange(vec![(next, input.as_slice())], vec![(last, output.as_mut_slice())]).unwrap();
+            crate::transfers::exchange(comm, vec![(next, input.as_slice())], vec![(last, output.as_mut_slice())])
+                .unwrap();
             overwrite(&mut input);
             passed.push(kept(&output));
             overwrite(&mut output);

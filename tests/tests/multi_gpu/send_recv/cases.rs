@@ -2,24 +2,22 @@
 
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::kernels::cuda;
-use gradsync::ops::cuda::send_recv::{
-    DeviceBundle, DeviceTensorView, DeviceTensorViewMut, exchange, recv, recv_described, send,
-};
-use gradsync::ops::send_recv::Expected;
+use gradsync::memory::Cuda;
+use gradsync::ops::send_recv::{Bundle, Expected, WireTensor, WireTensorMut, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
-use gradsync::{DType, DataType, DeviceGradientBuffer, GradientBuffer};
+use gradsync::{DType, DataType, GradientBuffer};
 use gradsync_tests::transfers::{Owned, bundles, known};
 
 use super::tensors::{Tensor, bundle, place, read};
-use super::{Ranks, pipeline, refusals};
+use super::{RankContext, pipeline, refusals};
 
 /// What all ranks do; the communicator works as before afterwards.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) run: fn(&Ranks<'_>),
+    pub(crate) run: fn(&RankContext<'_>),
 }
 
-const fn case(name: &'static str, run: fn(&Ranks<'_>)) -> Case {
+const fn case(name: &'static str, run: fn(&RankContext<'_>)) -> Case {
     Case { name, run }
 }
 
@@ -41,15 +39,16 @@ pub(crate) const ALL: &[Case] = &[
 ];
 
 /// A bundle that rank 0 sends and rank 1 receives in all three ways.
-pub(super) fn over(ranks: &Ranks<'_>, tensors: &[Owned], what: &str) {
-    let Ranks { comm, queue } = *ranks;
+pub(super) fn over(ranks: &RankContext<'_>, tensors: &[Owned], what: &str) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     match ranks.rank() {
         0 => {
             let placed = place(queue, tensors);
             let known = bundle(&placed);
             let described = known.clone().described(9);
             for bundle in [&known, &known, &described] {
-                let completion = send(comm, true, 1, bundle).unwrap();
+                let completion = send(&transfers, true, 1, bundle).unwrap();
                 assert!(completion.wait().unwrap() && completion.is_done().unwrap());
             }
             let unchanged: Vec<Owned> = placed.iter().map(Tensor::read).collect();
@@ -58,13 +57,13 @@ pub(super) fn over(ranks: &Ranks<'_>, tensors: &[Owned], what: &str) {
         1 => {
             let blank: Vec<Owned> = tensors.iter().map(Owned::blank).collect();
             let mut given = place(queue, &blank);
-            let mut views: Vec<DeviceTensorViewMut<'_>> = given.iter_mut().map(Tensor::view_mut).collect();
-            assert!(recv(comm, true, 0, &mut views).unwrap().wait().unwrap());
+            let mut views: Vec<WireTensorMut<'_, Cuda>> = given.iter_mut().map(Tensor::view_mut).collect();
+            assert!(recv(&transfers, true, 0, &mut views).unwrap().wait().unwrap());
             assert_eq!(given.iter().map(Tensor::read).collect::<Vec<_>>(), tensors, "{what}, into given tensors");
-            let (completion, new) = exchange(comm, queue, &[], &[(0, known(tensors))]).unwrap();
+            let (completion, new) = transfers.exchange(&[], &[(0, known(tensors))]).unwrap();
             assert!(completion.wait().unwrap());
             assert_eq!(read(&new[0]), tensors, "{what}, known");
-            let (completion, new) = recv_described(comm, queue, true, 0, 9, &Limits::default()).unwrap();
+            let (completion, new) = recv_described(&transfers, true, 0, 9, &Limits::default()).unwrap();
             assert!(completion.wait().unwrap());
             assert_eq!(read(&new), tensors, "{what}, described");
         }
@@ -72,13 +71,13 @@ pub(super) fn over(ranks: &Ranks<'_>, tensors: &[Owned], what: &str) {
     }
 }
 
-fn every_type(ranks: &Ranks<'_>) {
+fn every_type(ranks: &RankContext<'_>) {
     for (index, tensors) in bundles(11).iter().enumerate() {
         over(ranks, tensors, &format!("bundle {index}"));
     }
 }
 
-fn head_lengths(ranks: &Ranks<'_>) {
+fn head_lengths(ranks: &RankContext<'_>) {
     for len in [1015, 1016, 1017, 1024] {
         over(ranks, &[Owned::new(DataType::U8, &[len], 5)], &format!("{len} bytes"));
         let pair = [Owned::new(DataType::U8, &[5], 5), Owned::new(DataType::U8, &[len - 256], 6)];
@@ -86,7 +85,7 @@ fn head_lengths(ranks: &Ranks<'_>) {
     }
 }
 
-fn long_headers(ranks: &Ranks<'_>) {
+fn long_headers(ranks: &RankContext<'_>) {
     // 61 vectors are the most that the first message describes.
     for count in [61, 62, 300] {
         let tensors: Vec<Owned> = (0..count).map(|seed| Owned::new(DataType::I32, &[seed % 4], seed as u64)).collect();
@@ -95,8 +94,9 @@ fn long_headers(ranks: &Ranks<'_>) {
 }
 
 /// Tensors of one buffer, each of which begins where the one before ends: with and without gaps in the payload.
-fn in_place(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+fn in_place(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     for lens in [[64usize, 128, 3], [64, 100, 3], [63, 64, 64]] {
         let ends: Vec<usize> = lens
             .iter()
@@ -113,15 +113,15 @@ fn in_place(ranks: &Ranks<'_>) {
             0 => {
                 let buffer = DeviceBuffer::from_host(queue, (&values).into()).unwrap();
                 let part = |index: usize| buffer.as_slice().range(ends[index] - lens[index]..ends[index]);
-                let bundle = DeviceBundle::new((0..3).map(part)).unwrap();
-                assert!(send(comm, true, 1, &bundle).unwrap().wait().unwrap());
+                let bundle = Bundle::new((0..3).map(part)).unwrap();
+                assert!(send(&transfers, true, 1, &bundle).unwrap().wait().unwrap());
             }
             1 => {
                 let mut buffer = DeviceBuffer::from_host(queue, (&zeros).into()).unwrap();
                 let (first, rest) = buffer.as_mut_slice().split_at_mut(ends[0]);
                 let (second, third) = rest.split_at_mut(lens[1]);
                 let mut views = [first.into(), second.into(), third.into()];
-                assert!(recv(comm, true, 0, &mut views).unwrap().wait().unwrap());
+                assert!(recv(&transfers, true, 0, &mut views).unwrap().wait().unwrap());
                 let mut got = zeros;
                 buffer.as_slice().copy_to_host((&mut got).into()).unwrap();
                 assert_eq!(got, values, "{lens:?}");
@@ -131,8 +131,9 @@ fn in_place(ranks: &Ranks<'_>) {
     }
 }
 
-fn gradient_buffers(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+fn gradient_buffers(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let shapes = [("a", vec![3usize, 5]), ("b", vec![0]), ("c", vec![100]), ("d", vec![])];
     let mut host = GradientBuffer::new(DType::BF16, 3, shapes.clone()).unwrap();
     let tensors: Vec<Owned> = shapes.iter().map(|(_, shape)| Owned::new(DataType::BF16, shape, 2)).collect();
@@ -141,13 +142,13 @@ fn gradient_buffers(ranks: &Ranks<'_>) {
     }
     match ranks.rank() {
         0 => {
-            let mut buffer = DeviceGradientBuffer::new(queue, DType::BF16, 3, shapes).unwrap();
+            let mut buffer = GradientBuffer::on_queue(queue, DType::BF16, 3, shapes).unwrap();
             buffer.copy_from_host(&host).unwrap();
-            let bundle = DeviceBundle::of_buffer(&buffer).unwrap().described(1);
-            assert!(send(comm, true, 1, &bundle).unwrap().wait().unwrap());
+            let bundle = Bundle::of_buffer(&buffer).unwrap().described(1);
+            assert!(send(&transfers, true, 1, &bundle).unwrap().wait().unwrap());
         }
         1 => {
-            let (completion, new) = recv_described(comm, queue, true, 0, 1, &Limits::default()).unwrap();
+            let (completion, new) = recv_described(&transfers, true, 0, 1, &Limits::default()).unwrap();
             assert!(completion.wait().unwrap());
             assert_eq!(read(&new), tensors);
         }
@@ -156,18 +157,19 @@ fn gradient_buffers(ranks: &Ranks<'_>) {
 }
 
 /// Along all ranks, without any rank's host waiting in between.
-fn passed_on(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+fn passed_on(ranks: &RankContext<'_>) {
+    let RankContext { comm, queue } = *ranks;
+    let transfers = ranks.transfers();
     let (rank, last) = (ranks.rank(), ranks.size() - 1);
     for tensors in &bundles(23)[..6] {
         let placed = place(queue, tensors);
         let mut received = None;
         if rank > 0 {
-            received = exchange(comm, queue, &[], &[(rank - 1, known(tensors))]).unwrap().1.pop();
+            received = transfers.exchange(&[], &[(rank - 1, known(tensors))]).unwrap().1.pop();
         }
         if rank < last {
-            let own = received.as_ref().map_or_else(|| bundle(&placed), DeviceBundle::from);
-            let _completion = send(comm, true, rank + 1, &own).unwrap();
+            let own = received.as_ref().map_or_else(|| bundle(&placed), Bundle::from);
+            let _completion = send(&transfers, true, rank + 1, &own).unwrap();
         }
         if let Some(received) = received {
             comm.synchronize(queue).unwrap();
@@ -178,8 +180,9 @@ fn passed_on(ranks: &Ranks<'_>) {
 }
 
 /// A known and two described bundles to every other rank in one call, one of which has a long header.
-fn everybody(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+fn everybody(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let (rank, size) = (ranks.rank(), ranks.size());
     let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
     let tensors = |from: usize, to: usize| -> [Vec<Owned>; 3] {
@@ -201,7 +204,7 @@ fn everybody(ranks: &Ranks<'_>) {
         receives.extend([(peer, Expected::described(1)), (peer, Expected::described(2))]);
         receives.push((peer, known(&tensors(peer, rank)[2])));
     }
-    let (completion, received) = exchange(comm, queue, &sends, &receives).unwrap();
+    let (completion, received) = transfers.exchange(&sends, &receives).unwrap();
     assert!(completion.wait().unwrap());
     for (peer, received) in peers.iter().rev().zip(received.chunks(3)) {
         for (expected, received) in tensors(*peer, rank).iter().zip(received) {
@@ -232,9 +235,10 @@ impl Ballast {
 const LEN: usize = 100_003;
 
 /// Tensors are written late, sent, overwritten and dropped at once; the scratch of one bundle becomes that of the next.
-fn reused(ranks: &Ranks<'_>) {
+fn reused(ranks: &RankContext<'_>) {
     const ROUNDS: usize = 20;
-    let Ranks { comm, queue } = *ranks;
+    let RankContext { comm, queue } = *ranks;
+    let transfers = ranks.transfers();
     let numbers: Vec<f32> = (0..LEN).map(|index| (index % 97) as f32).collect();
     let base = DeviceBuffer::from_host(queue, (&numbers).into()).unwrap();
     // Connected before, for which the host may wait.
@@ -249,15 +253,15 @@ fn reused(ranks: &Ranks<'_>) {
                 for (index, tensor) in pair.iter_mut().enumerate() {
                     cuda::scale(tensor.as_mut_slice(), base.as_slice(), (2 * round + index) as f64).unwrap();
                 }
-                let bundle = DeviceBundle::new(pair.iter().map(DeviceBuffer::as_slice)).unwrap();
-                let _completion = send(comm, true, 1, &bundle).unwrap();
+                let bundle = Bundle::new(pair.iter().map(DeviceBuffer::as_slice)).unwrap();
+                let _completion = send(&transfers, true, 1, &bundle).unwrap();
                 drop(bundle);
                 pair.iter_mut().for_each(|tensor| cuda::zero(tensor.as_mut_slice()).unwrap());
             }
             1 => {
                 let mut pair = [(); 2].map(|()| DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap());
                 let mut views = pair.each_mut().map(|tensor| tensor.as_mut_slice().into());
-                let _completion = recv(comm, true, 0, &mut views).unwrap();
+                let _completion = recv(&transfers, true, 0, &mut views).unwrap();
                 let mut sum = DeviceBuffer::zeroed(queue, DType::F32, LEN).unwrap();
                 for tensor in &pair {
                     cuda::accumulate(sum.as_mut_slice(), tensor.as_slice()).unwrap();
@@ -278,22 +282,23 @@ fn reused(ranks: &Ranks<'_>) {
 }
 
 /// What has come is read on another queue, which only the completion's event holds back.
-fn two_queues(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+fn two_queues(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let values: Vec<f32> = (0..LEN).map(|index| index as f32).collect();
     let mut ballast = Ballast::new(queue);
     match ranks.rank() {
         0 => {
             let data = DeviceBuffer::from_host(queue, (&values).into()).unwrap();
             ballast.put();
-            let bundle = DeviceBundle::new([DeviceTensorView::new(data.as_slice(), vec![LEN, 1]).unwrap()]).unwrap();
-            assert!(send(comm, true, 1, &bundle).unwrap().wait().unwrap());
+            let bundle = Bundle::new([WireTensor::on_device(data.as_slice(), vec![LEN, 1]).unwrap()]).unwrap();
+            assert!(send(&transfers, true, 1, &bundle).unwrap().wait().unwrap());
         }
         1 => {
             let other = Queue::new(queue.ordinal()).unwrap();
             ballast.put();
             let (completion, new) =
-                exchange(comm, queue, &[], &[(0, Expected::known([(DataType::F32, vec![LEN, 1])]))]).unwrap();
+                transfers.exchange(&[], &[(0, Expected::known([(DataType::F32, vec![LEN, 1])]))]).unwrap();
             other.wait_for(completion.event()).unwrap();
             let view = new[0].tensor(0).slice().expect("f32");
             // SAFETY: the memory outlives the wait below; the queue that it belongs to has nothing more to do with it.

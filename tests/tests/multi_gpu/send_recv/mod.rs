@@ -7,10 +7,11 @@ mod pipeline;
 mod refusals;
 mod tensors;
 
-use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::Communicator;
 use gradsync::comm::nccl::NcclOptions;
 use gradsync::driver::Queue;
-use gradsync::ops::cuda::send_recv::{Completion, DeviceBundle, recv, recv_described, send};
+use gradsync::memory::Cuda;
+use gradsync::ops::send_recv::{Bundle, Completion, SendRecv, recv, recv_described, send};
 use gradsync::plan::bundle::Limits;
 use gradsync::{CommError, DataType, Error, Result};
 use gradsync_tests::transfers::Owned;
@@ -20,12 +21,16 @@ use crate::report::Report;
 use tensors::Tensor;
 
 /// The ranks of a case, as one of them sees them.
-pub(crate) struct Ranks<'c> {
-    pub(crate) comm: &'c dyn DeviceCommunicator,
+pub(crate) struct RankContext<'c> {
+    pub(crate) comm: &'c dyn Communicator<Cuda>,
     pub(crate) queue: &'c Queue,
 }
 
-impl Ranks<'_> {
+impl<'c> RankContext<'c> {
+    pub(super) fn transfers(&self) -> SendRecv<'c, Cuda> {
+        SendRecv::on_queue(self.comm, self.queue)
+    }
+
     fn rank(&self) -> usize {
         self.comm.rank()
     }
@@ -49,7 +54,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             comm = Some(context.communicator(generation as u64, &options));
         });
         let Some(comm) = comm else { return };
-        let ranks = Ranks { comm: &comm, queue: &context.queue };
+        let ranks = RankContext { comm: &comm, queue: &context.queue };
         for case in cases::ALL {
             report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
         }
@@ -62,7 +67,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     for (index, (name, provoke)) in fatal.into_iter().enumerate() {
         report.case(name, || {
             let comm = context.communicator(2 + index as u64, &context.options());
-            let ranks = Ranks { comm: &comm, queue: &context.queue };
+            let ranks = RankContext { comm: &comm, queue: &context.queue };
             provoke(&ranks);
             if ranks.rank() > 1 {
                 // These hear of it too, and have to stay until the two others have.
@@ -75,10 +80,10 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
 }
 
 /// Something between ranks 0 and 1 that ends a communicator which compares calls.
-type Fatal = fn(&Ranks<'_>);
+type Fatal = fn(&RankContext<'_>);
 
 /// Calls are compared while they are under way, before a transfer counts as over.
-fn wait(transfer: Result<Completion<'_>>) -> Result<bool> {
+fn wait(transfer: Result<Completion<'_, Cuda>>) -> Result<bool> {
     transfer?.wait()
 }
 
@@ -90,30 +95,30 @@ fn mismatch(outcome: Result<impl Sized>) {
     }
 }
 
-fn other_lengths(ranks: &Ranks<'_>) {
+fn other_lengths(ranks: &RankContext<'_>) {
     let tensor = |len| Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[len], 0), 0);
     match ranks.rank() {
-        0 => mismatch(wait(send(ranks.comm, true, 1, &DeviceBundle::new([tensor(10).view()]).unwrap()))),
-        1 => mismatch(wait(recv(ranks.comm, true, 0, &mut [tensor(11).view_mut()]))),
+        0 => mismatch(wait(send(&ranks.transfers(), true, 1, &Bundle::new([tensor(10).view()]).unwrap()))),
+        1 => mismatch(wait(recv(&ranks.transfers(), true, 0, &mut [tensor(11).view_mut()]))),
         _ => {}
     }
 }
 
 /// A payload of just the length of the header's first message is what the receiver waits for.
-fn described_to_one_who_knows(ranks: &Ranks<'_>) {
+fn described_to_one_who_knows(ranks: &RankContext<'_>) {
     let mut tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
     match ranks.rank() {
-        0 => mismatch(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap().described(3))),
-        1 => mismatch(wait(recv(ranks.comm, true, 0, &mut [tensor.view_mut()]))),
+        0 => mismatch(send(&ranks.transfers(), true, 1, &Bundle::new([tensor.view()]).unwrap().described(3))),
+        1 => mismatch(wait(recv(&ranks.transfers(), true, 0, &mut [tensor.view_mut()]))),
         _ => {}
     }
 }
 
-fn known_to_one_who_asks(ranks: &Ranks<'_>) {
+fn known_to_one_who_asks(ranks: &RankContext<'_>) {
     let tensor = Tensor::new(ranks.queue, &Owned::new(DataType::F32, &[254], 0), 0);
     match ranks.rank() {
-        0 => mismatch(wait(send(ranks.comm, true, 1, &DeviceBundle::new([tensor.view()]).unwrap()))),
-        1 => mismatch(recv_described(ranks.comm, ranks.queue, true, 0, 3, &Limits::default())),
+        0 => mismatch(wait(send(&ranks.transfers(), true, 1, &Bundle::new([tensor.view()]).unwrap()))),
+        1 => mismatch(recv_described(&ranks.transfers(), true, 0, 3, &Limits::default())),
         _ => {}
     }
 }

@@ -4,20 +4,20 @@
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
-use gradsync::ops::cuda::send_recv::{Device, DeviceBundle, DeviceReceived, DeviceTensorView, OnQueue};
-use gradsync::ops::send_recv::{Expected, Passing, StageWork, run_stage};
+use gradsync::memory::Cuda;
+use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
 use gradsync::plan::schedule::{Passed, one_forward_one_backward};
 use gradsync::{DType, DataType, Result};
 use gradsync_tests::transfers::pipeline::{MICRO_BATCHES, inputs, rows, weight};
 
-use super::Ranks;
+use super::RankContext;
 
 const LOSS: f64 = 3.0;
 
 /// A vector on the device.
 enum Vector {
     Own(DeviceBuffer),
-    Came(DeviceReceived),
+    Came(Received<Cuda>),
 }
 
 impl Vector {
@@ -55,18 +55,18 @@ struct Work<'c> {
     passed: Vec<Option<Vector>>,
 }
 
-impl Passing<Passed, Device> for Work<'_> {
-    fn give(&self, to: usize, what: &Passed) -> Result<DeviceBundle<'_>> {
+impl TransferHandler<Passed, Cuda> for Work<'_> {
+    fn send(&self, to: usize, what: &Passed) -> Result<Bundle<'_, Cuda>> {
         match *what {
             Passed::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let values = self.outputs[k].as_ref().expect("computed").slice();
-                let bundle = DeviceBundle::new([DeviceTensorView::new(values, vec![values.len(), 1])?])?;
+                let bundle = Bundle::new([WireTensor::on_device(values, vec![values.len(), 1])?])?;
                 Ok(if k % 2 == 0 { bundle.described(k as u64) } else { bundle })
             }
             Passed::Gradient(k) => {
                 assert_eq!(to + 1, self.stage);
-                DeviceBundle::new([self.passed[k].as_ref().expect("computed").slice()])
+                Bundle::new([self.passed[k].as_ref().expect("computed").slice()])
             }
         }
     }
@@ -79,7 +79,7 @@ impl Passing<Passed, Device> for Work<'_> {
         })
     }
 
-    fn take(&mut self, from: usize, what: &Passed, tensors: DeviceReceived) -> Result<()> {
+    fn received(&mut self, from: usize, what: &Passed, tensors: Received<Cuda>) -> Result<()> {
         match *what {
             Passed::Activation(k) => {
                 assert_eq!((from + 1, tensors.tensor(0).shape()), (self.stage, &[rows(k), 1][..]));
@@ -93,7 +93,7 @@ impl Passing<Passed, Device> for Work<'_> {
         Ok(())
     }
 
-    fn given(&mut self, _: usize, what: &Passed) -> Result<()> {
+    fn sent(&mut self, _: usize, what: &Passed) -> Result<()> {
         // The memory may go although nothing has run yet.
         match *what {
             Passed::Activation(k) => self.outputs[k] = None,
@@ -103,7 +103,7 @@ impl Passing<Passed, Device> for Work<'_> {
     }
 }
 
-impl StageWork<Device> for Work<'_> {
+impl StageWork<Cuda> for Work<'_> {
     fn forward(&mut self, k: usize) -> Result<()> {
         if self.stage == 0 {
             self.inputs[k] = Some(Vector::Own(DeviceBuffer::from_host(self.queue, (&inputs(k)).into())?));
@@ -124,8 +124,8 @@ impl StageWork<Device> for Work<'_> {
 }
 
 /// Runs a pipeline of as many stages as there are ranks, twice, and compares every stage with what it must have.
-pub(super) fn pipeline(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+pub(super) fn pipeline(ranks: &RankContext<'_>) {
+    let RankContext { comm, queue } = *ranks;
     let (stage, stages) = (ranks.rank(), ranks.size());
     let plan = one_forward_one_backward(stage, stages, MICRO_BATCHES).unwrap();
     let none = || (0..MICRO_BATCHES).map(|_| None).collect::<Vec<Option<Vector>>>();
@@ -133,7 +133,7 @@ pub(super) fn pipeline(ranks: &Ranks<'_>) {
     for _ in 0..2 {
         let (inputs_of, outputs, gradients, passed) = (none(), none(), none(), none());
         let mut work = Work { queue, stage, stages, inputs: inputs_of, outputs, gradients, passed };
-        run_stage(&OnQueue { comm, queue }, &plan, &mut work).unwrap();
+        run_stage(&ranks.transfers(), &plan, &mut work).unwrap();
         comm.synchronize(queue).unwrap();
         for k in 0..MICRO_BATCHES {
             let scaled = |factor: f64| inputs(k).iter().map(|x| x * factor).collect::<Vec<f64>>();

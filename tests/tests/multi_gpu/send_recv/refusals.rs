@@ -1,14 +1,13 @@
 //! What ranks refuse on device memory, and that the sender learns of it.
 
-use gradsync::comm::RawSlice;
 use gradsync::driver::DeviceBuffer;
-use gradsync::ops::cuda::send_recv::{DeviceBundle, DeviceTensorView, exchange, recv, recv_described, send};
-use gradsync::ops::send_recv::Expected;
+use gradsync::memory::{Cuda, DeviceWireSlice, RawSlice};
+use gradsync::ops::send_recv::{Bundle, Expected, WireTensor, recv, recv_described, send};
 use gradsync::plan::bundle::{Limits, TensorSpec, encode};
 use gradsync::{CommError, DType, DataType, Error, Result};
 use gradsync_tests::transfers::{Owned, bundles, known};
 
-use super::Ranks;
+use super::RankContext;
 use super::cases::over;
 use super::tensors::{Tensor, bundle, place};
 
@@ -25,28 +24,29 @@ fn refused(outcome: Result<impl Sized>, words: &[&str]) {
     }
 }
 
-fn works(ranks: &Ranks<'_>) {
+fn works(ranks: &RankContext<'_>) {
     over(ranks, &bundles(31)[0], "afterwards");
     ranks.meet();
 }
 
-pub(super) fn own_mistakes(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+pub(super) fn own_mistakes(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let (rank, size, limits) = (ranks.rank(), ranks.size(), Limits::default());
     let owned = [Owned::new(DataType::F32, &[2], 0)];
     let (tensors, mut given) = (place(queue, &owned), place(queue, &owned));
     let peer = (rank + 1) % size;
-    refused(send(comm, false, peer, &bundle(&tensors)), &["signal"]);
-    refused(recv(comm, false, peer, &mut [given[0].view_mut()]), &["signal"]);
-    refused(recv_described(comm, queue, false, peer, 0, &limits), &["signal"]);
-    refused(send(comm, false, rank, &bundle(&tensors)), &["signal"]);
+    refused(send(&transfers, false, peer, &bundle(&tensors)), &["signal"]);
+    refused(recv(&transfers, false, peer, &mut [given[0].view_mut()]), &["signal"]);
+    refused(recv_described(&transfers, false, peer, 0, &limits), &["signal"]);
+    refused(send(&transfers, false, rank, &bundle(&tensors)), &["signal"]);
     for bad in [rank, size, usize::MAX] {
         for outcome in [
-            send(comm, true, bad, &bundle(&tensors)).map(drop),
-            recv(comm, true, bad, &mut [given[0].view_mut()]).map(drop),
-            recv_described(comm, queue, true, bad, 0, &limits).map(drop),
-            exchange(comm, queue, &[(bad, bundle(&tensors))], &[]).map(drop),
-            exchange(comm, queue, &[], &[(bad, known(&owned))]).map(drop),
+            send(&transfers, true, bad, &bundle(&tensors)).map(drop),
+            recv(&transfers, true, bad, &mut [given[0].view_mut()]).map(drop),
+            recv_described(&transfers, true, bad, 0, &limits).map(drop),
+            transfers.exchange(&[(bad, bundle(&tensors))], &[]).map(drop),
+            transfers.exchange(&[], &[(bad, known(&owned))]).map(drop),
         ] {
             match outcome {
                 Err(Error::Comm(CommError::InvalidPeer { peer, rank: own, .. })) => {
@@ -56,24 +56,26 @@ pub(super) fn own_mistakes(ranks: &Ranks<'_>) {
             }
         }
     }
-    refused(DeviceBundle::new(Vec::<DeviceTensorView<'_>>::new()), &["at least one"]);
-    refused(recv(comm, true, peer, &mut []), &["at least one"]);
-    refused(exchange(comm, queue, &[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
+    refused(Bundle::new(Vec::<WireTensor<'_, Cuda>>::new()), &["at least one"]);
+    refused(recv(&transfers, true, peer, &mut []), &["at least one"]);
+    refused(transfers.exchange(&[], &[(peer, Expected::Known(Vec::new()))]), &["at least one"]);
     let other = gradsync::driver::Queue::new(queue.ordinal()).unwrap();
     let foreign = place(&other, &owned);
-    refused(DeviceBundle::new([tensors[0].view(), foreign[0].view()]), &["queues"]);
-    refused(exchange(comm, queue, &[(peer, bundle(&foreign))], &[]), &["queues"]);
+    refused(Bundle::new([tensors[0].view(), foreign[0].view()]), &["queues"]);
+    refused(transfers.exchange(&[(peer, bundle(&foreign))], &[]), &["queues"]);
     let mut foreign = foreign;
-    refused(recv(comm, true, peer, &mut [given[0].view_mut(), foreign[0].view_mut()]), &["queues"]);
-    let short = RawSlice { len: 1, ..tensors[0].view().raw() };
+    refused(recv(&transfers, true, peer, &mut [given[0].view_mut(), foreign[0].view_mut()]), &["queues"]);
+    let short = RawSlice { len: 1, ..tensors[0].view().data().raw() };
     // SAFETY: a part of a tensor that lives; and nothing uses it.
-    refused(unsafe { DeviceTensorView::from_raw_parts(queue, short, &[2][..]) }, &["f32 [2]", "8", "4"]);
+    let short = unsafe { DeviceWireSlice::from_raw_parts(queue, short) };
+    refused(WireTensor::on_device(short, &[2][..]), &["f32 [2]", "8", "4"]);
     works(ranks);
 }
 
 /// What the receiver refuses, the sender learns, in the receiver's words.
-pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+pub(super) fn limits_and_tags(ranks: &RankContext<'_>) {
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let tensors = [Owned::new(DataType::F32, &[2, 3], 0), Owned::new(DataType::U8, &[], 0)];
     let exact = Limits { tensors: 2, dims: 2, dim: 3, header_bytes: 64, payload_bytes: 257 };
     let many: Vec<Owned> = (0..100).map(|seed| Owned::new(DataType::U8, &[1, 1, 1 + seed / 99], seed as u64)).collect();
@@ -88,9 +90,9 @@ pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
         match ranks.rank() {
             0 => {
                 let placed = place(queue, tensors);
-                refused(send(comm, true, 1, &bundle(&placed).described(4)), &["rank 1 refuses", "rank 0", word]);
+                refused(send(&transfers, true, 1, &bundle(&placed).described(4)), &["rank 1 refuses", "rank 0", word]);
             }
-            1 => refused(recv_described(comm, queue, true, 0, tag, &limits), &["rank 0", word]),
+            1 => refused(recv_described(&transfers, true, 0, tag, &limits), &["rank 0", word]),
             _ => {}
         }
     }
@@ -100,12 +102,12 @@ pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
         0 => {
             let placed = place(queue, own);
             let bundles = [bundle(&placed), bundle(&placed).described(1), bundle(&placed).described(2)];
-            refused(exchange(comm, queue, &bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
+            refused(transfers.exchange(&bundles.map(|bundle| (1, bundle)), &[]), &["rank 1 refuses", "limit is 3"]);
         }
         1 => {
             let tight = Expected::Described { tag: 1, limits: Limits { payload_bytes: 3, ..Limits::default() } };
             let receives = [(0, known(own)), (0, tight), (0, Expected::described(2))];
-            refused(exchange(comm, queue, &[], &receives), &["limit is 3"]);
+            refused(transfers.exchange(&[], &receives), &["limit is 3"]);
         }
         _ => {}
     }
@@ -114,29 +116,30 @@ pub(super) fn limits_and_tags(ranks: &Ranks<'_>) {
 
 /// Tensors that are there, as one memory many times, and of which no GPU has room for a copy. The receiver of what is described learns of it, and
 /// another bundle of the call goes; where shapes are known nothing has moved.
-pub(super) fn withdrawn(ranks: &Ranks<'_>) {
+pub(super) fn withdrawn(ranks: &RankContext<'_>) {
     const PART: usize = 256 << 20;
     const COUNT: usize = 1 << 13;
-    let Ranks { comm, queue } = *ranks;
+    let RankContext { queue, .. } = *ranks;
+    let transfers = ranks.transfers();
     let small = [Owned::new(DataType::I16, &[3], 7)];
     match ranks.rank() {
         0 => {
             let part = DeviceBuffer::zeroed(queue, DType::F64, PART / 8).unwrap();
-            let huge = DeviceBundle::new((0..COUNT).map(|_| part.as_slice())).unwrap();
+            let huge = Bundle::new((0..COUNT).map(|_| part.as_slice())).unwrap();
             let failed = |outcome: Result<()>| match outcome {
                 Err(Error::Cuda(error)) => assert_eq!(error.code, 2, "{error}"),
                 other => panic!("{other:?} for a copy of 2 TiB"),
             };
-            failed(send(comm, true, 1, &huge.clone().described(1)).map(drop));
+            failed(send(&transfers, true, 1, &huge.clone().described(1)).map(drop));
             let placed = place(queue, &small);
             let bundles = [huge.clone().described(2), bundle(&placed).described(3)];
-            failed(exchange(comm, queue, &bundles.map(|bundle| (1, bundle)), &[]).map(drop));
-            failed(send(comm, true, 1, &huge).map(drop));
+            failed(transfers.exchange(&bundles.map(|bundle| (1, bundle)), &[]).map(drop));
+            failed(send(&transfers, true, 1, &huge).map(drop));
         }
         1 => {
-            refused(recv_described(comm, queue, true, 0, 1, &Limits::default()), &["rank 0", "withdraws"]);
+            refused(recv_described(&transfers, true, 0, 1, &Limits::default()), &["rank 0", "withdraws"]);
             let receives = [(0, Expected::described(2)), (0, Expected::described(3))];
-            refused(exchange(comm, queue, &[], &receives), &["rank 0", "withdraws"]);
+            refused(transfers.exchange(&[], &receives), &["rank 0", "withdraws"]);
         }
         _ => {}
     }
@@ -144,8 +147,9 @@ pub(super) fn withdrawn(ranks: &Ranks<'_>) {
 }
 
 /// Bytes of a head's length that are none, and lies in one that is. Memory is never made for what they say.
-pub(super) fn no_header(ranks: &Ranks<'_>) {
-    let Ranks { comm, queue } = *ranks;
+pub(super) fn no_header(ranks: &RankContext<'_>) {
+    let RankContext { comm, queue } = *ranks;
+    let transfers = ranks.transfers();
     let head = |mut bytes: Vec<u8>| {
         bytes.resize(1016, 0);
         Owned { dtype: DataType::U8, shape: vec![1016], bytes }
@@ -157,19 +161,15 @@ pub(super) fn no_header(ranks: &Ranks<'_>) {
             0 => {
                 let tensor = Tensor::new(queue, &bytes, 0);
                 let mut answer = Tensor::new(queue, &Owned::new(DataType::U8, &[256], 0), 0);
-                let raw = tensor.view().raw();
-                // SAFETY: the memory lives until it has been read, and nothing else uses it.
-                unsafe { comm.exchange_raw(queue, &[(1, raw)], &[]) }.unwrap();
+                comm.exchange(&[(1, tensor.view().data())], &mut []).unwrap();
                 if is_answered {
-                    let raw = answer.view_mut().as_tensor().raw();
-                    // SAFETY: as above.
-                    unsafe { comm.exchange_raw(queue, &[], &[(1, raw)]) }.unwrap();
+                    comm.exchange(&[], &mut [(1, answer.wire_mut())]).unwrap();
                 }
                 comm.synchronize(queue).unwrap();
                 let text = String::from_utf8_lossy(&answer.read().bytes).into_owned();
                 assert_eq!(text.contains(word), is_answered, "{text:?}");
             }
-            1 => refused(recv_described(comm, queue, true, 0, 3, &Limits::default()), &["rank 0", word]),
+            1 => refused(recv_described(&transfers, true, 0, 3, &Limits::default()), &["rank 0", word]),
             _ => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Tensors of any type on the device, between guards that show a write beside them, and the way back.
 
-use gradsync::comm::RawSlice;
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::ops::cuda::send_recv::{DeviceBundle, DeviceReceived, DeviceTensorView, DeviceTensorViewMut};
+use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+use gradsync::ops::send_recv::{Bundle, Received, WireTensor, WireTensorMut};
 use gradsync_tests::transfers::Owned;
 
 const GUARD: u8 = 0x66;
@@ -31,17 +31,21 @@ impl Tensor {
         RawSlice { address: self.buffer.as_slice().address() + self.begin as u64, len, dtype }
     }
 
-    pub(super) fn view(&self) -> DeviceTensorView<'_> {
+    pub(super) fn view(&self) -> WireTensor<'_, Cuda> {
         // SAFETY: a part of the buffer, which is borrowed.
-        unsafe { DeviceTensorView::from_raw_parts(self.buffer.as_slice().queue(), self.raw(), &self.like.shape[..]) }
-            .unwrap()
+        let data = unsafe { DeviceWireSlice::from_raw_parts(self.buffer.as_slice().queue(), self.raw()) };
+        WireTensor::on_device(data, &self.like.shape[..]).unwrap()
     }
 
-    pub(super) fn view_mut(&mut self) -> DeviceTensorViewMut<'_> {
+    pub(super) fn wire_mut(&mut self) -> DeviceWireSliceMut<'_> {
         let raw = self.raw();
-        let queue = self.buffer.as_slice().queue();
         // SAFETY: a part of the buffer, which is borrowed mutably.
-        unsafe { DeviceTensorViewMut::from_raw_parts(queue, raw, &self.like.shape[..]) }.unwrap()
+        unsafe { DeviceWireSliceMut::from_raw_parts(self.buffer.as_slice().queue(), raw) }
+    }
+
+    pub(super) fn view_mut(&mut self) -> WireTensorMut<'_, Cuda> {
+        let shape = self.like.shape.clone();
+        WireTensorMut::on_device(self.wire_mut(), shape).unwrap()
     }
 
     /// Waits for the queue.
@@ -61,11 +65,11 @@ pub(super) fn place(queue: &Queue, tensors: &[Owned]) -> Vec<Tensor> {
     tensors.iter().enumerate().map(|(index, data)| Tensor::new(queue, data, index % 3)).collect()
 }
 
-pub(super) fn bundle(tensors: &[Tensor]) -> DeviceBundle<'_> {
-    DeviceBundle::new(tensors.iter().map(Tensor::view)).unwrap()
+pub(super) fn bundle(tensors: &[Tensor]) -> Bundle<'_, Cuda> {
+    Bundle::new(tensors.iter().map(Tensor::view)).unwrap()
 }
 
 /// Waits for the queue.
-pub(super) fn read(received: &DeviceReceived) -> Vec<Owned> {
+pub(super) fn read(received: &Received<Cuda>) -> Vec<Owned> {
     received.to_host().unwrap().tensors().map(Owned::from).collect()
 }

@@ -7,15 +7,15 @@ pub(crate) mod cases;
 
 use std::time::Duration;
 
-use gradsync::comm::DeviceCommunicator;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::oracle::Format;
 
 use crate::context::Context;
 use crate::report::Report;
-use cases::Ranks;
+use cases::RankContext;
 
 pub(crate) fn run(context: &Context, report: &mut Report) {
     for (generation, checks) in [true, false].into_iter().enumerate() {
@@ -26,7 +26,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             comm = Some(context.communicator(generation as u64, &options));
         });
         let Some(comm) = comm else { return };
-        let ranks = Ranks { comm: &comm, queue: &context.queue };
+        let ranks = RankContext { comm: &comm, queue: &context.queue };
         for case in cases::of(context.world_size) {
             report.case(&format!("{}, {how}", case.name), || (case.run)(&ranks));
         }
@@ -51,7 +51,7 @@ fn remembering(context: &Context, generation: u64, deadline: Duration) -> NcclCo
 /// Rank 0 goes through a whole step before it meets the others on the control channel, and they do so before theirs.
 /// If its host waited for them, that would be for what they never bring.
 fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
-    let ranks = Ranks { comm, queue: &context.queue };
+    let ranks = RankContext { comm, queue: &context.queue };
     let rows = context.world_size;
     let mut pipeline = Pipeline::new().then(AllGather).then(AllReduce).then(ReduceScatter).then(AllReduce);
     let mut step = |input: DeviceTensor| -> Result<DeviceTensor> {
@@ -75,7 +75,7 @@ fn ahead_of_the_others(context: &Context, comm: &NcclCommunicator) {
 /// The last rank waits for an agreement, the others in a collective: an error on all of them, at the deadline.
 fn new_to_one(context: &Context) {
     let comm = remembering(context, 1, Duration::from_secs(3));
-    let ranks = Ranks { comm: &comm, queue: &context.queue };
+    let ranks = RankContext { comm: &comm, queue: &context.queue };
     let sum = |shape: &[usize]| {
         let input = ranks.tensor(Format::F32, &[1.0; 12], shape);
         AllReduce.forward(input, &comm).and_then(|output| comm.synchronize(output.queue()))
@@ -90,7 +90,7 @@ fn new_to_one(context: &Context) {
 /// Shapes of as many elements, all of them agreed on before: only what travels beside the collective tells.
 fn in_another_order(context: &Context) {
     let comm = context.communicator(2, &context.options());
-    let ranks = Ranks { comm: &comm, queue: &context.queue };
+    let ranks = RankContext { comm: &comm, queue: &context.queue };
     let sum = |shape: &[usize]| {
         let input = ranks.tensor(Format::F32, &[1.0; 12], shape);
         AllReduce.forward(input, &comm).and_then(|output| comm.synchronize(output.queue()))

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What MPI says.
+/// The answer of MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// It knows no such question.
@@ -45,7 +45,7 @@ pub(super) fn ask() -> Answer {
     if unsafe { query() } == 1 { Answer::Yes } else { Answer::No }
 }
 
-/// Nobody has the function there.
+/// No such system has the function.
 #[cfg(not(unix))]
 pub(super) fn ask() -> Answer {
     Answer::Silent

@@ -7,9 +7,9 @@ use super::windows::{Piece, Windows};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
 use crate::comm::mpi::transfer::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Queue};
-use crate::error::{Call, CommError, Operation, Result};
+use crate::error::{Call, Operation, Result};
 
 impl MpiDeviceCommunicator {
     /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all of them.
@@ -28,7 +28,7 @@ impl MpiDeviceCommunicator {
         let windows = Windows { pinned: &self.pinned, down: &self.down, queue };
         // SAFETY: the caller's promise.
         let outcome = unsafe { windows.run(count, input, work, output) }?;
-        self.comm.meeting.close(transfer.operation, outcome.map_err(|error| error.to_string()))
+        self.comm.handshake.close(transfer.operation, outcome.map_err(|error| error.to_string()))
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
@@ -43,7 +43,6 @@ impl MpiDeviceCommunicator {
         scaling: Scaling,
     ) -> Result<()> {
         let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
-        self.refused(operation, scaling.check())?;
         let (queue, len, dtype, world_size) = (input.queue(), input.len(), input.dtype(), self.world_size());
         self.admit(queue, operation)?;
         let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
@@ -192,11 +191,7 @@ impl MpiDeviceCommunicator {
     /// # Safety
     /// `data` is borrowed mutably by the caller.
     pub(super) unsafe fn broadcast_any(&self, data: DeviceSlice<'_>, root: usize) -> Result<()> {
-        let (operation, rank, world_size) = (Operation::Broadcast { root }, self.rank(), self.world_size());
-        if root >= world_size {
-            let error = CommError::InvalidPeer { operation, peer: root, rank, world_size };
-            return Err(self.refuse(operation, error.into()));
-        }
+        let (operation, rank) = (Operation::Broadcast { root }, self.rank());
         let (queue, call) = (data.queue(), Call::new(operation, data.len(), data.dtype()));
         let bytes = data.len() * data.dtype().size_bytes();
         if self.is_direct {

@@ -3,9 +3,10 @@
 use super::{MpiDeviceCommunicator, MpiDeviceOptions};
 use crate::comm::mpi::{MpiCommunicator, SetUp};
 use crate::comm::nccl::{NcclCommunicator, NcclOptions};
-use crate::comm::{Communicator, DeviceCommunicator};
+use crate::comm::{Communicator, Ranks};
 use crate::driver::Queue;
 use crate::error::Result;
+use crate::memory::Cuda;
 
 /// The communicator of an MPI job for device memory: NCCL's where all ranks can make one, else MPI's. Every rank decides alike, and
 /// logs why. All ranks have to call it.
@@ -20,7 +21,7 @@ pub fn connect(
     queue: &Queue,
     nccl: &NcclOptions,
     mpi: MpiDeviceOptions,
-) -> Result<Box<dyn DeviceCommunicator>> {
+) -> Result<Box<dyn Communicator<Cuda>>> {
     let attempt = comm.member(nccl.deadline).and_then(|member| NcclCommunicator::new(member, queue, nccl));
     let has_nccl = comm.gather(SetUp::Connect.call(), &[u64::from(attempt.is_ok())])?;
     let lacking = has_nccl.iter().position(|&has_it| has_it == 0);

@@ -3,14 +3,14 @@
 //! ```no_run
 //! use gradsync::comm::mpi::MpiCommunicator;
 //! use gradsync::comm::mpi::device::{MpiDeviceCommunicator, MpiDeviceOptions};
-//! use gradsync::comm::{DeviceCommunicator, ReduceOp, Scaling};
+//! use gradsync::comm::{Collectives, ReduceOp};
 //! use gradsync::driver::{DeviceBuffer, Queue};
 //! use gradsync::DType;
 //!
 //! let queue = Queue::new(0)?;
 //! let comm = MpiDeviceCommunicator::new(MpiCommunicator::world()?, &queue, MpiDeviceOptions::default())?;
 //! let mut gradients = DeviceBuffer::zeroed(&queue, DType::BF16, 1 << 20)?;
-//! comm.all_reduce(gradients.as_mut_slice(), ReduceOp::Mean, Scaling::NONE)?;
+//! comm.all_reduce(gradients.as_mut_slice(), ReduceOp::Mean)?;
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
@@ -35,10 +35,10 @@
 //! The host blocks while data move. When a call returns, memory given as input may be reused, and results are in the order of the
 //! queue of the operands: the last copies to the device may still be under way there.
 //!
-//! # What fails how
+//! # Failures
 //!
-//! As [for the host's memory](super), and: a rank whose device fails half-way goes on to exchange messages, since the others count on
-//! them, and says at the end that it has failed. That is [`CommError::Transport`](crate::CommError::Transport) on every rank then.
+//! As [for host memory](super). In addition, a rank whose device fails half-way goes on to exchange messages, since the other ranks wait for
+//! them, and reports the failure at the end, which is [`CommError::Transport`](crate::CommError::Transport) on every rank.
 //! Where data go from one rank to another, the sender's failure is the receiver's at once, and the receiver's the sender's in its next
 //! call.
 
@@ -57,12 +57,11 @@ use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
 use crate::call::scope;
-use crate::comm::device::check_into;
-use crate::comm::groups::World;
-use crate::comm::operands::Operand;
-use crate::comm::{Communicator, DeviceCommunicator, RawSlice, ReduceOp, Scaling, Split};
+use crate::comm::collective::one_queue;
+use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
+use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 
 const OPERATION: &str = "mpi device communicator";
 /// A block is a window of a collective, or a piece of a transfer.
@@ -71,6 +70,7 @@ const BLOCKS: usize = 8;
 
 /// How data get from a device to MPI, and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MpiPath {
     /// As [`Direct`](Self::Direct) where every rank's MPI can, else as [`Staged`](Self::Staged).
     #[default]
@@ -99,11 +99,11 @@ impl MpiDeviceOptions {
 
 /// One rank of an MPI job, with a GPU. Ranks may share one. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`DeviceCommunicator`], on slices of any queue of its device; the [module](self) says how they work.
+/// Operations are those of [`Communicator`], on slices of any queue of its device; the [module](self) says how they work.
 #[derive(Debug)]
 pub struct MpiDeviceCommunicator {
     comm: MpiCommunicator,
-    /// What it was made with.
+    /// The options that it was made with.
     queue: Queue,
     /// Carries data from the device.
     down: Queue,
@@ -121,11 +121,11 @@ impl MpiDeviceCommunicator {
     /// [`Error::Cuda`] where memory or a stream cannot be had, which is
     /// [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks;
     /// [`Error::InvalidArgument`], on every rank, for paths that differ, and for [`MpiPath::Direct`] where some rank's MPI does not take
-    /// device memory; those of a collective.
+    /// device memory; errors of a collective.
     pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
         let prepare =
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
-        let (down, pinned) = prepare().map_err(|error| comm.meeting.refuse(Operation::SetUp, error.into()))?;
+        let (down, pinned) = prepare().map_err(|error| comm.handshake.refuse(Operation::SetUp, error.into()))?;
         let all = comm.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
         let (paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -162,7 +162,7 @@ impl MpiDeviceCommunicator {
 
     /// Prepares `queue` for an operation: what is in it now runs before data are fetched.
     fn admit(&self, queue: &Queue, operation: Operation) -> Result<()> {
-        self.comm.meeting.check(operation)?;
+        self.comm.handshake.check(operation)?;
         if queue.ordinal() != self.queue.ordinal() {
             let (memory, own) = (queue.ordinal(), self.queue.ordinal());
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
@@ -175,7 +175,7 @@ impl MpiDeviceCommunicator {
         self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
     }
 
-    /// As [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
+    /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
     fn admit_direct(
         &self,
         queue: &Queue,
@@ -189,23 +189,19 @@ impl MpiDeviceCommunicator {
         ready.map_err(|error| self.broken(operation, &error))
     }
 
-    /// A failure of the device before an operation, as that of every rank.
+    /// A failure of the device before an operation, as an error of every rank.
     fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
-        let failure = self.comm.meeting.own_failure(operation, error.to_string());
-        self.comm.meeting.fail(operation, failure)
+        let failure = self.comm.handshake.own_failure(operation, error.to_string());
+        self.comm.handshake.fail(operation, failure)
     }
 
     fn refuse(&self, operation: Operation, error: Error) -> Error {
-        self.comm.meeting.refuse(operation, error)
+        self.comm.handshake.refuse(operation, error)
     }
 
     /// Passes on an error of this rank's own call, after telling the others.
     fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.refuse(operation, error))
-    }
-
-    fn check_shards(&self, operation: Operation, whole: Operand<'_>, shard: Operand<'_>) -> Result<()> {
-        self.comm.check_shards(operation, whole, shard)
     }
 }
 
@@ -228,31 +224,17 @@ fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
     to.copy_from_device(from)
 }
 
-fn operand<'a>(name: &'a str, data: DeviceSlice<'_>) -> Operand<'a> {
-    (name, data.len(), data.dtype())
-}
-
 impl Split for MpiDeviceCommunicator {
     /// With the queue and the options that this communicator was made with. Keep what it gives: making it takes several rounds, and
     /// pinned memory.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let _scope = scope::within(Operation::Split);
         let comm = self.comm.split(color, key)?;
         comm.map(|comm| Self::new(comm, &self.queue, self.options)).transpose()
     }
 }
 
-impl World for MpiDeviceCommunicator {
-    fn place(&self) -> (usize, usize) {
-        (self.rank(), self.world_size())
-    }
-
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
-        DeviceCommunicator::gather_words(self, words)
-    }
-}
-
-// In all blocks below operands are borrowed, later work on them is ordered behind, and lengths and queues were checked before.
-impl DeviceCommunicator for MpiDeviceCommunicator {
+impl Ranks for MpiDeviceCommunicator {
     fn rank(&self) -> usize {
         self.comm.rank()
     }
@@ -265,78 +247,53 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
         let _scope = scope::within(Operation::GatherWords);
         self.comm.gather(Call::of(Operation::Exchange, words.len(), None), words)
     }
+}
 
-    fn all_reduce(&self, data: DeviceSliceMut<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
-        // SAFETY: one operand, borrowed mutably.
-        unsafe { self.all_reduce_any(data.as_slice(), data.as_slice(), op, scaling) }
+// In all blocks below operands are borrowed, later work on them is ordered behind, and lengths and queues were checked before.
+impl Communicator<Cuda> for MpiDeviceCommunicator {
+    fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        self.refused(collective.operation(), collective.check(rank, world_size))?;
+        // One rank's shard of a vector for both.
+        let own = |data: DeviceSlice<'_>| {
+            let len = data.len() / world_size;
+            rank * len..(rank + 1) * len
+        };
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => {
+                let (input, output) = operands.views();
+                // SAFETY: see above.
+                unsafe { self.all_reduce_any(input, output, op, scaling) }
+            }
+            Collective::ReduceScatter { operands, op } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let output = if is_in_place { output.range(own(output)) } else { output };
+                // SAFETY: see above.
+                unsafe { self.reduce_scatter_any(input, output, op) }
+            }
+            Collective::AllGather { operands } => {
+                let is_in_place = matches!(operands, Operands::InPlace(_));
+                let (input, output) = operands.views();
+                let input = if is_in_place { input.range(own(input)) } else { input };
+                // SAFETY: see above.
+                unsafe { self.all_gather_any(input, output) }
+            }
+            // SAFETY: see above.
+            Collective::AllToAll { input, output } => unsafe { self.all_to_all_any(input, output.as_slice()) },
+            // SAFETY: see above.
+            Collective::Broadcast { data, root } => unsafe { self.broadcast_any(data.as_slice(), root) },
+        }
     }
 
-    fn all_reduce_into(
+    fn exchange(
         &self,
-        input: DeviceSlice<'_>,
-        output: DeviceSliceMut<'_>,
-        op: ReduceOp,
-        scaling: Scaling,
+        sends: &[(usize, DeviceWireSlice<'_>)],
+        receives: &mut [(usize, DeviceWireSliceMut<'_>)],
     ) -> Result<()> {
-        let view = output.as_slice();
-        self.refused(Operation::AllReduce(op), check_into(input, view))?;
-        // SAFETY: see above.
-        unsafe { self.all_reduce_any(input, view, op, scaling) }
-    }
-
-    fn reduce_scatter(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (operation, view) = (Operation::ReduceScatter(op), output.as_slice());
-        self.check_shards(operation, operand("input", input), operand("output", view))?;
-        self.refused(operation, input.queue().check_same("reduce_scatter", view.queue()))?;
-        // SAFETY: see above.
-        unsafe { self.reduce_scatter_any(input, view, op) }
-    }
-
-    fn reduce_scatter_in_place(&self, data: DeviceSliceMut<'_>, op: ReduceOp) -> Result<()> {
-        let (view, len) = (data.as_slice(), data.as_slice().len() / self.world_size());
-        let shard = view.range(self.rank() * len..(self.rank() + 1) * len);
-        self.check_shards(Operation::ReduceScatter(op), operand("data", view), operand("shards", shard))?;
-        // SAFETY: see above.
-        unsafe { self.reduce_scatter_any(view, shard, op) }
-    }
-
-    fn all_gather(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
-        let (operation, view) = (Operation::AllGather, output.as_slice());
-        self.check_shards(operation, operand("output", view), operand("input", input))?;
-        self.refused(operation, input.queue().check_same("all_gather", view.queue()))?;
-        // SAFETY: see above.
-        unsafe { self.all_gather_any(input, view) }
-    }
-
-    fn all_gather_in_place(&self, data: DeviceSliceMut<'_>) -> Result<()> {
-        let (view, len) = (data.as_slice(), data.as_slice().len() / self.world_size());
-        let shard = view.range(self.rank() * len..(self.rank() + 1) * len);
-        self.check_shards(Operation::AllGather, operand("data", view), operand("shards", shard))?;
-        // SAFETY: see above.
-        unsafe { self.all_gather_any(shard, view) }
-    }
-
-    fn all_to_all(&self, input: DeviceSlice<'_>, output: DeviceSliceMut<'_>) -> Result<()> {
-        let (operation, view) = (Operation::AllToAll, output.as_slice());
-        let shards = ("shards", view.len() / self.world_size(), view.dtype());
-        self.check_shards(operation, operand("output", view), shards)?;
-        self.check_shards(operation, operand("input", input), shards)?;
-        self.refused(operation, input.queue().check_same("all_to_all", view.queue()))?;
-        // SAFETY: see above.
-        unsafe { self.all_to_all_any(input, view) }
-    }
-
-    fn broadcast(&self, data: DeviceSliceMut<'_>, root: usize) -> Result<()> {
-        // SAFETY: see above.
-        unsafe { self.broadcast_any(data.as_slice(), root) }
-    }
-
-    unsafe fn exchange_raw(
-        &self,
-        queue: &Queue,
-        sends: &[(usize, RawSlice)],
-        receives: &[(usize, RawSlice)],
-    ) -> Result<()> {
+        let Some(queue) = one_queue(sends, receives)? else { return Ok(()) };
+        let sends: Vec<_> = sends.iter().map(|(peer, data)| (*peer, data.raw())).collect();
+        let receives: Vec<_> = receives.iter().map(|(peer, data)| (*peer, data.raw())).collect();
         let calls = |list: &[(usize, RawSlice)], operation: fn(usize) -> Operation| -> Result<Vec<Call>> {
             let call = |&(peer, data): &(usize, RawSlice)| {
                 self.comm.check_peer(operation(peer), peer)?;
@@ -344,8 +301,8 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
             };
             list.iter().map(call).collect()
         };
-        let sent = calls(sends, |peer| Operation::Send { peer })?;
-        let received = calls(receives, |peer| Operation::Recv { peer })?;
+        let sent = calls(&sends, |peer| Operation::Send { peer })?;
+        let received = calls(&receives, |peer| Operation::Recv { peer })?;
         let Some(operation) = sent.iter().chain(&received).map(|call| call.operation).next() else { return Ok(()) };
         let sends = sends.iter().zip(sent).map(|(&(peer, data), call)| (peer, data, call));
         let receives = receives.iter().zip(received).map(|(&(peer, data), call)| (peer, data, call));
@@ -353,7 +310,7 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
             self.admit_direct(queue, operation, None)?;
             let sends = sends.map(|(peer, data, call)| {
                 let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
-                // SAFETY: the caller's promise; the exchange returns when MPI is done with it.
+                // SAFETY: borrowed; the exchange returns when MPI is done with it.
                 unsafe { Half::outgoing(call, outgoing) }
             });
             let receives = receives.map(|(peer, data, call)| {
@@ -361,25 +318,25 @@ impl DeviceCommunicator for MpiDeviceCommunicator {
                 // SAFETY: as above.
                 unsafe { Half::incoming(call, incoming) }
             });
-            return point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect());
+            return point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect());
         }
         self.admit(queue, operation)?;
         let slots = Slots::new(&self.pinned, &self.down, queue);
         let sends = sends.map(|(peer, data, call)| {
-            // SAFETY: the caller's promise; all data have been fetched when the exchange returns.
+            // SAFETY: borrowed; all data have been fetched when the exchange returns.
             let end = unsafe { slots.outgoing(data.address, bytes(data)) };
             Half::new(peer, call, bytes(data), end)
         });
         let receives = receives.map(|(peer, data, call)| {
-            // SAFETY: the caller's promise; the copies to the device are in the queue's order.
+            // SAFETY: borrowed; the copies to the device are in the queue's order.
             let end = unsafe { slots.incoming(data.address, bytes(data)) };
             Half::new(peer, call, bytes(data), end)
         });
-        point_to_point::exchange(&self.comm.meeting, sends.collect(), receives.collect())
+        point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect())
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {
-        self.comm.meeting.listen(Operation::Exchange)?;
+        self.comm.handshake.listen(Operation::Exchange)?;
         Ok(queue.synchronize()?)
     }
 }

@@ -34,7 +34,7 @@ struct Flight {
     requests: Option<Requests>,
 }
 
-/// What both ends have in common.
+/// The state that both ends have in common.
 struct Pieces<'s, 'a> {
     slots: &'s Slots<'a>,
     address: u64,
@@ -43,7 +43,7 @@ struct Pieces<'s, 'a> {
     begun: usize,
     flights: VecDeque<Flight>,
     failure: Option<String>,
-    /// Whether MPI no longer says what has come, so that nothing more is awaited.
+    /// Whether MPI no longer reports arrivals, so that nothing more is awaited.
     is_lost: bool,
 }
 
@@ -64,13 +64,13 @@ impl<'a> Slots<'a> {
     /// The receiver's end of a transfer.
     ///
     /// # Safety
-    /// There are `bytes` bytes at `address`, of the queues' device, which stay until `queue` has got past what is put into it here, and
-    /// which nothing uses but work in `queue`.
+    /// `address` has `bytes` bytes on the queues' device, which stay valid until `queue` has completed the work that is enqueued here, and
+    /// which only work in `queue` uses.
     pub(super) unsafe fn incoming(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
         Inward(Pieces::new(self, address, bytes))
     }
 
-    /// A block that nobody holds, and whose last copies are over.
+    /// A free block, whose last copies are over.
     fn take(&self, is_outward: bool) -> Result<Option<usize>, CudaError> {
         let middle = self.pinned.count() / 2;
         let blocks = if is_outward { 0..middle } else { middle..self.pinned.count() };
@@ -84,7 +84,7 @@ impl<'a> Slots<'a> {
         Ok(None)
     }
 
-    /// As [`take`](Self::take), when the device has failed, and copies nothing any more.
+    /// Like [`take`](Self::take), when the device has failed, and copies nothing any more.
     fn take_anyway(&self, is_outward: bool) -> Option<usize> {
         let middle = self.pinned.count() / 2;
         let mut is_held = self.is_held.borrow_mut();
@@ -125,7 +125,7 @@ impl<'s, 'a> Pieces<'s, 'a> {
         Some(self.flights.len() - 1)
     }
 
-    /// Takes out the oldest piece if its message is over.
+    /// Removes the oldest piece if its message is over.
     fn landed(&mut self, channel: &Channel) -> Option<Flight> {
         let requests = self.flights.front_mut()?.requests.as_mut()?;
         if !channel.progress(requests) {

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// How many windows are fetched ahead of the one that is worked on.
 const AHEAD: usize = 2;
 
-/// What of a window lies where on the device, and where in its block.
+/// A piece of a window: its address on the device, and its offset in the block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) address: u64,
@@ -17,7 +17,7 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// What the windows of one call go through.
+/// The pinned blocks and queues of one call.
 pub(super) struct Windows<'a> {
     pub(super) pinned: &'a Pinned,
     /// Carries pieces from the device; it waits already for what `queue` held before the call.
@@ -70,7 +70,7 @@ impl Windows<'_> {
     /// # Safety
     /// As [`run`](Self::run).
     unsafe fn fetch(&self, block: usize, pieces: Vec<Piece>) -> Result<(), CudaError> {
-        self.pinned.hold_back(self.down, block)?;
+        self.pinned.make_queue_wait(self.down, block)?;
         for Piece { address, offset, bytes } in pieces {
             // SAFETY: the caller's promise.
             unsafe { self.pinned.fetch(self.down, block, offset, address, bytes)? };

@@ -15,9 +15,10 @@ use gradsync_device::math::{Element as Formula, elementwise};
 
 use self::lanes::{Lanes, Narrow, Wide, store_bytes};
 pub(super) use self::products::add_products;
-use crate::dtype::{DType, Element, storage};
+use crate::dtype::DType;
 use crate::kernels::cpu::BLOCK_LEN;
 use crate::kernels::cpu::products::Halfway;
+use crate::slice::{Element, storage};
 
 /// Elements in a step of any loop here.
 const STEP: usize = 8;

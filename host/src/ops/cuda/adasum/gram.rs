@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::Layers;
+use crate::kernels::cuda::SegmentWorkspace;
+use crate::memory::Cuda;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
 use super::super::in_place;
@@ -15,22 +16,22 @@ use super::layers;
 
 #[derive(Debug)]
 pub(super) struct Gram {
-    layers: Layers,
+    layers: SegmentWorkspace,
     shard_len: usize,
     /// The other ranks' vectors in this rank's window, in rank order.
     received: DeviceBuffer,
 }
 
 /// Adds sums up over all ranks.
-fn add_up(comm: &dyn DeviceCommunicator, totals: DeviceSliceMut<'_>) -> Result<()> {
-    comm.all_reduce(totals, ReduceOp::Sum, Scaling::NONE)
+fn add_up(comm: &dyn Communicator<Cuda>, totals: DeviceSliceMut<'_>) -> Result<()> {
+    comm.all_reduce(totals, ReduceOp::Sum)
 }
 
 impl Gram {
     /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks.
     pub(super) fn new(
-        across: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        across: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         range: Range<usize>,
         granularity: Granularity,
     ) -> Result<Self> {
@@ -47,19 +48,19 @@ impl Gram {
     /// Replaces the vectors of the ranks of `across` by their Adasum, with products of all parts that the ranks of `all` hold.
     pub(super) fn run(
         &mut self,
-        across: &dyn DeviceCommunicator,
-        all: &dyn DeviceCommunicator,
+        across: &dyn Communicator<Cuda>,
+        all: &dyn Communicator<Cuda>,
         mut arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
         self.reduce(across, all, arena.reborrow())?;
         across.all_gather_in_place(arena)
     }
 
-    /// As [`run`](Self::run), leaving this rank's shard of the result in its place.
+    /// Like [`run`](Self::run), but keeps only the local shard.
     pub(super) fn reduce(
         &mut self,
-        across: &dyn DeviceCommunicator,
-        all: &dyn DeviceCommunicator,
+        across: &dyn Communicator<Cuda>,
+        all: &dyn Communicator<Cuda>,
         arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let view = arena.as_slice();
@@ -71,10 +72,11 @@ impl Gram {
         let mut receives = Vec::with_capacity(world_size - 1);
         for peer in peers() {
             let (part, others) = rest.split_at_mut(len);
-            receives.push((peer, part));
+            receives.push((peer, part.into()));
             rest = others;
         }
-        across.exchange(peers().map(|peer| (peer, shard(peer))).collect(), receives)?;
+        let sends: Vec<_> = peers().map(|peer| (peer, shard(peer).into())).collect();
+        across.exchange(&sends, &mut receives)?;
 
         // This rank's own vector is read where it lies.
         let received = self.received.as_slice();
@@ -92,14 +94,14 @@ impl Gram {
         self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
     }
 
-    /// What the last run did; waits for the queue.
+    /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         report(&self.layers)
     }
 }
 
-/// What the kernels of these layers did last; waits for the queue.
-pub(super) fn report(layers: &Layers) -> Result<AdasumReport> {
+/// The report of the last kernels on these layers; waits for the queue.
+pub(super) fn report(layers: &SegmentWorkspace) -> Result<AdasumReport> {
     let Coefficients { weights, cancelled } = layers.read_coefficients()?;
     let recomputed = cancelled.into_iter().filter(|&cancelled| cancelled).count();
     Ok(AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed })

@@ -1,10 +1,10 @@
 //! Adasum all-reduce of gradient buffers in device memory, in each of the ways that ONNX Runtime names ([`AdasumAllReduce`]).
 //!
-//! Numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce) everywhere. The steps are in `plan`, the arithmetic in
+//! The numerics are the same as in [`adasum_all_reduce`](crate::ops::adasum_all_reduce). The steps are in `plan`, the arithmetic in
 //! `kernels`; nothing here depends on a transport.
 
-mod across_nodes;
 mod gram;
+mod hierarchical;
 mod on_device;
 mod over_peers;
 mod staged;
@@ -12,14 +12,15 @@ mod tree;
 
 use std::ops::Range;
 
-pub use self::across_nodes::HierarchicalAdasum;
+pub use self::hierarchical::HierarchicalAdasum;
 pub use self::on_device::Adasum;
 pub use self::staged::StagedAdasum;
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{Communicator, DeviceCommunicator};
+use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
 use crate::driver::DeviceSliceMut;
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, zero_all};
+use crate::kernels::cuda::{SegmentWorkspace, zero_all};
+use crate::memory::Cuda;
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
 
@@ -27,13 +28,14 @@ const OPERATION: &str = "adasum_all_reduce";
 
 /// Where and among whom gradients are reduced: ONNX Runtime's attribute `reduce_algo` with the groups that each choice needs.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum ReduceAlgo<'a> {
     /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
     Cpu(&'a dyn Communicator),
     /// Sum, mean or Adasum inside nodes, Adasum across them, on the device (GpuHierarchicalReduction).
-    GpuHierarchical(Nodes<'a, dyn DeviceCommunicator + 'a>, WithinNode),
+    GpuHierarchical(Nodes<'a, Cuda>, WithinNode),
     /// Adasum of all ranks, on the device.
-    Gpu(&'a dyn DeviceCommunicator),
+    Gpu(&'a dyn Communicator<Cuda>),
 }
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step (AdasumAllReduce).
@@ -52,7 +54,7 @@ impl<'c> AdasumAllReduce<'c> {
     ///
     /// # Errors
     /// As [`StagedAdasum::new`], [`HierarchicalAdasum::new`] and [`Adasum::new`].
-    pub fn new(algo: ReduceAlgo<'c>, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    pub fn new(algo: ReduceAlgo<'c>, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
         Ok(match algo {
             ReduceAlgo::Cpu(comm) => Self::Cpu(StagedAdasum::new(comm, buffer, options)?),
             ReduceAlgo::GpuHierarchical(nodes, within_node) => {
@@ -66,7 +68,7 @@ impl<'c> AdasumAllReduce<'c> {
     ///
     /// # Errors
     /// As [`StagedAdasum::all_reduce`], [`HierarchicalAdasum::all_reduce`] and [`Adasum::all_reduce`].
-    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         match self {
             Self::Cpu(staged) => staged.all_reduce(buffer),
             Self::GpuHierarchical(nodes) => nodes.all_reduce(buffer),
@@ -74,7 +76,7 @@ impl<'c> AdasumAllReduce<'c> {
         }
     }
 
-    /// What the last reduction did; waits for the queue.
+    /// The report of the last reduction; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -89,21 +91,21 @@ impl<'c> AdasumAllReduce<'c> {
 
 /// The layers of a window of a buffer, for `vectors` vectors.
 fn layers(
-    buffer: &DeviceGradientBuffer,
+    buffer: &GradientBuffer<Cuda>,
     window: Range<usize>,
     granularity: Granularity,
     vectors: usize,
-) -> Result<Layers> {
+) -> Result<SegmentWorkspace> {
     let parts = segments::clip(buffer.table().segments(), window.clone());
     let layers = match granularity {
-        Granularity::Tensor => Layers::new(buffer.queue(), window.len(), &parts, vectors),
-        Granularity::Whole => Layers::new_shared(buffer.queue(), window.len(), &parts, vectors),
+        Granularity::Tensor => SegmentWorkspace::new(buffer.queue(), window.len(), &parts, vectors),
+        Granularity::Whole => SegmentWorkspace::new_shared(buffer.queue(), window.len(), &parts, vectors),
     };
     layers?.with_whole_lens(&whole_lens(buffer, granularity))
 }
 
 /// The elements of each layer of a buffer in all ranks' windows together, without gaps.
-fn whole_lens(buffer: &DeviceGradientBuffer, granularity: Granularity) -> Vec<usize> {
+fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<usize> {
     let segments = buffer.table().segments();
     match granularity {
         Granularity::Tensor => segments.iter().map(Range::len).collect(),
@@ -112,7 +114,7 @@ fn whole_lens(buffer: &DeviceGradientBuffer, granularity: Granularity) -> Vec<us
     }
 }
 
-/// How many layers so many tensors are.
+/// The number of layers of `tensors` tensors.
 fn layer_count(granularity: Granularity, tensors: usize) -> usize {
     match granularity {
         Granularity::Tensor => tensors,

@@ -8,10 +8,11 @@ use super::over_peers::Peers;
 use super::tree::Tree;
 use super::{OPERATION, layer_count};
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::DeviceGradientBuffer;
+use crate::buffer::GradientBuffer;
 use crate::call::scope;
-use crate::comm::DeviceCommunicator;
+use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result};
+use crate::memory::Cuda;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
@@ -30,7 +31,7 @@ use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 /// each chunk of 2048 elements or more.
 #[derive(Debug)]
 pub struct Adasum<'c> {
-    comm: &'c dyn DeviceCommunicator,
+    comm: &'c dyn Communicator<Cuda>,
     /// With the options that it was made with.
     operation: Operation,
     fingerprint: u64,
@@ -49,8 +50,8 @@ enum Steps {
 impl Steps {
     /// Over the communicator's own collectives.
     fn without_peers(
-        comm: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         AdasumOptions { algorithm, granularity }: AdasumOptions,
     ) -> Result<Self> {
         let table = buffer.table();
@@ -75,30 +76,30 @@ impl<'c> Adasum<'c> {
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
     /// other tensors or options; [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
-    /// [`Error::InvalidArgument`] that names one. Those of the communicator.
+    /// [`Error::InvalidArgument`] that names one. Errors of the communicator.
     pub fn new(
-        comm: &'c dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
     ) -> Result<Self> {
         Self::prepare(comm, buffer, options, true)
     }
 
-    /// As [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
+    /// Like [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn over_transport(
-        comm: &'c dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
     ) -> Result<Self> {
         Self::prepare(comm, buffer, options, false)
     }
 
     fn prepare(
-        comm: &'c dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
         with_peers: bool,
     ) -> Result<Self> {
@@ -127,8 +128,8 @@ impl<'c> Adasum<'c> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, and where peers reach into it for another buffer
-    /// at all; those of the communicator. After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    /// at all; errors of the communicator, after which the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -144,7 +145,7 @@ impl<'c> Adasum<'c> {
         }
     }
 
-    /// What the last reduction did; waits for the queue.
+    /// The report of the last reduction; waits for the queue.
     ///
     /// # Errors
     /// [`Error::Cuda`].

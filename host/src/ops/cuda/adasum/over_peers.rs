@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{Call, DeviceCommunicator, Operation};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Call, Communicator, Operation};
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, PeerKernel, load_zero_all};
-use crate::ops::cuda::peers::Connection;
+use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, load_zero_all};
+use crate::memory::Cuda;
+use crate::ops::cuda::peers::{Connection, peers};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
 
 /// Adasum by kernels that reach into the peers' memory.
 #[derive(Debug)]
 pub(super) struct Peers {
-    layers: Layers,
+    layers: SegmentWorkspace,
     /// Whether all tensors are one layer.
     is_whole: bool,
     connection: Arc<Connection>,
@@ -23,8 +24,8 @@ pub(super) struct Peers {
 impl Peers {
     /// `None` on every rank if some cannot be reached. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
     pub(super) fn connect(
-        comm: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         (operation, options): (Operation, AdasumOptions),
     ) -> Result<Option<Self>> {
         let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
@@ -39,7 +40,7 @@ impl Peers {
                 // Loading it later can wait for the peers' kernels, which wait for this rank's.
                 load_zero_all(queue)?;
             }
-            let layers = Layers::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
+            let layers = SegmentWorkspace::for_peers(queue, len, &parts, comm.world_size(), is_shared)?;
             layers.with_whole_lens(&whole_lens(buffer, options.granularity))
         };
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
@@ -48,7 +49,7 @@ impl Peers {
         Ok(connected.map(|(connection, layers)| Self { layers, is_whole: is_shared, connection }))
     }
 
-    pub(super) fn run(&mut self, comm: &dyn DeviceCommunicator, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         self.connection.check(OPERATION, buffer)?;
         self.connection.keep_for_recording(buffer.queue())?;
         let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
@@ -58,11 +59,15 @@ impl Peers {
         }
         let (layers, group) = (&mut self.layers, &self.connection.group);
         let call = Call::new(Operation::Adasum, len, dtype);
-        let run = if group.kernel() == PeerKernel::Tree { Layers::tree_of_peers } else { Layers::adasum_of_peers };
-        comm.run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
+        let run = if group.kernel() == PeerKernel::Tree {
+            SegmentWorkspace::tree_of_peers
+        } else {
+            SegmentWorkspace::adasum_of_peers
+        };
+        peers(comm).run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
     }
 
-    /// What the last run did; waits for the queue.
+    /// The report of the last run; waits for the queue.
     pub(super) fn report(&self) -> Result<AdasumReport> {
         match self.connection.group.kernel() {
             PeerKernel::Tree => Ok(AdasumReport::of_tree()),

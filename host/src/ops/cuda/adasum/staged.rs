@@ -8,11 +8,13 @@ use std::ops::Range;
 
 use super::{OPERATION, clear_gaps, layer_count};
 use crate::agreement::{all_prepared, same_plan};
-use crate::buffer::{Arena, DeviceGradientBuffer, Scratch};
+use crate::buffer::{GradientBuffer, Scratch};
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Operation, Result};
+use crate::memory::Cuda;
+use crate::memory::HostBuffer;
 use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
@@ -37,11 +39,11 @@ pub struct StagedAdasum<'c> {
     report: AdasumReport,
 }
 
-/// The algorithm, with what it needs beside pinned memory.
+/// The algorithm, with its workspace beside pinned memory.
 #[derive(Debug)]
 enum Steps {
     /// With a pinned block for each chunk on its way, which has a chunk of every part; `own` is this rank's part of its vector, and of the result.
-    Gram { own: Arena, workspace: Workspace },
+    Gram { own: HostBuffer, workspace: Workspace },
     /// With one pinned block for the vector.
     Tree(Scratch),
 }
@@ -53,8 +55,8 @@ impl<'c> StagedAdasum<'c> {
     /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
     /// other tensors or options; [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
     /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host. Where that is so on some ranks
-    /// only, the others fail with an [`Error::InvalidArgument`] that names one. Those of the communicator.
-    pub fn new(comm: &'c dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    /// only, the others fail with an [`Error::InvalidArgument`] that names one. Errors of the communicator.
+    pub fn new(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
         let _scope = scope::within(operation);
@@ -62,8 +64,8 @@ impl<'c> StagedAdasum<'c> {
         all_prepared(operation, comm, Self::prepare(comm, buffer, options))
     }
 
-    /// What this rank needs, without the others.
-    fn prepare(comm: &'c dyn Communicator, buffer: &DeviceGradientBuffer, options: AdasumOptions) -> Result<Self> {
+    /// Prepares this rank's resources, without the other ranks.
+    fn prepare(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
         let (dtype, granularity) = (table.dtype(), options.granularity);
         let bytes = table.arena_len() * dtype.size_bytes();
@@ -74,7 +76,7 @@ impl<'c> StagedAdasum<'c> {
         } else {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
             let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
-            let own = Arena::zeroed(OPERATION, dtype, table.shard_len())?;
+            let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
             let weights = Some(vec![0.0; layer_count(granularity, table.tensor_count()) * comm.world_size()]);
             let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
@@ -86,9 +88,9 @@ impl<'c> StagedAdasum<'c> {
     /// queue; the host takes part, and returns when the last copy back to the device is in the queue.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors, or of another queue, than this was made for; [`Error::Cuda`]; those of the communicator.
+    /// [`Error::InvalidArgument`] for a buffer with other tensors, or of another queue, than this was made for; [`Error::Cuda`]; errors of the communicator.
     /// After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut DeviceGradientBuffer) -> Result<()> {
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let comm = self.comm;
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
@@ -121,13 +123,13 @@ impl<'c> StagedAdasum<'c> {
         Ok(())
     }
 
-    /// What the last reduction did.
+    /// The report of the last reduction.
     pub fn report(&self) -> AdasumReport {
         self.report.clone()
     }
 }
 
-/// A vector in device memory that comes and goes through pinned memory.
+/// A vector in device memory that is copied to and from the host through pinned memory.
 struct Staged<'a> {
     arena: DeviceSliceMut<'a>,
     cut: Cut,
@@ -156,7 +158,7 @@ impl Staged<'_> {
     }
 }
 
-/// Replaces an arena by what `run` makes of it in the first block, which is as large.
+/// Copies an arena into the first block, which is as large, applies `run` to it, and copies the result back.
 fn in_block(
     pinned: &Pinned,
     queue: &Queue,

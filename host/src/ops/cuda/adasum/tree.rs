@@ -4,18 +4,19 @@ use std::ops::Range;
 
 use super::super::in_place;
 use super::layers;
-use crate::buffer::DeviceGradientBuffer;
-use crate::comm::{DeviceCommunicator, ReduceOp, Scaling};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::{DeviceBuffer, DeviceSliceMut};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cuda::{Layers, accumulate};
+use crate::kernels::cuda::{SegmentWorkspace, accumulate};
+use crate::memory::Cuda;
 use crate::ops::Granularity;
 use crate::plan::tree;
 
 #[derive(Debug)]
 pub(super) struct Tree {
-    steps: Vec<(tree::Step, Layers)>,
+    steps: Vec<(tree::Step, SegmentWorkspace)>,
     gathers: Vec<tree::Gather>,
     /// The peer's half.
     theirs: DeviceBuffer,
@@ -26,8 +27,8 @@ pub(super) struct Tree {
 impl Tree {
     /// For vectors that hold the buffer's elements in `range`, one of each of a power of two of ranks.
     pub(super) fn new(
-        across: &dyn DeviceCommunicator,
-        buffer: &DeviceGradientBuffer,
+        across: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
         range: Range<usize>,
         granularity: Granularity,
     ) -> Result<Self> {
@@ -49,14 +50,14 @@ impl Tree {
     /// for every vector.
     pub(super) fn run(
         &mut self,
-        across: &dyn DeviceCommunicator,
-        node: Option<&dyn DeviceCommunicator>,
+        across: &dyn Communicator<Cuda>,
+        node: Option<&dyn Communicator<Cuda>>,
         arena: DeviceSliceMut<'_>,
     ) -> Result<()> {
         for (step, layers) in &mut self.steps {
             let theirs = &mut self.theirs.as_mut_slice().range_mut(0..step.keep.len());
             let given = arena.as_slice().range(step.give.clone());
-            across.exchange(vec![(step.peer, given)], vec![(step.peer, theirs.reborrow())])?;
+            across.send_recv(given, step.peer, theirs.reborrow(), step.peer)?;
 
             let (queue, kept) = (given.queue(), arena.as_slice().range(step.keep.clone()));
             let vectors = if step.is_left { [kept, theirs.as_slice()] } else { [theirs.as_slice(), kept] };
@@ -66,18 +67,18 @@ impl Tree {
             layers.adasum_of_parts(result, &vectors, |mut totals| {
                 // Nodes may add up in different orders; all ranks of the doubling then add the same numbers of nodes.
                 if let Some(node) = node {
-                    node.all_reduce(totals.reborrow(), ReduceOp::Sum, Scaling::NONE)?;
+                    node.all_reduce(totals.reborrow(), ReduceOp::Sum)?;
                 }
                 group_sum(across, step.group.len(), totals, sums)
             })?;
         }
         for tree::Gather { held, peers } in &self.gathers {
             let view = arena.as_slice();
-            let sends = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()))).collect();
+            let sends: Vec<_> = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()).into())).collect();
             // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
             let place = |range: &Range<usize>| unsafe { in_place(view.queue(), view.range(range.clone())) };
-            let receives = peers.iter().map(|(peer, range)| (*peer, place(range))).collect();
-            across.exchange(sends, receives)?;
+            let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, place(range).into())).collect();
+            across.exchange(&sends, &mut receives)?;
         }
         Ok(())
     }
@@ -86,7 +87,7 @@ impl Tree {
 /// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every rank adds
 /// the same numbers in the same tree, and addition commutes, so that all get the same bits.
 fn group_sum(
-    comm: &dyn DeviceCommunicator,
+    comm: &dyn Communicator<Cuda>,
     group_size: usize,
     mut totals: DeviceSliceMut<'_>,
     received: &mut DeviceBuffer,
@@ -95,7 +96,7 @@ fn group_sum(
     let mut distance = 1;
     while distance < group_size {
         let peer = comm.rank() ^ distance;
-        comm.exchange(vec![(peer, totals.as_slice())], vec![(peer, received.reborrow())])?;
+        comm.send_recv(totals.as_slice(), peer, received.reborrow(), peer)?;
         accumulate(totals.reborrow(), received.as_slice())?;
         distance *= 2;
     }

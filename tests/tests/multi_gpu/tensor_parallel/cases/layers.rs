@@ -7,7 +7,8 @@
 use std::sync::{Arc, Mutex};
 
 use gradsync::Result;
-use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::Communicator;
+use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, DeviceTensor, Pipeline, ReduceScatter, TensorOp,
 };
@@ -15,7 +16,7 @@ use gradsync_tests::array::values_of;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
 
-use super::{Ranks, host_tensor};
+use super::{RankContext, host_tensor};
 
 /// All of them are multiples of every world size up to 4.
 const BATCH: usize = 12;
@@ -56,7 +57,7 @@ impl Matrix {
     }
 
     /// This rank's part by rows.
-    fn rows_of(&self, ranks: &Ranks<'_>) -> Self {
+    fn rows_of(&self, ranks: &RankContext<'_>) -> Self {
         assert_eq!(self.rows % ranks.world_size(), 0, "the sizes are multiples of every world size");
         let rows = self.rows / ranks.world_size();
         let part = self.values.chunks_exact(rows * self.columns).nth(ranks.rank()).expect("a part for every rank");
@@ -64,16 +65,16 @@ impl Matrix {
     }
 
     /// This rank's part by columns.
-    fn columns_of(&self, ranks: &Ranks<'_>) -> Self {
+    fn columns_of(&self, ranks: &RankContext<'_>) -> Self {
         self.transposed().rows_of(ranks).transposed()
     }
 
-    fn tensor(&self, ranks: &Ranks<'_>, format: Format) -> DeviceTensor {
+    fn tensor(&self, ranks: &RankContext<'_>, format: Format) -> DeviceTensor {
         ranks.tensor(format, &self.values, &[self.rows, self.columns])
     }
 
     /// The matrix on the device, once it is there.
-    fn read(tensor: &DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<Self> {
+    fn read(tensor: &DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<Self> {
         comm.synchronize(tensor.queue())?;
         let host = tensor.to_host()?;
         let [rows, columns] = *host.shape() else { panic!("{host:?} is no matrix") };
@@ -95,7 +96,7 @@ impl Linear {
     fn on_host(
         &self,
         tensor: &DeviceTensor,
-        comm: &dyn DeviceCommunicator,
+        comm: &dyn Communicator<Cuda>,
         product: impl FnOnce(&Matrix) -> Matrix,
     ) -> Result<(Matrix, DeviceTensor)> {
         let matrix = Matrix::read(tensor, comm)?;
@@ -110,13 +111,13 @@ impl TensorOp<DeviceTensor> for Linear {
         "Linear"
     }
 
-    fn forward(&mut self, input: DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<DeviceTensor> {
+    fn forward(&mut self, input: DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<DeviceTensor> {
         let (input, output) = self.on_host(&input, comm, |x| x.times(&self.weight.transposed()))?;
         self.input = Some(input);
         Ok(output)
     }
 
-    fn backward(&mut self, gradient: DeviceTensor, comm: &dyn DeviceCommunicator) -> Result<DeviceTensor> {
+    fn backward(&mut self, gradient: DeviceTensor, comm: &dyn Communicator<Cuda>) -> Result<DeviceTensor> {
         let (gradient, result) = self.on_host(&gradient, comm, |dy| dy.times(&self.weight))?;
         let input = self.input.take().expect("the pipeline goes forward first");
         *self.weight_gradient.lock().unwrap() = Some(gradient.transposed().times(&input));
@@ -155,7 +156,7 @@ impl Whole {
 
 /// The block with `before` and `after` it; `part` is what of the batch a rank has.
 fn check(
-    ranks: &Ranks<'_>,
+    ranks: &RankContext<'_>,
     before: impl TensorOp<DeviceTensor> + Copy + 'static,
     after: impl TensorOp<DeviceTensor> + Copy + 'static,
     part: impl Fn(&Matrix) -> Matrix,
@@ -189,11 +190,11 @@ fn check(
 }
 
 /// Every rank has the whole batch: one sum in each direction (Megatron-LM).
-pub(super) fn tensor_parallel(ranks: &Ranks<'_>) {
+pub(super) fn tensor_parallel(ranks: &RankContext<'_>) {
     check(ranks, AllReduceGradient, AllReduce, Matrix::clone);
 }
 
 /// Every rank has its rows of the batch outside of the block (Megatron-LM's sequence parallelism).
-pub(super) fn sequence_parallel(ranks: &Ranks<'_>) {
+pub(super) fn sequence_parallel(ranks: &RankContext<'_>) {
     check(ranks, AllGather, ReduceScatter, |matrix| matrix.rows_of(ranks));
 }

@@ -11,8 +11,9 @@ mod refusals;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use gradsync::Result;
-use gradsync::comm::DeviceCommunicator;
+use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
 use gradsync::ops::tensor_parallel::{
     AllGather, AllReduce, AllReduceGradient, DeviceTensor, HostTensor, ReduceScatter, TensorOp,
 };
@@ -25,11 +26,11 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// The least world size that it is about.
     ranks: usize,
-    pub(crate) run: fn(&Ranks<'_>),
+    pub(crate) run: fn(&RankContext<'_>),
 }
 
 impl Case {
-    const fn new(name: &'static str, ranks: usize, run: fn(&Ranks<'_>)) -> Self {
+    const fn new(name: &'static str, ranks: usize, run: fn(&RankContext<'_>)) -> Self {
         Case { name, ranks, run }
     }
 }
@@ -60,8 +61,8 @@ pub(crate) fn of(world_size: usize) -> impl Iterator<Item = Case> {
 }
 
 /// This rank, and what it reaches the others with.
-pub(crate) struct Ranks<'c> {
-    pub(crate) comm: &'c dyn DeviceCommunicator,
+pub(crate) struct RankContext<'c> {
+    pub(crate) comm: &'c dyn Communicator<Cuda>,
     /// Of the communicator's device.
     pub(crate) queue: &'c Queue,
 }
@@ -69,7 +70,7 @@ pub(crate) struct Ranks<'c> {
 /// Shape and bits.
 type Seen = (Vec<usize>, Vec<u64>);
 
-impl Ranks<'_> {
+impl RankContext<'_> {
     fn rank(&self) -> usize {
         self.comm.rank()
     }
@@ -128,7 +129,7 @@ fn bits(format: Format, values: &[f64]) -> Vec<u64> {
     values.iter().map(|&value| format.encode(value)).collect()
 }
 
-type Pass = fn(DeviceTensor, &dyn DeviceCommunicator) -> Result<DeviceTensor>;
+type Pass = fn(DeviceTensor, &dyn Communicator<Cuda>) -> Result<DeviceTensor>;
 
 /// Every direction of every operation, by what it is to do.
 const SUMS: [Pass; 2] = [|t, comm| AllReduce.forward(t, comm), |t, comm| AllReduceGradient.backward(t, comm)];

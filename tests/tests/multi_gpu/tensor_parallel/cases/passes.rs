@@ -1,5 +1,6 @@
 //! Every direction of every operation against exact arithmetic, and TransformerEngine's own cases.
 
+use super::RankContext;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync_tests::array::values_of;
 use gradsync_tests::inputs::vector;
@@ -7,11 +8,11 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::tolerance::assert_within;
 use gradsync_tests::tolerance::transport::{Factor, ScaledSum};
 
-use super::{GATHERS, IDENTITIES, Ranks, SCATTERS, SUMS, Seen, bits, integers};
+use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, Seen, bits, integers};
 
 const TAILS: [&[usize]; 4] = [&[], &[1], &[7], &[3, 5]];
 
-pub(super) fn exact(ranks: &Ranks<'_>) {
+pub(super) fn exact(ranks: &RankContext<'_>) {
     for format in Format::ALL {
         for tail in TAILS {
             for rows in [1, 3] {
@@ -23,7 +24,7 @@ pub(super) fn exact(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn no_elements(ranks: &Ranks<'_>) {
+pub(super) fn no_elements(ranks: &RankContext<'_>) {
     for format in Format::ALL {
         check(ranks, format, &[0]);
         check(ranks, format, &[0, 3]);
@@ -31,7 +32,7 @@ pub(super) fn no_elements(ranks: &Ranks<'_>) {
     }
 }
 
-fn check(ranks: &Ranks<'_>, format: Format, shape: &[usize]) {
+fn check(ranks: &RankContext<'_>, format: Format, shape: &[usize]) {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let len: usize = shape.iter().product();
     let inputs: Vec<Vec<f64>> = (0..world_size).map(|rank| integers(rank, len)).collect();
@@ -60,7 +61,7 @@ const LEN: usize = SIDE * SIDE;
 const ONE: Factor = Factor { numerator: 1.0, divisor: 1.0 };
 
 /// `blocks` squares for each rank, of arbitrary numbers: the same on every rank.
-fn squares(ranks: &Ranks<'_>, format: Format, blocks: usize, seed: u64) -> Vec<Vec<f64>> {
+fn squares(ranks: &RankContext<'_>, format: Format, blocks: usize, seed: u64) -> Vec<Vec<f64>> {
     (0..ranks.world_size()).map(|rank| vector(format, blocks * LEN, seed + rank as u64)).collect()
 }
 
@@ -72,7 +73,7 @@ fn assert_sum(what: &str, format: Format, values: &[f64], vectors: &[&[f64]]) {
     assert_within(what, format, values, &exact, &bounds);
 }
 
-pub(super) fn all_reduce_of_32(ranks: &Ranks<'_>) {
+pub(super) fn all_reduce_of_32(ranks: &RankContext<'_>) {
     for format in Format::ALL {
         let (x, dy) = (squares(ranks, format, 1, 1), vector(format, LEN, 9));
         let output = AllReduce.forward(ranks.tensor(format, &x[ranks.rank()], &[SIDE, SIDE]), ranks.comm).unwrap();
@@ -84,7 +85,7 @@ pub(super) fn all_reduce_of_32(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn all_gather_of_32(ranks: &Ranks<'_>) {
+pub(super) fn all_gather_of_32(ranks: &RankContext<'_>) {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let joined = [world_size * SIDE, SIDE];
     for format in Format::ALL {
@@ -98,7 +99,7 @@ pub(super) fn all_gather_of_32(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn reduce_scatter_of_32(ranks: &Ranks<'_>) {
+pub(super) fn reduce_scatter_of_32(ranks: &RankContext<'_>) {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let joined = [world_size * SIDE, SIDE];
     for format in Format::ALL {
@@ -113,7 +114,7 @@ pub(super) fn reduce_scatter_of_32(ranks: &Ranks<'_>) {
 }
 
 /// `<A x, y> = <x, Aᵀ y>`, summed over the ranks, in numbers for which every sum is exact.
-pub(super) fn adjoint(ranks: &Ranks<'_>) {
+pub(super) fn adjoint(ranks: &RankContext<'_>) {
     type Maker = fn() -> Box<dyn TensorOp<DeviceTensor>>;
     let makers: [Maker; 4] = [
         || Box::new(AllGather),

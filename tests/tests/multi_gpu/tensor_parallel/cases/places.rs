@@ -1,6 +1,7 @@
 //! Whose memory operations work in: the tensor that they were given, a new one, or that of another owner, and never
 //! what the caller kept.
 
+use super::RankContext;
 use std::sync::Arc;
 
 use gradsync::driver::DeviceBuffer;
@@ -11,14 +12,14 @@ use gradsync::{DType, Error, Result};
 use gradsync_tests::array::{Array, patterns_of};
 use gradsync_tests::oracle::Format;
 
-use super::{GATHERS, IDENTITIES, Ranks, SCATTERS, SUMS, bits, integers};
+use super::{GATHERS, IDENTITIES, SCATTERS, SUMS, bits, integers};
 
 fn address(tensor: &DeviceTensor) -> u64 {
     tensor.as_slice().address()
 }
 
 /// Nothing is copied where nothing is to do, and sums are made where the tensor already lies.
-pub(super) fn stay(ranks: &Ranks<'_>) {
+pub(super) fn stay(ranks: &RankContext<'_>) {
     let is_alone = ranks.world_size() == 1;
     for format in Format::ALL {
         let moves = if is_alone { [GATHERS, SCATTERS].concat() } else { Vec::new() };
@@ -48,7 +49,7 @@ fn everything<T: Tensor>() -> Pipeline<T> {
 }
 
 /// A clone is what the caller keeps; the operation works in the tensor that it was given.
-pub(super) fn kept(ranks: &Ranks<'_>) {
+pub(super) fn kept(ranks: &RankContext<'_>) {
     let shape = [2 * ranks.world_size(), 3];
     for format in Format::ALL {
         for pass in [SUMS, GATHERS, SCATTERS, IDENTITIES].concat() {
@@ -71,7 +72,7 @@ struct Owner {
 /// Elements before and behind the tensor's.
 const MARGIN: usize = 3;
 
-fn lend(ranks: &Ranks<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> DeviceTensor {
+fn lend(ranks: &RankContext<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> DeviceTensor {
     let address = owner.buffer.as_slice().address() + (MARGIN * dtype.size_bytes()) as u64;
     // SAFETY: the elements lie between the margins; the buffer lives as long as its owner, goes back to its queue behind
     // what was put there, and is only read by what waits for that queue.
@@ -79,7 +80,7 @@ fn lend(ranks: &Ranks<'_>, owner: Owner, dtype: DType, shape: &[usize]) -> Devic
 }
 
 /// Sums are made in it and it comes back with its owner; what makes a new tensor leaves it as it was, and lets go of it.
-pub(super) fn lent(ranks: &Ranks<'_>) {
+pub(super) fn lent(ranks: &RankContext<'_>) {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let shape = [world_size, 5];
     let len = world_size * 5;
@@ -120,7 +121,7 @@ fn buffer_dtype(format: Format) -> DType {
 }
 
 /// The bits of the whole buffer, margins included.
-fn whole(ranks: &Ranks<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
+fn whole(ranks: &RankContext<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
     ranks.comm.synchronize(ranks.queue).unwrap();
     let format = match buffer.as_slice().dtype() {
         DType::F64 => Format::F64,
@@ -133,7 +134,7 @@ fn whole(ranks: &Ranks<'_>, buffer: &DeviceBuffer) -> Vec<u64> {
     patterns_of(host.slice())
 }
 
-pub(super) fn fits(ranks: &Ranks<'_>) {
+pub(super) fn fits(ranks: &RankContext<'_>) {
     let buffer = || DeviceBuffer::zeroed(ranks.queue, DType::F32, 6).unwrap();
     let refused = |outcome: Result<DeviceTensor>, shape: &[usize]| {
         let error = outcome.expect_err("6 elements").to_string();

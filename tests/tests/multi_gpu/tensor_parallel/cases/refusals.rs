@@ -3,33 +3,34 @@
 //! A communicator that remembers compares a call once. So the calls that some ranks make and others do not are made
 //! nowhere else: their shapes have a last dimension of their own.
 
+use super::RankContext;
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{Error, Result};
 use gradsync_tests::oracle::Format;
 
-use super::{GATHERS, Ranks, SCATTERS, SUMS, bits};
+use super::{GATHERS, SCATTERS, SUMS, bits};
 
-fn ones(ranks: &Ranks<'_>, format: Format, shape: &[usize]) -> DeviceTensor {
+fn ones(ranks: &RankContext<'_>, format: Format, shape: &[usize]) -> DeviceTensor {
     ranks.tensor(format, &vec![1.0; shape.iter().product()], shape)
 }
 
-fn is_odd(ranks: &Ranks<'_>) -> bool {
+fn is_odd(ranks: &RankContext<'_>) -> bool {
     ranks.rank() == ranks.world_size() - 1
 }
 
 /// What is said of the first difference between rank 0 and the odd one.
-fn on(ranks: &Ranks<'_>, label: &str, [left, right]: [&str; 2]) -> String {
+fn on(ranks: &RankContext<'_>, label: &str, [left, right]: [&str; 2]) -> String {
     format!("ranks disagree on {label}: rank 0 has {left}, rank {} has {right}", ranks.world_size() - 1)
 }
 
 /// What is said of two operations.
-fn called(ranks: &Ranks<'_>, [left, right]: [&str; 2]) -> String {
+fn called(ranks: &RankContext<'_>, [left, right]: [&str; 2]) -> String {
     format!("ranks disagree: rank 0 called {left}, rank {} called {right}", ranks.world_size() - 1)
 }
 
 /// Every word of an error, which is the same on all ranks; afterwards the group goes on. `/` stands between words.
 #[track_caller]
-fn refused(ranks: &Ranks<'_>, outcome: Result<DeviceTensor>, words: &str) {
+fn refused(ranks: &RankContext<'_>, outcome: Result<DeviceTensor>, words: &str) {
     let text = match outcome {
         Err(
             error @ (Error::InvalidArgument { .. }
@@ -49,7 +50,7 @@ fn refused(ranks: &Ranks<'_>, outcome: Result<DeviceTensor>, words: &str) {
     assert_eq!(ranks.seen(&sum), (vec![3], bits(Format::F32, &[ranks.world_size() as f64; 3])));
 }
 
-pub(super) fn dimension_0(ranks: &Ranks<'_>) {
+pub(super) fn dimension_0(ranks: &RankContext<'_>) {
     let world_size = ranks.world_size();
     let rows = world_size + 1;
     for pass in SCATTERS {
@@ -66,7 +67,7 @@ pub(super) fn dimension_0(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn shape(ranks: &Ranks<'_>) {
+pub(super) fn shape(ranks: &RankContext<'_>) {
     let rows = 2 * ranks.world_size();
     for pass in [SUMS, GATHERS, SCATTERS].concat() {
         // As many elements, so that no count tells.
@@ -82,7 +83,7 @@ pub(super) fn shape(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn dtype(ranks: &Ranks<'_>) {
+pub(super) fn dtype(ranks: &RankContext<'_>) {
     let shape = [ranks.world_size(), 107];
     for pass in [SUMS, GATHERS, SCATTERS].concat() {
         let format = if is_odd(ranks) { Format::BF16 } else { Format::F16 };
@@ -91,7 +92,7 @@ pub(super) fn dtype(ranks: &Ranks<'_>) {
     }
 }
 
-pub(super) fn operation(ranks: &Ranks<'_>) {
+pub(super) fn operation(ranks: &RankContext<'_>) {
     let tensor = || ones(ranks, Format::F32, &[ranks.world_size(), 109]);
     let outcome =
         if is_odd(ranks) { AllGather.backward(tensor(), ranks.comm) } else { AllReduce.forward(tensor(), ranks.comm) };
@@ -104,7 +105,7 @@ pub(super) fn operation(ranks: &Ranks<'_>) {
     refused(ranks, outcome, &called(ranks, ["AllReduce forward", "Pipeline forward"]));
 }
 
-pub(super) fn pipeline(ranks: &Ranks<'_>) {
+pub(super) fn pipeline(ranks: &RankContext<'_>) {
     let (comm, world_size) = (ranks.comm, ranks.world_size());
     let of = |rows: usize, last: usize| ones(ranks, Format::F32, &[rows, last]);
     let new = || Pipeline::new().then(AllGather).then(AllReduce);

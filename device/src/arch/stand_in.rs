@@ -1,0 +1,21 @@
+//! What stands for inline PTX and intrinsics where a CPU's compiler checks types: nothing that runs. Their operands are left to rustc's PTX
+//! target, which sees them whenever PTX is generated.
+
+macro_rules! asm {
+    ($($operands:tt)*) => {
+        panic!("PTX runs on GPUs alone")
+    };
+}
+pub(crate) use asm;
+
+/// Those of `core::arch::nvptx` that [`crate::dialect`] uses.
+pub(crate) mod intrinsics {
+    macro_rules! intrinsics {
+        ($($name:ident -> $result:ty),*) => {
+            $(pub(crate) unsafe fn $name() -> $result {
+                panic!("intrinsics run on GPUs alone")
+            })*
+        };
+    }
+    intrinsics!(_thread_idx_x -> i32, _block_idx_x -> i32, _block_dim_x -> i32, _syncthreads -> ());
+}

@@ -1,0 +1,13 @@
+//! The names of rust-cuda's `cuda_std` that kernels use: with the feature `cuda_std` from that crate, for rust-cuda's own compiler, or for
+//! types alone on a CPU; without it our `own`, of the same names, types and safety, for rustc's PTX target.
+
+// On a CPU, a stand-in's panic ends the functions.
+#[cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
+mod own;
+#[cfg(feature = "cuda_std")]
+mod upstream;
+
+#[cfg(not(feature = "cuda_std"))]
+pub(crate) use own::{atomic, entry, shared, thread, warp};
+#[cfg(feature = "cuda_std")]
+pub(crate) use upstream::{atomic, entry, shared, thread, warp};

@@ -1,0 +1,191 @@
+//! `gradsync info`: what this build is, and what it finds on this machine; for every library that is missing, where it looked.
+
+use clap::Args;
+use libloading::Library;
+use serde::Serialize;
+
+use gradsync_cli::messages::Listener;
+use gradsync_cli::text;
+
+/// The arguments of `gradsync info`.
+#[derive(Args)]
+pub(crate) struct Info {
+    /// Print one JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Machine {
+    version: &'static str,
+    features: Vec<&'static str>,
+    cpu: Cpu,
+    /// The CUDA driver's library.
+    driver: Found,
+    /// GPUs by name, as the driver lists them; empty where there is no driver.
+    gpus: Vec<String>,
+    /// Why GPUs cannot be listed, if so.
+    gpus_missing: Option<String>,
+    nccl: Found,
+    mpi: Found,
+}
+
+#[derive(Serialize)]
+struct Cpu {
+    threads: usize,
+    /// Instruction sets that kernels have code for, or that would matter to them.
+    features: Vec<&'static str>,
+}
+
+/// A library: what it says of itself, or the names that were tried.
+#[derive(Serialize)]
+struct Found {
+    found: bool,
+    name: Option<String>,
+    version: Option<String>,
+    /// Each name that was tried, with the loader's answer where it failed.
+    tried: Vec<String>,
+}
+
+impl Info {
+    pub(crate) fn run(self) -> std::io::Result<()> {
+        let machine = Machine::look();
+        let json = || -> std::io::Result<String> {
+            Ok(text::printable_json(&serde_json::to_string(&machine)?).into_owned() + "\n")
+        };
+        Listener::Stdout.print(&if self.json { json()? } else { machine.lines() })
+    }
+}
+
+impl Machine {
+    fn look() -> Self {
+        let (gpus, gpus_missing) = match gpus() {
+            Ok(gpus) => (gpus, None),
+            Err(reason) => (Vec::new(), Some(reason)),
+        };
+        let features =
+            [("cuda", cfg!(feature = "cuda")), ("mpi", cfg!(feature = "mpi")), ("nvtx", cfg!(feature = "nvtx"))];
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            features: features.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect(),
+            cpu: Cpu { threads: std::thread::available_parallelism().map_or(1, usize::from), features: cpu_features() },
+            driver: Found::library(
+                &["libcuda.so.1"],
+                c_version(c"cuDriverGetVersion", |v| (v / 1000, v % 1000 / 10, None)),
+            ),
+            gpus,
+            gpus_missing,
+            nccl: Found::library(
+                &nccl_names(),
+                c_version(c"ncclGetVersion", |v| (v / 10_000, v / 100 % 100, Some(v % 100))),
+            ),
+            mpi: Found::library(&["libmpi.so.40", "libmpi_abi.so.0", "libmpi.so.12", "libmpi.so"], mpi_version),
+        }
+    }
+
+    fn lines(&self) -> String {
+        let mut lines = vec![
+            format!("gradsync {} (features: {})", self.version, self.features.join(", ")),
+            format!("CPU: {} threads; {}", self.cpu.threads, self.cpu.features.join(" ")),
+            self.driver.line("CUDA driver"),
+        ];
+        match &self.gpus_missing {
+            Some(reason) => lines.push(format!("GPUs: none: {reason}")),
+            None => lines.extend(self.gpus.iter().enumerate().map(|(index, name)| format!("GPU {index}: {name}"))),
+        }
+        lines.extend([self.nccl.line("NCCL"), self.mpi.line("MPI")]);
+        lines.join("\n") + "\n"
+    }
+}
+
+impl Found {
+    /// Loads the first of `names` that can be loaded and asks it for its version.
+    fn library(names: &[impl AsRef<str>], version: impl Fn(&Library) -> Option<String>) -> Self {
+        let mut tried = Vec::new();
+        for name in names.iter().map(AsRef::as_ref) {
+            // SAFETY: these libraries' initialisers do nothing but set themselves up, as in every program that links them.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    let version = version(&library);
+                    tried.push(name.to_owned());
+                    // Unloading such a library is never expected; leave it to the end of the process.
+                    std::mem::forget(library);
+                    return Self { found: true, name: Some(name.to_owned()), version, tried };
+                }
+                Err(error) => tried.push(format!("{name}: {error}")),
+            }
+        }
+        Self { found: false, name: None, version: None, tried }
+    }
+
+    fn line(&self, what: &str) -> String {
+        match &self.name {
+            Some(name) => format!("{what}: {name}, version {}", self.version.as_deref().unwrap_or("unknown")),
+            None => format!("{what}: not found; tried {}", self.tried.join("; ")),
+        }
+    }
+}
+
+/// What the library would open: the user's choice, or else the usual names.
+fn nccl_names() -> Vec<String> {
+    let chosen = std::env::var("GRADSYNC_LIBNCCL").ok().filter(|name| !name.is_empty());
+    chosen.map_or_else(|| vec!["libnccl.so.2".into(), "libnccl.so".into()], |name| vec![name])
+}
+
+/// Asks a library by a function `int f(int *version)`, and splits the number.
+fn c_version(
+    symbol: &'static std::ffi::CStr,
+    split: impl Fn(i32) -> (i32, i32, Option<i32>),
+) -> impl Fn(&Library) -> Option<String> {
+    move |library| {
+        let mut version = 0i32;
+        // SAFETY: both functions asked for this way take one `int *`, return 0 for success and need no initialisation.
+        let status = unsafe {
+            let function = library.get::<unsafe extern "C" fn(*mut i32) -> i32>(symbol.to_bytes_with_nul()).ok()?;
+            function(&mut version)
+        };
+        let (major, minor, patch) = split(version);
+        let patch = patch.map(|patch| format!(".{patch}")).unwrap_or_default();
+        (status == 0).then(|| format!("{major}.{minor}{patch}"))
+    }
+}
+
+/// `MPI_Get_library_version`, which may be called before `MPI_Init` (MPI-4.1, 9.1.1).
+fn mpi_version(library: &Library) -> Option<String> {
+    // MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI and 8192 in MPICH and the standard ABI.
+    let mut text = vec![0u8; 8192];
+    let mut len = 0i32;
+    // SAFETY: the buffer is as long as any implementation asks for.
+    let status = unsafe {
+        let symbol =
+            library.get::<unsafe extern "C" fn(*mut u8, *mut i32) -> i32>(b"MPI_Get_library_version\0").ok()?;
+        symbol(text.as_mut_ptr(), &mut len)
+    };
+    let text = text.get(..usize::try_from(len).ok()?)?;
+    let text = String::from_utf8_lossy(text).trim_end_matches('\0').lines().next()?.to_owned();
+    (status == 0).then_some(text)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpu_features() -> Vec<&'static str> {
+    macro_rules! detected {
+        ($($name:tt)*) => { [$(($name, std::arch::is_x86_feature_detected!($name))),*] };
+    }
+    let found = detected!("sse4.2" "avx" "f16c" "fma" "avx2" "avx512f" "avx512bw" "avx512vl");
+    found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cpu_features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> Result<Vec<String>, String> {
+    gradsync::driver::devices().map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> Result<Vec<String>, String> {
+    Err("this program was built without the feature `cuda`".into())
+}

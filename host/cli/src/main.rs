@@ -1,0 +1,57 @@
+//! The program `gradsync`: reduces gradient files of several ranks, tells what a machine has, and makes secrets.
+//!
+//! Results go to stdout, everything else to stderr; a failure gives its reason there and exit code 1 (2 for a wrong command
+//! line, 3 for a result that is not finite where that was forbidden). `GRADSYNC_LOG` (error, warn, info, debug, trace) sets what is logged there. The arithmetic is the library's; only files and the command line are dealt with here.
+
+mod backend;
+mod checkpoint;
+mod info;
+mod reduce;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use gradsync::bootstrap::Secret;
+use gradsync_cli::messages::{self, Listener, complain};
+
+/// Gradient communication for training programs in pure Rust.
+#[derive(Parser)]
+#[command(name = "gradsync", version, about, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Reduce the gradients or weight deltas of several ranks, one safetensors file each, to one file.
+    Reduce(reduce::Reduce),
+    /// Tell the version, and which CPU features, GPUs and libraries are found, or where they were looked for.
+    Info(info::Info),
+    /// Print a fresh secret for the ranks of a job: export GRADSYNC_SECRET=$(gradsync secret)
+    ///
+    /// Ranks that meet over TCP prove to each other that they know it. Give all ranks of a job the same, and every job another one. It is
+    /// 256 random bits in a form of its own, and no other form is accepted.
+    Secret,
+}
+
+fn secret() -> Result<(), String> {
+    let secret = Secret::generate().map_err(|error| error.to_string())?;
+    Listener::Stdout.print(&format!("{}\n", secret.reveal())).map_err(|error| error.to_string())
+}
+
+fn main() -> ExitCode {
+    messages::start_log();
+    let result = match Arguments::parse().command {
+        Command::Reduce(reduce) => reduce.run().map_err(|error| (error.exit_code(), error.to_string())),
+        Command::Info(info) => info.run().map_err(|error| (ExitCode::FAILURE, error.to_string())),
+        Command::Secret => secret().map_err(|reason| (ExitCode::FAILURE, reason)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, reason)) => {
+            complain(reason);
+            code
+        }
+    }
+}

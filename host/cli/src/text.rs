@@ -1,0 +1,80 @@
+//! Texts that come from elsewhere, names in files, paths, the errors of libraries, made fit for a terminal: control characters, by which they
+//! could move its cursor or set its title, become escapes as Rust writes them. Other characters of any language stay.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+
+use serde_json::ser::{CompactFormatter, Formatter};
+
+/// A name in a line of text: of one line, whatever it holds.
+pub fn shown(name: &(impl AsRef<OsStr> + ?Sized)) -> impl fmt::Display {
+    let name = name.as_ref();
+    match name.to_str() {
+        // Combining characters stay, and so do apostrophes.
+        Some(text) => text.escape_debug().to_string().replace("\\'", "'"),
+        // As `{:?}` has it, which escapes bytes that are no UTF-8 as well, without the quotes around it.
+        None => {
+            let quoted = format!("{name:?}");
+            quoted[1..quoted.len() - 1].to_owned()
+        }
+    }
+}
+
+/// Several lines without control characters.
+pub fn printable(lines: &str) -> Cow<'_, str> {
+    replaced(
+        lines,
+        |character| is_hidden(character) && character != '\n',
+        |character| character.escape_default().to_string(),
+    )
+}
+
+/// A document in JSON without control characters: those that JSON would let stand can only be in strings, where they become its escapes.
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    replaced(
+        json,
+        |character| is_hidden(character) && !character.is_ascii_whitespace(),
+        |character| character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+    )
+}
+
+/// Control characters, and those that turn the direction of text around.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn replaced(text: &str, is_wanted: impl Fn(char) -> bool, by: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(&is_wanted) {
+        return text.into();
+    }
+    let one = |character: char| if is_wanted(character) { by(character) } else { character.to_string() };
+    text.chars().map(one).collect()
+}
+
+/// JSON on one line without control characters.
+pub struct PrintableJson;
+
+impl Formatter for PrintableJson {
+    fn write_string_fragment<W: io::Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        CompactFormatter.write_string_fragment(writer, &printable_json(fragment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_and_other_languages_are_not() {
+        assert_eq!(shown("it's läuft ∂ 勾配 e\u{301}").to_string(), "it's läuft ∂ 勾配 e\u{301}");
+        assert_eq!(shown("\x1b]0;title\x07\n\u{9b}").to_string(), "\\u{1b}]0;title\\u{7}\\n\\u{9b}");
+        assert_eq!(printable("two\nlines\x1b[1m\u{202e}"), "two\nlines\\u{1b}[1m\\u{202e}");
+        assert_eq!(printable("勾配"), "勾配");
+        let json = printable_json("{\n  \"a\u{9b}b\u{7f}\": 1\n}");
+        assert_eq!(json, "{\n  \"a\\u009bb\\u007f\": 1\n}");
+        assert!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["a\u{9b}b\u{7f}"] == 1);
+    }
+}

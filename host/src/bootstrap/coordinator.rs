@@ -1,0 +1,365 @@
+//! The coordinator of a group: the pending calls of all ranks, departed ranks, and the first failure. It lives in rank 0's process.
+//!
+//! It receives the requests of all members, by calls from its own process and through connections from others; every answer is
+//! an event for one member or for all. It owns no thread and no clock: members report when their deadlines pass.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::connection::Outbox;
+use super::endpoint::Endpoint;
+use super::frame::{FRAME_LIMIT, encode};
+use super::matching::check;
+use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
+use super::pending::{Pending, Post};
+use super::rendezvous::Rendezvous;
+use crate::error::{CommError, Departure, Operation};
+
+/// The most bytes of contributions in one frame.
+const BATCH: usize = FRAME_LIMIT / 4;
+
+/// The route by which events reach a member: a call in this process, or a connection.
+#[derive(Clone, Debug)]
+pub(super) enum Route {
+    Local(Arc<Endpoint>),
+    Remote(Outbox),
+}
+
+impl Route {
+    /// Sends the same event to many members, encoded once.
+    pub(super) fn tell_all<'a>(routes: impl IntoIterator<Item = &'a Route>, event: impl Fn() -> Event) {
+        let mut frame: Option<Arc<[u8]>> = None;
+        for route in routes {
+            match (route, &frame) {
+                (Route::Local(endpoint), _) => endpoint.deliver(event()),
+                (Route::Remote(outbox), Some(frame)) => outbox.send_frame(frame.clone()),
+                (Route::Remote(outbox), None) => match encode(&event(), FRAME_LIMIT) {
+                    Ok(bytes) => outbox.send_frame(frame.insert(bytes.into()).clone()),
+                    Err(error) => tracing::error!(%error, "an event was not sent"),
+                },
+            }
+        }
+    }
+}
+
+/// A request that no member of this version makes; no further request of its sender is accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Violation(pub(super) &'static str);
+
+/// A query to all ranks for the number of the collective that they have reached.
+#[derive(Debug)]
+struct Inquiry {
+    number: u64,
+    sequence: u64,
+    operation: Operation,
+    deadline: Duration,
+    answers: Vec<Option<u64>>,
+}
+
+#[derive(Debug)]
+struct State {
+    routes: Vec<Route>,
+    pending: Pending,
+    departed: Vec<Option<(Departure, u64)>>,
+    /// The first failure; after it, nothing is matched any more.
+    failure: Option<CommError>,
+    inquiry: Option<Inquiry>,
+    inquiries: u64,
+    /// Rank 0 has left, and takes the connections with it.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    state: Mutex<State>,
+    pub(super) network: Network,
+    /// The rendezvous of groups that are being split off, where all ranks are in this process: by the number of the split, and
+    /// colour.
+    pending_groups: Mutex<HashMap<(u64, u64), Rendezvous>>,
+}
+
+impl Coordinator {
+    /// A coordinator of members in rank order; members at the other end of a connection are told that the group is complete.
+    pub(super) fn new(routes: Vec<Route>, network: Network) -> Self {
+        Route::tell_all(&routes, || Event::Start(network.clone()));
+        let world_size = routes.len();
+        let state = State {
+            routes,
+            pending: Pending::new(world_size),
+            departed: vec![None; world_size],
+            failure: None,
+            inquiry: None,
+            inquiries: 0,
+            is_closed: false,
+        };
+        Coordinator { state: Mutex::new(state), network, pending_groups: Mutex::default() }
+    }
+
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Handles a request of a member.
+    ///
+    /// # Errors
+    /// [`Violation`] for a request that no member of this version makes.
+    pub(super) fn receive(&self, rank: usize, request: Request) -> Result<(), Violation> {
+        let mut state = self.lock();
+        if state.is_closed {
+            return Ok(());
+        }
+        match request {
+            Request::Post { calls, contribution } => {
+                state.post(rank, Post { calls, contribution, is_awaited: true })?
+            }
+            Request::Announce { calls } => {
+                state.post(rank, Post { calls, contribution: None, is_awaited: false })?;
+            }
+            Request::Confirm { calls } => state.confirm(rank, calls),
+            Request::Unconfirmed { calls, deadline } => state.unconfirmed(rank, calls, deadline),
+            Request::Overdue { deadline } => state.overdue(rank, deadline),
+            Request::Late { sequence, operation, deadline } => state.inquire(rank, sequence, operation, deadline),
+            Request::Conclude => state.conclude(),
+            Request::Progress { inquiry, sequence } => state.answer(rank, inquiry, sequence),
+            Request::Fail(failure) => state.fail(failure),
+            Request::Leave { departure, sequence } => state.depart(rank, departure, sequence),
+            // Sent before the sender learnt that the group is complete.
+            Request::GiveUp { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The connection to a rank broke before the rank left the group.
+    pub(super) fn lost(&self, rank: usize, reason: &str) {
+        let mut state = self.lock();
+        if state.is_closed || state.departed[rank].is_some() {
+            return;
+        }
+        tracing::warn!(rank, reason, "a rank is lost");
+        let departure = Departure::Lost;
+        state.departed[rank] = Some((departure, 0));
+        state.pending.withdraw(rank);
+        state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
+    }
+
+    /// Rank 0 has left, and remote members lose the coordinator with it.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        for route in &state.routes {
+            if let Route::Remote(outbox) = route {
+                outbox.close();
+            }
+        }
+    }
+
+    /// The rendezvous of the ranks of one colour.
+    pub(super) fn pending_group(&self, split: u64, color: u64) -> Rendezvous {
+        let mut pending_groups = self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        pending_groups.entry((split, color)).or_insert_with(Rendezvous::in_process).clone()
+    }
+
+    /// Drops the rendezvous of a colour, whose ranks have joined or have failed to.
+    pub(super) fn remove_pending_group(&self, split: u64, color: u64) {
+        self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
+    }
+}
+
+impl State {
+    fn tell_all(&self, event: impl Fn() -> Event) {
+        let present = self.routes.iter().zip(&self.departed).filter(|(_, departed)| departed.is_none());
+        Route::tell_all(present.map(|(route, _)| route), event);
+    }
+
+    fn fail(&mut self, failure: CommError) {
+        if self.failure.is_none() {
+            self.tell_all(|| Event::Failed(failure.clone()));
+            self.failure = Some(failure);
+        }
+    }
+
+    fn post(&mut self, rank: usize, post: Post) -> Result<(), Violation> {
+        let calls = &post.calls;
+        if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.routes.len()).is_err() {
+            return Err(Violation("a post of calls that its own side should have refused"));
+        }
+        if post.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
+            return Err(Violation("a contribution that its own side should have refused"));
+        }
+        // Another thread of the rank may have left just now.
+        if self.failure.is_some() || self.departed[rank].is_some() {
+            return Ok(());
+        }
+        if post.is_awaited && self.pending.is_awaiting(rank) {
+            return Err(Violation("a post of a rank that waits in another"));
+        }
+        if !self.pending.has_room(rank, calls.len()) {
+            return Err(Violation("more calls than its own side should have announced"));
+        }
+        match self.pending.post(rank, post) {
+            Ok(completed) => completed.into_iter().for_each(|posts| self.release(posts)),
+            Err(mismatch) => self.fail(mismatch),
+        }
+        self.miss();
+        Ok(())
+    }
+
+    /// These posts have been completed at once.
+    fn release(&mut self, mut posts: Vec<(usize, Post)>) {
+        // A rank with a contribution waits in a collective of all ranks, so all are released at once.
+        if posts.len() == self.routes.len() && posts.iter().any(|(_, post)| post.contribution.is_some()) {
+            let contribution = |(_, post): &mut (usize, Post)| post.contribution.take().unwrap_or_default();
+            let all: Vec<Vec<u8>> = posts.iter_mut().map(contribution).collect();
+            for batch in batches(&all) {
+                self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });
+            }
+        }
+        let awaited = posts.iter().filter(|(_, post)| post.is_awaited);
+        Route::tell_all(awaited.map(|(rank, _)| &self.routes[*rank]), || Event::Released);
+        for (rank, _) in posts {
+            let news = self.pending.news(rank);
+            self.tell_progress(rank, news);
+        }
+    }
+
+    fn tell_progress(&self, rank: usize, matched: Option<u64>) {
+        if let (Some(calls), None) = (matched, self.departed[rank]) {
+            Route::tell_all([&self.routes[rank]], || Event::Matched { calls });
+        }
+    }
+
+    fn confirm(&mut self, rank: usize, calls: u64) {
+        self.pending.ask(rank, calls);
+        let news = self.pending.news(rank);
+        self.tell_progress(rank, news);
+    }
+
+    fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {
+        // If no call is unmatched, the report has crossed this request.
+        if self.pending.lacks(rank, calls) {
+            self.be_late(rank, deadline);
+        }
+    }
+
+    fn overdue(&mut self, rank: usize, deadline: Duration) {
+        // If the rank is not waiting, its release has crossed this request.
+        if self.pending.is_awaiting(rank) {
+            self.be_late(rank, deadline);
+        }
+    }
+
+    /// The posts of `rank` are not complete in time.
+    fn be_late(&mut self, rank: usize, deadline: Duration) {
+        if let Some(operation) = self.pending.operation(rank) {
+            let missing = self.pending.missing(rank);
+            self.fail(CommError::Timeout { operation, missing, deadline });
+        }
+    }
+
+    /// Fails if a post needs a rank that has left.
+    fn miss(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Some((rank, peer)) = self.pending.missed(|rank| self.departed[rank].is_some()) else { return };
+        if let (Some((departure, _)), Some(operation)) = (self.departed[peer], self.pending.operation(rank)) {
+            self.fail(CommError::PeerGone { operation, rank: peer, departure });
+        }
+    }
+
+    fn depart(&mut self, rank: usize, departure: Departure, sequence: u64) {
+        if self.departed[rank].is_some() {
+            return;
+        }
+        if rank == 0 {
+            // The coordinator may end with rank 0, so the others get the last report of their matched calls now.
+            for other in 0..self.routes.len() {
+                let news = self.pending.last_news(other);
+                self.tell_progress(other, news);
+            }
+        }
+        self.departed[rank] = Some((departure, sequence));
+        self.pending.depart(rank);
+        self.tell_all(|| Event::Departed { rank, departure, sequence });
+        self.miss();
+        if let Some(inquiry) = &mut self.inquiry {
+            inquiry.answers[rank] = Some(sequence);
+            self.conclude_if_all_answered();
+        }
+    }
+
+    fn inquire(&mut self, rank: usize, sequence: u64, operation: Operation, deadline: Duration) {
+        // A second rank that asks gets the answer to the first query.
+        if self.failure.is_some() || self.inquiry.is_some() {
+            return;
+        }
+        self.inquiries += 1;
+        let number = self.inquiries;
+        let known = |peer: usize| match (&self.routes[peer], self.departed[peer]) {
+            _ if peer == rank => Some(sequence),
+            (_, Some((_, last))) => Some(last),
+            (Route::Local(endpoint), None) => Some(endpoint.recorder.sequence()),
+            (Route::Remote(_), None) => None,
+        };
+        let answers: Vec<Option<u64>> = (0..self.routes.len()).map(known).collect();
+        let open = self.routes.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+        Route::tell_all(open.map(|(route, _)| route), || Event::Probe { inquiry: number });
+        self.inquiry = Some(Inquiry { number, sequence, operation, deadline, answers });
+        self.conclude_if_all_answered();
+    }
+
+    fn answer(&mut self, rank: usize, number: u64, sequence: u64) {
+        if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.number == number) {
+            inquiry.answers[rank] = Some(sequence);
+            self.conclude_if_all_answered();
+        }
+    }
+
+    fn conclude_if_all_answered(&mut self) {
+        if self.inquiry.as_ref().is_some_and(|inquiry| inquiry.answers.iter().all(Option::is_some)) {
+            self.conclude();
+        }
+    }
+
+    fn conclude(&mut self) {
+        if let Some(Inquiry { sequence, operation, deadline, answers, .. }) = self.inquiry.take() {
+            let is_behind = |answer: &Option<u64>| answer.is_none_or(|number| number < sequence);
+            let missing = (0..answers.len()).filter(|&rank| is_behind(&answers[rank])).collect();
+            self.fail(CommError::Timeout { operation, missing, deadline });
+        }
+    }
+}
+
+/// Splits contributions, in rank order, into batches that fit into one frame each.
+fn batches(mut all: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
+    let mut batches = Vec::new();
+    while !all.is_empty() {
+        let mut bytes = 0;
+        let full = all.iter().position(|contribution| {
+            // Beside itself, a contribution costs its length in the frame.
+            bytes += contribution.len() + 10;
+            bytes > BATCH
+        });
+        let (batch, rest) = all.split_at(full.unwrap_or(all.len()).max(1));
+        batches.push(batch);
+        all = rest;
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_keep_order_and_size() {
+        let contributions: Vec<Vec<u8>> = (0..40).map(|rank| vec![rank; CONTRIBUTION_LIMIT - rank as usize]).collect();
+        let batches = batches(&contributions);
+        assert!(batches.len() > 1);
+        assert!(batches.iter().all(|batch| encode(&batch.to_vec(), FRAME_LIMIT).is_ok()));
+        assert_eq!(batches.concat(), contributions);
+    }
+}

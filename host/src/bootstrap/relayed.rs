@@ -1,0 +1,72 @@
+//! Rendezvous relayed by another transport, which already connects the ranks: it broadcasts rank 0's invitation, with the address where rank 0 listens
+//! and a fresh secret.
+//!
+//! Independent of the transport. Any process with the invitation can join.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use super::client;
+use super::file;
+use super::gathering::Applicant;
+use super::hosts::OWN_NAME_TIME;
+use super::member::Member;
+use super::secret::Secret;
+use super::server;
+use crate::error::BootstrapError;
+
+/// Rank 0, which listens.
+#[derive(Debug)]
+pub(crate) struct Host {
+    listener: TcpListener,
+    port: u16,
+    secret: Secret,
+}
+
+impl Host {
+    /// Listens on a free port of all interfaces.
+    pub(crate) fn open() -> Result<Self, BootstrapError> {
+        let listener = server::listen(None, 0)?;
+        Ok(Host { port: server::port(&listener)?, listener, secret: Secret::random()? })
+    }
+
+    /// The invitation, which the other ranks give to [`accept`].
+    pub(crate) fn invitation(&self) -> Vec<u8> {
+        file::describe(self.port, &self.secret, OWN_NAME_TIME)
+    }
+
+    /// Waits until all have joined.
+    pub(crate) fn join(self, world_size: usize, deadline: Duration) -> Result<Member, BootstrapError> {
+        server::join(self.listener, None, self.secret, &applicant(0, world_size, deadline))
+    }
+}
+
+/// Joins the group that rank 0 has invited to.
+pub(crate) fn accept(
+    invitation: &[u8],
+    rank: usize,
+    world_size: usize,
+    deadline: Duration,
+) -> Result<Member, BootstrapError> {
+    let invite = || {
+        file::understand(invitation).map_err(|error| BootstrapError::Unreachable {
+            address: "the place that rank 0 named".into(),
+            deadline,
+            reason: error.to_string(),
+        })
+    };
+    // An address of rank 0 may belong to another machine when seen from here; loopback does.
+    let is_final = |error: &BootstrapError| {
+        !matches!(
+            error,
+            BootstrapError::Unreachable { .. }
+                | BootstrapError::WrongSecret { .. }
+                | BootstrapError::VersionMismatch { .. }
+        )
+    };
+    client::join(&applicant(rank, world_size, deadline), invite, is_final)
+}
+
+fn applicant(rank: usize, world_size: usize, deadline: Duration) -> Applicant {
+    Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline) }
+}

@@ -1,0 +1,287 @@
+//! [`Collective`]: one call of a collective with its operands, and the checks of a rank's own operands before any other rank is involved.
+//!
+//! Nothing here moves data or tells another rank: how the others learn of a refused call is the transport's business.
+
+use super::ReduceOp;
+#[cfg(feature = "cuda")]
+use crate::driver::{DeviceSlice, Queue};
+use crate::dtype::DType;
+use crate::error::{Call, CommError, Error, Operation, Result, same_len};
+#[cfg(feature = "cuda")]
+use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut};
+use crate::memory::{Host, Memory};
+
+/// Factors of an all-reduce: every rank's input is multiplied by `before`, and the reduction by `after`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// Applied to each element before it is reduced.
+    pub before: f64,
+    /// Applied to each element of the reduction.
+    pub after: f64,
+}
+
+impl Scaling {
+    /// No scaling.
+    pub const NONE: Self = Self { before: 1.0, after: 1.0 };
+
+    /// The name under which ranks compare an all-reduce with these factors.
+    pub(crate) fn operation(self, op: ReduceOp) -> Operation {
+        match self {
+            Self::NONE => Operation::AllReduce(op),
+            Self { before, after } => Operation::ScaledAllReduce { op, before: before.into(), after: after.into() },
+        }
+    }
+
+    /// Refuses factors that are no numbers to multiply with.
+    fn check(self) -> Result<()> {
+        let Self { before, after } = self;
+        if before.is_finite() && after.is_finite() {
+            return Ok(());
+        }
+        let reason = format!("factors must be finite, and are {before:?} before and {after:?} after");
+        Err(Error::InvalidArgument { operation: "all_reduce", reason })
+    }
+}
+
+impl Default for Scaling {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// The memory that a collective reads from and writes to.
+#[derive(Debug)]
+pub enum Operands<'a, M: Memory = Host> {
+    /// One vector for both: of an all-gather its shard `rank` is read, of a reduce-scatter its shard `rank` receives the result.
+    InPlace(M::SliceMut<'a>),
+    /// A vector for each.
+    Apart {
+        /// Read only.
+        input: M::Slice<'a>,
+        /// Written only.
+        output: M::SliceMut<'a>,
+    },
+}
+
+/// A call of a collective.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Collective<'a, M: Memory = Host> {
+    /// The reduction of all ranks' inputs, on every rank; operands have one length.
+    AllReduce {
+        /// The vectors.
+        operands: Operands<'a, M>,
+        /// How elements are joined.
+        op: ReduceOp,
+        /// What they are multiplied by.
+        scaling: Scaling,
+    },
+    /// Shard `rank` of the reduction of all ranks' inputs; the input has `world_size` shards of the output's length.
+    ReduceScatter {
+        /// The vectors.
+        operands: Operands<'a, M>,
+        /// How elements are joined.
+        op: ReduceOp,
+    },
+    /// All ranks' inputs in rank order; the output has `world_size` shards of the input's length.
+    AllGather {
+        /// The vectors.
+        operands: Operands<'a, M>,
+    },
+    /// Shard `rank` of all ranks' inputs in rank order; both operands have `world_size` shards of one length.
+    AllToAll {
+        /// A shard for each rank.
+        input: M::Slice<'a>,
+        /// A shard from each rank.
+        output: M::SliceMut<'a>,
+    },
+    /// The data of rank `root`, on every rank.
+    Broadcast {
+        /// Read on the root, written on all others.
+        data: M::SliceMut<'a>,
+        /// The rank whose data are sent.
+        root: usize,
+    },
+}
+
+/// The name, the elements and the dtype of an operand.
+type Operand<'a> = (&'a str, usize, DType);
+
+fn operand<'a, M: Memory>(name: &'a str, data: M::Slice<'_>) -> Operand<'a> {
+    (name, M::len(data), M::dtype(data))
+}
+
+impl<M: Memory> Collective<'_, M> {
+    /// The operation under which ranks compare the call.
+    pub fn operation(&self) -> Operation {
+        match self {
+            Self::AllReduce { op, scaling, .. } => scaling.operation(*op),
+            Self::ReduceScatter { op, .. } => Operation::ReduceScatter(*op),
+            Self::AllGather { .. } => Operation::AllGather,
+            Self::AllToAll { .. } => Operation::AllToAll,
+            Self::Broadcast { root, .. } => Operation::Broadcast { root: *root },
+        }
+    }
+
+    /// The call as ranks compare it, by the elements that must be as many on all ranks.
+    pub(crate) fn call(&self, world_size: usize) -> Call {
+        let (_, len, dtype) = match self {
+            Self::AllReduce { operands, .. } => operands.output(),
+            Self::ReduceScatter { operands, .. } => operands.shard(world_size, |output, _| output),
+            Self::AllGather { operands } => operands.shard(world_size, |_, input| input),
+            Self::AllToAll { output: data, .. } | Self::Broadcast { data, .. } => {
+                operand::<M>("data", M::as_slice(data))
+            }
+        };
+        Call::new(self.operation(), len, dtype)
+    }
+
+    /// Refuses operands that do not fit each other, factors that are no numbers, and a root that there is not.
+    pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
+        let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
+        match self {
+            Self::AllReduce { operands, scaling, .. } => {
+                scaling.check()?;
+                operands.check_same_queue("all_reduce")?;
+                operands.check_same_shape("all_reduce")
+            }
+            Self::ReduceScatter { operands, .. } => {
+                operands.check_same_queue("reduce_scatter")?;
+                let shard = operands.shard(world_size, |output, _| output);
+                shards("reduce_scatter", operands.input(), shard)
+            }
+            Self::AllGather { operands } => {
+                operands.check_same_queue("all_gather")?;
+                let shard = operands.shard(world_size, |_, input| input);
+                shards("all_gather", operands.output(), shard)
+            }
+            Self::AllToAll { input, output } => {
+                let (input, output) = (*input, M::as_slice(output));
+                M::check_same_queue("all_to_all", input.into(), output.into())?;
+                let shard = ("shards", M::len(output) / world_size, M::dtype(output));
+                shards("all_to_all", operand::<M>("output", output), shard)?;
+                shards("all_to_all", operand::<M>("input", input), shard)
+            }
+            Self::Broadcast { root, .. } if *root >= world_size => {
+                Err(CommError::InvalidPeer { operation: self.operation(), peer: *root, rank, world_size }.into())
+            }
+            Self::Broadcast { .. } => Ok(()),
+        }
+    }
+}
+
+impl<M: Memory> Operands<'_, M> {
+    fn output(&self) -> Operand<'static> {
+        match self {
+            Self::InPlace(data) => operand::<M>("data", M::as_slice(data)),
+            Self::Apart { output, .. } => operand::<M>("output", M::as_slice(output)),
+        }
+    }
+
+    fn input(&self) -> Operand<'static> {
+        match self {
+            Self::InPlace(data) => operand::<M>("data", M::as_slice(data)),
+            Self::Apart { input, .. } => operand::<M>("input", *input),
+        }
+    }
+
+    /// One rank's shard: of vectors apart the output or the input, whichever `choose` takes of the two in this order.
+    fn shard(
+        &self,
+        world_size: usize,
+        choose: fn(Operand<'static>, Operand<'static>) -> Operand<'static>,
+    ) -> Operand<'static> {
+        match self {
+            Self::InPlace(data) => ("shards", M::len(M::as_slice(data)) / world_size, M::dtype(M::as_slice(data))),
+            Self::Apart { .. } => choose(self.output(), self.input()),
+        }
+    }
+
+    fn check_same_queue(&self, operation: &'static str) -> Result<()> {
+        match self {
+            Self::InPlace(_) => Ok(()),
+            Self::Apart { input, output } => {
+                M::check_same_queue(operation, (*input).into(), M::as_slice(output).into())
+            }
+        }
+    }
+
+    fn check_same_shape(&self, operation: &'static str) -> Result<()> {
+        let ((left_name, left, input), (right_name, right, output)) = (self.input(), self.output());
+        same_len(operation, (left_name, left), (right_name, right))?;
+        if input != output {
+            return Err(Error::DTypeMismatch {
+                operation,
+                what: "input and output".into(),
+                left: input,
+                right: output,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Operands<'_> {
+    /// The dtype of both vectors.
+    #[cfg(feature = "mpi")]
+    pub(super) fn dtype(&self) -> DType {
+        self.output().2
+    }
+
+    /// The bytes of the input, to read, and of the output, which are the same ones or have none in common; borrowed as the operands are.
+    pub(super) fn raw_bytes(&mut self) -> (*const [u8], *mut [u8]) {
+        match self {
+            Self::InPlace(data) => {
+                let bytes: *mut [u8] = data.reborrow().as_bytes_mut();
+                (bytes.cast_const(), bytes)
+            }
+            Self::Apart { input, output } => (input.as_bytes(), output.reborrow().as_bytes_mut()),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Operands<'_, Cuda> {
+    /// The input and the output, which are the same memory or have none in common.
+    pub(super) fn views(&self) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
+        match self {
+            Self::InPlace(data) => (data.as_slice(), data.as_slice()),
+            Self::Apart { input, output } => (*input, output.as_slice()),
+        }
+    }
+}
+
+/// The queue that all operands of an exchange belong to, if there are any.
+#[cfg(feature = "cuda")]
+pub(super) fn one_queue<'q>(
+    sends: &[(usize, DeviceWireSlice<'q>)],
+    receives: &[(usize, DeviceWireSliceMut<'q>)],
+) -> Result<Option<&'q Queue>> {
+    let mut queues = sends.iter().map(|(_, data)| data.queue()).chain(receives.iter().map(|(_, data)| data.queue()));
+    let Some(queue) = queues.next() else { return Ok(None) };
+    queues.try_for_each(|other| queue.check_same("exchange", other))?;
+    Ok(Some(queue))
+}
+
+/// Checks that `whole` holds one shard of `shard` elements, of the same dtype, for every rank.
+pub(super) fn check_shards(
+    operation: &'static str,
+    world_size: usize,
+    (whole_name, whole, whole_dtype): Operand<'_>,
+    (shard_name, shard, shard_dtype): Operand<'_>,
+) -> Result<()> {
+    if whole_dtype != shard_dtype {
+        let what = format!("{whole_name} and {shard_name}");
+        return Err(Error::DTypeMismatch { operation, what, left: whole_dtype, right: shard_dtype });
+    }
+    let expected = shard.saturating_mul(world_size);
+    same_len(operation, (whole_name, whole), (&format!("{world_size} ranks' {shard_name}"), expected))
+}
+
+/// Checks that `peer` is another rank.
+pub(super) fn check_peer(operation: Operation, peer: usize, rank: usize, world_size: usize) -> Result<()> {
+    if peer < world_size && peer != rank {
+        return Ok(());
+    }
+    Err(CommError::InvalidPeer { operation, peer, rank, world_size }.into())
+}

@@ -1,0 +1,147 @@
+//! [`Collectives`]: the calls of every communicator by name.
+
+use super::{Collective, Communicator, Operands, ReduceOp, Scaling};
+use crate::call::scope;
+use crate::error::{Operation, Result};
+use crate::memory::{Host, Memory};
+
+/// The collectives and transfers of a [`Communicator`], after MPI-4.1 chapters 3 and 6 and NCCL's API of the same names.
+///
+/// Operands are slices, arrays and vectors of elements on the host, and buffers and slices of device memory on a GPU. [`Communicator`] documents
+/// the arguments that must be equal on all ranks, the waits of a call, and its errors.
+///
+/// ```
+/// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
+///
+/// let sums = local::run(3, |comm| {
+///     let mut gradients = vec![comm.rank() as f32 + 1.0; 4];
+///     comm.all_reduce(&mut gradients, ReduceOp::Sum)?;
+///     Ok::<_, gradsync::Error>(gradients)
+/// })?;
+/// assert_eq!(sums, [[6.0; 4]; 3]);
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+pub trait Collectives<M: Memory = Host>: Communicator<M> {
+    /// Replaces every rank's data by their reduction (MPI_Allreduce in place, 6.9.6).
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_reduce<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
+        self.all_reduce_scaled(data, op, Scaling::NONE)
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), with factors before and after the reduction.
+    ///
+    /// # Errors
+    /// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
+    fn all_reduce_scaled<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling })
+    }
+
+    /// Like [`all_reduce_scaled`](Self::all_reduce_scaled), with an output of its own (MPI_Allreduce, 6.9.6; ncclAllReduce).
+    ///
+    /// # Errors
+    /// As for that method.
+    fn all_reduce_into<'a>(
+        &self,
+        input: impl Into<M::Slice<'a>>,
+        output: impl Into<M::SliceMut<'a>>,
+        op: ReduceOp,
+        scaling: Scaling,
+    ) -> Result<()> {
+        let operands = Operands::Apart { input: input.into(), output: output.into() };
+        self.run(Collective::AllReduce { operands, op, scaling })
+    }
+
+    /// Reduces the ranks' inputs and leaves shard `rank` of the result in `output`; `input` holds `world_size` shards of
+    /// `output`'s length (MPI_Reduce_scatter_block, 6.10.1; ncclReduceScatter).
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn reduce_scatter<'a>(
+        &self,
+        input: impl Into<M::Slice<'a>>,
+        output: impl Into<M::SliceMut<'a>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let operands = Operands::Apart { input: input.into(), output: output.into() };
+        self.run(Collective::ReduceScatter { operands, op })
+    }
+
+    /// Like [`reduce_scatter`](Self::reduce_scatter), where this rank's shard of `data` receives the result. The contents of the other shards
+    /// are unspecified afterwards. `data`'s length must be a multiple of the world size.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn reduce_scatter_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>, op: ReduceOp) -> Result<()> {
+        self.run(Collective::ReduceScatter { operands: Operands::InPlace(data.into()), op })
+    }
+
+    /// Concatenates the ranks' inputs, in rank order, on every rank (MPI_Allgather, 6.7; ncclAllGather).
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_gather<'a>(&self, input: impl Into<M::Slice<'a>>, output: impl Into<M::SliceMut<'a>>) -> Result<()> {
+        let operands = Operands::Apart { input: input.into(), output: output.into() };
+        self.run(Collective::AllGather { operands })
+    }
+
+    /// Like [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
+    /// be a multiple of the world size.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_gather_in_place<'a>(&self, data: impl Into<M::SliceMut<'a>>) -> Result<()> {
+        self.run(Collective::AllGather { operands: Operands::InPlace(data.into()) })
+    }
+
+    /// Sends shard `p` of `input` to rank `p`, and receives rank `p`'s shard for this rank into shard `p` of `output`
+    /// (MPI_Alltoall, 6.8).
+    ///
+    /// # Errors
+    /// The errors of every call.
+    fn all_to_all<'a>(&self, input: impl Into<M::Slice<'a>>, output: impl Into<M::SliceMut<'a>>) -> Result<()> {
+        self.run(Collective::AllToAll { input: input.into(), output: output.into() })
+    }
+
+    /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4; ncclBroadcast).
+    ///
+    /// # Errors
+    /// The errors of every call, and [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that there is not.
+    fn broadcast<'a>(&self, data: impl Into<M::SliceMut<'a>>, root: usize) -> Result<()> {
+        self.run(Collective::Broadcast { data: data.into(), root })
+    }
+
+    /// Sends to another rank, which must [receive](Self::recv); on the host returns when the data have been taken (MPI_Ssend, 3.4).
+    ///
+    /// # Errors
+    /// As [`Communicator::exchange`].
+    fn send<'a>(&self, data: impl Into<M::Wire<'a>>, peer: usize) -> Result<()> {
+        self.exchange(&[(peer, data.into())], &mut [])
+    }
+
+    /// Receives from another rank (MPI_Recv, 3.2.4); count and type must equal the sender's.
+    ///
+    /// # Errors
+    /// As [`Communicator::exchange`].
+    fn recv<'a>(&self, data: impl Into<M::WireMut<'a>>, peer: usize) -> Result<()> {
+        self.exchange(&[], &mut [(peer, data.into())])
+    }
+
+    /// Sends to one rank and receives from another, or the same, at once: two ranks may exchange with it (MPI_Sendrecv, 3.10).
+    ///
+    /// # Errors
+    /// As [`Communicator::exchange`].
+    fn send_recv<'a>(
+        &self,
+        send: impl Into<M::Wire<'a>>,
+        to: usize,
+        recv: impl Into<M::WireMut<'a>>,
+        from: usize,
+    ) -> Result<()> {
+        let _scope = scope::within(Operation::SendRecv { to, from });
+        self.exchange(&[(to, send.into())], &mut [(from, recv.into())])
+    }
+}
+
+impl<M: Memory, C: Communicator<M> + ?Sized> Collectives<M> for C {}

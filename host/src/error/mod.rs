@@ -1,0 +1,311 @@
+//! Everything that can go wrong, by kind; each message names the operation and the offending values.
+//!
+//! Nothing here decides what is an error: the operations do, before anything is written.
+
+mod bootstrap;
+#[cfg(feature = "mpi")]
+mod mpi;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::bootstrap::{BootstrapError, Strangers};
+#[cfg(feature = "mpi")]
+pub use self::mpi::MpiError;
+pub use crate::call::{Call, Factor, Operation, Pass};
+use crate::call::{scope, two_calls};
+use crate::dtype::DType;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two operands that must have the same number of elements do not.
+    #[error("{operation}: {left_name} has {left} elements and {right_name} has {right}")]
+    LengthMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What the first operand is.
+        left_name: String,
+        /// Elements of the first operand.
+        left: usize,
+        /// What the second operand is.
+        right_name: String,
+        /// Elements of the second operand.
+        right: usize,
+    },
+    /// Two tensors that must have the same shape do not; nothing is ever broadcast.
+    #[error("{operation}: shapes {left:?} and {right:?} differ")]
+    ShapeMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// Shape of the first tensor.
+        left: Vec<usize>,
+        /// Shape of the second tensor.
+        right: Vec<usize>,
+    },
+    /// Two operands that must have the same dtype do not.
+    #[error("{operation}: dtypes {left} and {right} differ ({what})")]
+    DTypeMismatch {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// Which operands.
+        what: String,
+        /// The dtype expected.
+        left: DType,
+        /// The dtype found.
+        right: DType,
+    },
+    /// An argument that no call of this operation accepts.
+    #[error("{operation}: {reason}")]
+    InvalidArgument {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What is wrong, with the value.
+        reason: String,
+    },
+    /// The system gave no memory for a buffer.
+    #[error("{operation}: no memory for {bytes} bytes")]
+    OutOfMemory {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What it asked for.
+        bytes: usize,
+    },
+    /// The system gave no memory that other processes can map.
+    #[error("{operation}: no memory of {bytes} bytes that other processes can map: {source}")]
+    MemoryFile {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// What it asked for.
+        bytes: usize,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The algorithm asked for cannot run on this many ranks, or nodes.
+    #[error("{operation}: the {algorithm} algorithm needs {needs}, and there are {world_size}")]
+    UnsupportedWorldSize {
+        /// The operation that was refused.
+        operation: &'static str,
+        /// The algorithm asked for.
+        algorithm: &'static str,
+        /// The condition on their number, and of what it is one.
+        needs: &'static str,
+        /// The number found.
+        world_size: usize,
+    },
+    /// Ranks called an operation with something that must not differ between them, or two operations. The group goes on.
+    #[error(transparent)]
+    Disagreement(#[from] Box<Disagreement>),
+    /// A collective or a transfer between ranks failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// MPI cannot be used as this crate needs it, or refused a call outside of a collective.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] MpiError),
+    /// The CUDA driver is missing or refused a call.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::sys::CudaError),
+    /// NCCL is missing, too old, or refused a call.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Nccl(#[from] crate::sys::nccl::NcclError),
+}
+
+/// Refuses operands of different lengths.
+pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&str, usize)) -> Result<()> {
+    if left.1 == right.1 {
+        return Ok(());
+    }
+    Err(Error::LengthMismatch {
+        operation,
+        left_name: left.0.into(),
+        left: left.1,
+        right_name: right.0.into(),
+        right: right.1,
+    })
+}
+
+/// The first thing in which the calls of two ranks differ; the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Disagreement {
+    /// What the left rank called, with the arguments that are part of that.
+    pub operation: String,
+    /// The lower of the two ranks.
+    pub left_rank: usize,
+    /// The higher of the two ranks.
+    pub right_rank: usize,
+    /// What differs: `operation`, or something like `dtype` or `tensor 3 "layer.weight"`.
+    pub label: String,
+    /// What the left rank has there.
+    pub left: String,
+    /// What the right rank has there.
+    pub right: String,
+}
+
+impl Disagreement {
+    /// The label where ranks called two operations, or one with other arguments.
+    pub(crate) const OPERATION: &str = "operation";
+}
+
+impl std::fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Disagreement { operation, left_rank, right_rank, label, left, right } = self;
+        if label == Self::OPERATION {
+            return write!(f, "ranks disagree: rank {left_rank} called {left}, rank {right_rank} called {right}");
+        }
+        write!(f, "{operation}: ranks disagree on {label}: rank {left_rank} has {left}, rank {right_rank} has {right}")
+    }
+}
+
+impl std::error::Error for Disagreement {}
+
+/// How a rank came to be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Departure {
+    /// It dropped its communicator, by returning early for example.
+    Left,
+    /// Its thread panicked.
+    Panicked,
+    /// Its process ended or its machine cannot be reached: the connection to it broke.
+    Lost,
+}
+
+impl std::fmt::Display for Departure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Departure::Left => "left",
+            Departure::Panicked => "panicked",
+            Departure::Lost => "is gone (its connection broke)",
+        })
+    }
+}
+
+/// Why ranks could not complete a call together.
+///
+/// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
+/// asked for, which is the operation that its caller called and not a step of it. Drop the communicator and make a new group to go on. A transfer's
+/// [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Two ranks made calls that do not belong together. Every rank gets the same pair.
+    #[error("ranks disagree: {}", two_calls((*left_rank, left), (*right_rank, right)))]
+    Mismatch {
+        /// The lower of the two ranks.
+        left_rank: usize,
+        /// What it called.
+        left: Box<Call>,
+        /// The higher of the two ranks.
+        right_rank: usize,
+        /// What it called.
+        right: Box<Call>,
+    },
+    /// A rank is gone, and the call cannot complete without it.
+    #[error("{operation}: rank {rank} {departure}")]
+    PeerGone {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank that is gone.
+        rank: usize,
+        /// How it went.
+        departure: Departure,
+    },
+    /// Some ranks did not make the call within the deadline.
+    #[error("{operation}: {}", lateness(missing, *deadline))]
+    Timeout {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The ranks that were waited for; empty if all had begun, and the operation did not end.
+        missing: Vec<usize>,
+        /// The communicator's deadline.
+        deadline: Duration,
+    },
+    /// A rank's own call was refused before it reached the others, which cannot complete theirs.
+    #[error("{operation}: rank {rank} made an invalid call: {reason}")]
+    InvalidCall {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank whose call was refused.
+        rank: usize,
+        /// Why, as that rank's own error says it.
+        reason: String,
+    },
+    /// What carries the data failed on a rank, and its part of the call with it.
+    #[error("{operation}: rank {rank} failed: {reason}")]
+    Transport {
+        /// What this rank was doing.
+        operation: Operation,
+        /// The rank on which it failed.
+        rank: usize,
+        /// Why, as that rank says it.
+        reason: String,
+    },
+    /// A rank that this communicator does not have, or this rank itself where another is needed.
+    #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
+    InvalidPeer {
+        /// What was asked for.
+        operation: Operation,
+        /// The offending rank number.
+        peer: usize,
+        /// The rank that asked.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+}
+
+impl CommError {
+    /// The failure of two calls that do not belong together.
+    pub(crate) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Self {
+        let ((left_rank, left), (right_rank, right)) = if one.0 <= other.0 { (one, other) } else { (other, one) };
+        CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
+    }
+
+    /// The same failure as this thread's rank sees it, which is doing `own`, or the operation of which that is a step.
+    pub(crate) fn seen_in(self, own: Operation) -> Self {
+        self.of(scope::called(own))
+    }
+
+    /// The same failure as that of `own`, which this thread need not be doing.
+    pub(crate) fn of(mut self, own: Operation) -> Self {
+        match &mut self {
+            CommError::PeerGone { operation, .. }
+            | CommError::Timeout { operation, .. }
+            | CommError::InvalidCall { operation, .. }
+            | CommError::Transport { operation, .. } => *operation = own,
+            CommError::Mismatch { .. } | CommError::InvalidPeer { .. } => {}
+        }
+        self
+    }
+
+    /// The ranks that this failure is due to, as far as is known: those to leave out of the next group.
+    pub fn blamed(&self) -> Vec<usize> {
+        match self {
+            CommError::PeerGone { rank, .. }
+            | CommError::InvalidCall { rank, .. }
+            | CommError::Transport { rank, .. }
+            | CommError::InvalidPeer { rank, .. } => vec![*rank],
+            CommError::Timeout { missing, .. } => missing.clone(),
+            CommError::Mismatch { left_rank, right_rank, .. } => vec![*left_rank, *right_rank],
+        }
+    }
+}
+
+fn lateness(missing: &[usize], deadline: Duration) -> String {
+    if missing.is_empty() {
+        return format!("did not complete within {deadline:?} although every rank has started it");
+    }
+    format!("ranks {missing:?} did not arrive within {deadline:?}")
+}

@@ -1,0 +1,56 @@
+//! The same on many tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
+//!
+//! Small tensors are shared out over the threads, and large ones are cut up, as everywhere.
+
+use rayon::prelude::*;
+
+use super::{CHUNK_LEN, accumulate, cast, has_one_thread, zero};
+use crate::error::{Result, same_len};
+use crate::slice::{Slice, SliceMut};
+
+/// Sets every element of many tensors to zero.
+pub fn zero_all(tensors: &mut [SliceMut<'_>]) {
+    if is_small(tensors) {
+        tensors.iter_mut().for_each(|tensor| zero(tensor.reborrow()));
+    } else {
+        tensors.par_iter_mut().for_each(|tensor| zero(tensor.reborrow()));
+    }
+}
+
+/// `destinations[t] = sources[t]`, cast where dtypes differ, for many tensors of equal lengths, as [`cast`].
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.
+pub fn cast_all(destinations: &mut [SliceMut<'_>], sources: &[Slice<'_>]) -> Result<()> {
+    update_all("cast_all", ("destination", destinations), ("source", sources), cast)
+}
+
+/// `sums[t] += values[t]` for many tensors of equal lengths, as [`accumulate`].
+///
+/// # Errors
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; nothing is written.
+pub fn accumulate_all(sums: &mut [SliceMut<'_>], values: &[Slice<'_>]) -> Result<()> {
+    update_all("accumulate_all", ("sum", sums), ("value", values), accumulate)
+}
+
+fn update_all(
+    operation: &'static str,
+    (left_name, left): (&str, &mut [SliceMut<'_>]),
+    (right_name, right): (&str, &[Slice<'_>]),
+    update: fn(SliceMut<'_>, Slice<'_>) -> Result<()>,
+) -> Result<()> {
+    same_len(operation, (&format!("{left_name}s"), left.len()), (&format!("{right_name}s"), right.len()))?;
+    for (index, (left, right)) in left.iter().zip(right).enumerate() {
+        let name = |name: &str| format!("{name} {index}");
+        same_len(operation, (&name(left_name), left.len()), (&name(right_name), right.len()))?;
+    }
+    if is_small(left) {
+        return left.iter_mut().zip(right).try_for_each(|(left, right)| update(left.reborrow(), *right));
+    }
+    left.par_iter_mut().zip(right).try_for_each(|(left, right)| update(left.reborrow(), *right))
+}
+
+/// Whether one thread is through with all tensors before others wake up.
+fn is_small(tensors: &[SliceMut<'_>]) -> bool {
+    has_one_thread() || tensors.iter().map(SliceMut::len).sum::<usize>() <= CHUNK_LEN
+}

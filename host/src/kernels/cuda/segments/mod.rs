@@ -1,0 +1,502 @@
+//! [`SegmentWorkspace`]: reductions over the segments of an arena, and Adasum's weights, all on the device.
+//!
+//! The tables and the workspace of a set of segments are made once and used at every step of a training loop.
+
+mod grid;
+mod peer;
+
+use std::ops::Range;
+
+use gradsync_device::abi::{
+    EMPTY_BYTE, GRAM_CROSS_WIDTH, GRAM_WIDTHS, LAYER_THREADS, PIECE_TILES, combine_suffix, tile_len, tree_row,
+};
+use gradsync_device::math::adasum::{Criterion, LEVELS, Pair, pairs, products};
+use gradsync_device::math::precise;
+
+use self::grid::Grids;
+pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+use super::{pointer, pointer_mut, upload_words};
+use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Result, same_len};
+use crate::kernels::cpu::Coefficients;
+use crate::plan::segments;
+
+/// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
+#[derive(Debug)]
+pub struct SegmentWorkspace {
+    queue: Queue,
+    len: usize,
+    count: usize,
+    world_size: usize,
+    grids: Grids,
+    /// `[sum][chunk]`, of the sums of the widest launch; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
+    partials: DeviceBuffer,
+    /// `[layer][product]`
+    totals: DeviceBuffer,
+    /// `[layer][rank]`
+    weights: DeviceBuffer,
+    /// `[layer]`, a u32 each
+    cancelled: DeviceBuffer,
+    /// `[layer]`, a u32 each: whether the layer, with all ranks' parts, takes the exact path in `f64` because it is short
+    short: DeviceBuffer,
+    /// Of each layer a [`tree_row`]: the coefficients of the combination trees, of the first level, and of all where a layer has cancelled
+    tree: DeviceBuffer,
+    /// The dtype of the vectors of the last Gram matrices.
+    dtype: DType,
+    /// Whether no layer takes the exact path.
+    is_tree: bool,
+    /// The addresses of the vectors of the last launch, and the same on the host.
+    table: DeviceBuffer,
+    addresses: Vec<u64>,
+    /// Whether all segments are one layer together.
+    is_shared: bool,
+    /// The tables that copy this layer's weights to all segments, where kernels read them.
+    spread: Option<Spread>,
+}
+
+/// Tables of copies from the first segment's rows to all others'.
+#[derive(Debug)]
+struct Spread {
+    /// Of weights and trees, in f64.
+    weights: DeviceBuffer,
+    /// Of flags, in f32.
+    flags: DeviceBuffer,
+}
+
+/// Blocks that copy a row of `len` numbers from one layer to another.
+fn row_blocks(len: usize) -> usize {
+    len.div_ceil(PIECE_TILES * tile_len(DType::F64, DType::F64))
+}
+
+/// The narrowest Gram tile that holds `vectors` vectors, or else the widest.
+fn tile_width(vectors: usize) -> usize {
+    let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+    GRAM_WIDTHS.into_iter().find(|&width| width >= vectors).unwrap_or(widest)
+}
+
+/// For each length, a u32 on the device: whether such a layer of `f64` always takes the exact path.
+fn short_flags(queue: &Queue, lens: &[usize]) -> Result<DeviceBuffer> {
+    let is_short = |len| Criterion::of(true, len) == Criterion::ShortDouble;
+    let flags: Vec<f32> = lens.iter().map(|&len| f32::from_bits(is_short(len).into())).collect();
+    let mut buffer = DeviceBuffer::zeroed(queue, DType::F32, lens.len())?;
+    buffer.as_mut_slice().copy_from_host((&flags).into())?;
+    Ok(buffer)
+}
+
+impl SegmentWorkspace {
+    /// Prepares reductions over `segments` of vectors of `len` elements, of up to `world_size` vectors at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
+    /// ranks; [`Error::Cuda`].
+    pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        Self::on(|queue, segments| Grids::new(queue, segments, world_size), queue, len, segments, world_size)
+    }
+
+    /// Like [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
+    fn on(
+        grids: impl Fn(&Queue, &[Range<usize>]) -> Result<Grids>,
+        queue: &Queue,
+        len: usize,
+        segments: &[Range<usize>],
+        world_size: usize,
+    ) -> Result<Self> {
+        segments::check("layers", segments, len)?;
+        const MOST: usize = 1 << LEVELS;
+        if world_size == 0 || world_size > MOST {
+            let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
+            return Err(Error::InvalidArgument { operation: "layers", reason });
+        }
+        let grids = grids(queue, segments)?;
+        let count = segments.len();
+        // A pair of sides has three sums, or of `f64` the slices of those; the pairs of a level are summed together, which are fewer than ranks by half.
+        let sums = products(world_size).max(precise::SUMS * world_size.div_ceil(2));
+        // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
+        let widest = products(tile_width(world_size)).max(precise::SUMS);
+        let lens: Vec<usize> = segments.iter().map(Range::len).collect();
+        let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
+        Ok(Self {
+            queue: queue.clone(),
+            len,
+            count,
+            world_size,
+            partials: DeviceBuffer::filled(queue, DType::F64, widest * grids.most_partials(), EMPTY_BYTE)?,
+            grids,
+            totals: zeroed(sums * count)?,
+            weights: zeroed(world_size * count)?,
+            cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
+            short: short_flags(queue, &lens)?,
+            tree: zeroed(tree_row(world_size) * count)?,
+            dtype: DType::F32,
+            is_tree: false,
+            table: zeroed(world_size)?,
+            addresses: Vec::new(),
+            is_shared: false,
+            spread: None,
+        })
+    }
+
+    /// Like [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_shared(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
+        let mut layers = Self::new(queue, len, segments, world_size)?;
+        let others = 1..layers.count.max(1) as u64;
+        let row = |buffer: &DeviceBuffer, bytes: usize, row: u64| buffer.as_slice().address() + row * bytes as u64;
+        let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
+            [row(buffer, len * size, index), row(buffer, 0, 0), len as u64, block]
+        };
+        let (width, nodes) = (world_size, tree_row(world_size));
+        let (mut weights, mut flags, mut block) = (Vec::new(), Vec::new(), 0);
+        for index in others.clone() {
+            weights.extend(piece(&layers.weights, 8, width, index, block));
+            block += row_blocks(width) as u64;
+            weights.extend(piece(&layers.tree, 8, nodes, index, block));
+            block += row_blocks(nodes) as u64;
+        }
+        for (block, index) in others.enumerate() {
+            flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
+        }
+        layers.is_shared = true;
+        layers.short = short_flags(queue, &[segments.iter().map(Range::len).sum()])?;
+        layers.spread = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
+        Ok(layers)
+    }
+
+    /// The same layers, as parts of layers with `lens` elements in all: one length for each distinct layer.
+    pub(crate) fn with_whole_lens(mut self, lens: &[usize]) -> Result<Self> {
+        same_len("layers", ("layers", self.layer_count()), ("lengths of whole layers", lens.len()))?;
+        self.short = short_flags(&self.queue, lens)?;
+        Ok(self)
+    }
+
+    /// The same layers for one pair of the tree, which is the upstream's algorithm: three sums of `f64` for a pair, whatever the dtype.
+    pub(crate) fn of_tree(self) -> Self {
+        Self { is_tree: true, ..self }
+    }
+
+    /// Puts `[a·b, |a|², |b|²]` of each layer on the device, for [`read_totals`](Self::read_totals)`(3)`.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::DTypeMismatch`], [`Error::InvalidArgument`] for vectors of another queue,
+    /// [`Error::Cuda`].
+    pub fn dots(&mut self, a: DeviceSlice<'_>, b: DeviceSlice<'_>) -> Result<()> {
+        let dtype = self.check("dots", &[a, b])?;
+        // SAFETY: vectors checked, workspace sized for three products a chunk.
+        unsafe { self.reduce(&format!("dots_{dtype}"), dtype, 3, 0, &[pointer(a), pointer(b)]) }
+    }
+
+    /// Puts `|a|²` of each layer on the device, for [`read_totals`](Self::read_totals)`(1)`.
+    ///
+    /// # Errors
+    /// As [`dots`](Self::dots).
+    pub fn squared_norms(&mut self, a: DeviceSlice<'_>) -> Result<()> {
+        let dtype = self.check("squared_norms", &[a])?;
+        // SAFETY: the vector is checked, the workspace sized for more products than one.
+        unsafe { self.reduce(&format!("squared_norms_{dtype}"), dtype, 1, 0, &[pointer(a)]) }
+    }
+
+    /// Puts the `P(P+1)/2` inner products of each layer on the device, for [`read_totals`](Self::read_totals). Up to eight vectors
+    /// are read once; more are taken in tiles.
+    ///
+    /// # Errors
+    /// As [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
+    pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("gram", vectors)?;
+        self.dtype = dtype;
+        let ranks = self.world_size;
+        let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
+        let table = pointer(self.table.as_slice());
+        for first in (0..ranks).step_by(widest) {
+            let count = widest.min(ranks - first);
+            let width = tile_width(count);
+            let own = [table, first.into(), count.into(), ranks.into()];
+            // SAFETY: vectors checked, workspace sized for a tile's sums and all products; the table holds every vector.
+            unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
+        }
+        // Products of members of different tiles.
+        let cells = || (0..ranks).step_by(GRAM_CROSS_WIDTH);
+        let cross = cells().flat_map(|left| cells().map(move |right| (left, right)));
+        for (left, right) in cross.filter(|(left, right)| left / widest < right / widest) {
+            let width = |first: usize| Argument::from(GRAM_CROSS_WIDTH.min(ranks - first));
+            let own = [table, left.into(), width(left), right.into(), width(right), ranks.into()];
+            let sums = GRAM_CROSS_WIDTH * GRAM_CROSS_WIDTH;
+            // SAFETY: as above.
+            unsafe { self.reduce(&format!("gram_cross_{dtype}"), dtype, sums, 0, &own) }?;
+        }
+        Ok(())
+    }
+
+    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers are
+    /// the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn coefficients(&mut self) -> Result<()> {
+        let own = [
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
+            pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.short.as_slice()),
+            pointer(self.totals.as_slice()),
+            self.layer_count().into(),
+            self.world_size.into(),
+            usize::from(self.is_double()).into(),
+        ];
+        self.per_layer("coefficients", &own)?;
+        self.spread()
+    }
+
+    /// Adasum of the vectors in each layer, all of it on the device: [`gram`](Self::gram), [`coefficients`](Self::coefficients),
+    /// [`combine`](Self::combine), and the exact path for the layers that lost digits to cancellation, which the others skip.
+    /// The host waits for nothing.
+    ///
+    /// # Errors
+    /// As [`combine`](Self::combine).
+    pub fn adasum(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        self.adasum_of_parts(dst, vectors, |_| Ok(()))
+    }
+
+    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
+    /// over all parts, on the device. The destination may be the memory of one of the vectors.
+    pub(crate) fn adasum_of_parts(
+        &mut self,
+        mut dst: DeviceSliceMut<'_>,
+        vectors: &[DeviceSlice<'_>],
+        mut add_up: impl FnMut(DeviceSliceMut<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.gram(vectors)?;
+        add_up(self.totals_mut(products(self.world_size)))?;
+        self.coefficients()?;
+        let (sums, is_double) = (self.sums(), self.is_double());
+        let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| is_double || !pair.joins_ranks()).collect();
+        // The pairs of one level are independent: their sums travel together.
+        for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
+            for (place, &pair) in level.iter().enumerate() {
+                self.tree_dots(vectors, pair, place)?;
+            }
+            add_up(self.totals_mut(sums * level.len()))?;
+            for (place, &pair) in level.iter().enumerate() {
+                self.set_pair(pair, place)?;
+            }
+            self.spread()?;
+        }
+        self.combine(dst.reborrow(), vectors)?;
+        self.tree_combine(dst, vectors)
+    }
+
+    /// The first `count` sums a layer of the last reduction.
+    fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
+        let len = count * self.layer_count();
+        self.totals.as_mut_slice().range_mut(0..len)
+    }
+
+    /// Whether the exact path has twice the precision of `f64`.
+    fn is_double(&self) -> bool {
+        self.dtype == DType::F64 && !self.is_tree
+    }
+
+    /// Sums of a pair on the exact path.
+    fn sums(&self) -> usize {
+        if self.is_double() { precise::SUMS } else { 3 }
+    }
+
+    /// The layers that are told apart: one, where all segments share it.
+    fn layer_count(&self) -> usize {
+        if self.is_shared { self.count.min(1) } else { self.count }
+    }
+
+    /// Copies the weights of the first segment to all others, where all are one layer.
+    fn spread(&self) -> Result<()> {
+        let Some(Spread { weights, flags }) = &self.spread else { return Ok(()) };
+        let copy = |name: &str, table: &DeviceBuffer, blocks: usize| {
+            let pieces = table.as_slice().len() / 4;
+            // SAFETY: the tables list places in this object's own buffers.
+            unsafe { self.queue.launch(name, blocks as u64, &[pointer(table.as_slice()), pieces.into()]) }
+        };
+        let others = self.count.saturating_sub(1);
+        let blocks = others * (row_blocks(self.world_size) + row_blocks(tree_row(self.world_size)));
+        copy("cast_segments_f64_f64", weights, blocks)?;
+        Ok(copy("cast_segments_f32_f32", flags, others)?)
+    }
+
+    /// Puts the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or of `f64` the slices of those, as number `place` of such
+    /// sums, for cancelled layers; others are not read. The pairs below it must have been set.
+    fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
+        let dtype = self.set_vectors("tree_dots", vectors)?;
+        let own = [
+            pointer(self.table.as_slice()),
+            pointer(self.tree.as_slice()),
+            pointer(self.cancelled.as_slice()),
+            pair.begin.into(),
+            pair.middle.into(),
+            pair.end.into(),
+            self.world_size.into(),
+        ];
+        let sums = self.sums();
+        // SAFETY: vectors checked, workspace sized for that many sums a chunk.
+        unsafe { self.reduce(&format!("tree_dots_{dtype}"), dtype, sums, sums * place, &own) }
+    }
+
+    /// Sets a pair's coefficients, from the sums of [`tree_dots`](Self::tree_dots), and applies them to the weights of
+    /// cancelled layers.
+    fn set_pair(&mut self, pair: Pair, place: usize) -> Result<()> {
+        let own = [
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
+            pointer(self.cancelled.as_slice()),
+            pointer(self.totals.as_slice().range(self.behind(self.sums() * place))),
+            self.layer_count().into(),
+            self.world_size.into(),
+            pair.begin.into(),
+            pair.middle.into(),
+            pair.end.into(),
+            usize::from(self.is_double()).into(),
+        ];
+        self.per_layer("combine_pair", &own)
+    }
+
+    /// The places of the totals behind the first `count` of each layer.
+    fn behind(&self, count: usize) -> Range<usize> {
+        count * self.layer_count()..self.totals.as_slice().len()
+    }
+
+    /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
+    fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("tree_combine", vectors)?;
+        self.check_destination("tree_combine", &dst)?;
+        let grid = self.grids.of_sums(dtype);
+        let arguments = [
+            pointer_mut(&dst),
+            pointer(self.table.as_slice()),
+            self.world_size.into(),
+            pointer(self.tree.as_slice()),
+            pointer(self.cancelled.as_slice()),
+            grid.spans(),
+            self.count.into(),
+            grid.chunk_len.into(),
+        ];
+        let name = format!("tree_combine_{dtype}_{}", dst.as_slice().dtype());
+        // SAFETY: vectors and destination checked; trees and spans are this object's.
+        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
+    }
+
+    /// The weighted sum of the vectors in each layer with the weights on the device, as [`cpu::combine`](crate::kernels::cpu::combine). Cancelled
+    /// layers are left as they are.
+    ///
+    /// # Errors
+    /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
+    pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
+        let dtype = self.set_vectors("combine", vectors)?;
+        self.check_destination("combine", &dst)?;
+        let grid = self.grids.of_sums(dtype);
+        let arguments = [
+            pointer_mut(&dst),
+            pointer(self.table.as_slice()),
+            self.world_size.into(),
+            pointer(self.weights.as_slice()),
+            pointer(self.cancelled.as_slice()),
+            grid.spans(),
+            self.count.into(),
+            grid.chunk_len.into(),
+        ];
+        let to = dst.as_slice().dtype();
+        let name = format!("combine_{dtype}_{to}{}", combine_suffix(self.world_size, to == dtype));
+        // SAFETY: vectors and destination checked; weights and spans are this object's.
+        Ok(unsafe { self.queue.launch(&name, grid.chunks, &arguments) }?)
+    }
+
+    /// Replaces the weights on the device, `layers × P`, and which layers count as cancelled.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`]; [`Error::Cuda`].
+    pub fn write_coefficients(&mut self, coefficients: &Coefficients) -> Result<()> {
+        self.weights.as_mut_slice().copy_from_host((&coefficients.weights).into())?;
+        let flags: Vec<f32> = coefficients.cancelled.iter().map(|&flag| f32::from_bits(flag.into())).collect();
+        self.cancelled.as_mut_slice().copy_from_host((&flags).into())
+    }
+
+    /// Waits, and returns the weights on the device with the layers that were cancelled.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn read_coefficients(&self) -> Result<Coefficients> {
+        let count = self.layer_count();
+        let mut weights = vec![0.0; count * self.world_size];
+        self.weights.as_slice().range(0..weights.len()).copy_to_host((&mut weights).into())?;
+        let mut flags = vec![0.0f32; count];
+        self.cancelled.as_slice().range(0..count).copy_to_host((&mut flags).into())?;
+        Ok(Coefficients { weights, cancelled: flags.into_iter().map(|flag| flag.to_bits() != 0).collect() })
+    }
+
+    /// Waits, and returns the totals of the last reduction: `layers × count` numbers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more numbers than any reduction here gives; [`Error::Cuda`].
+    pub fn read_totals(&self, count: usize) -> Result<Vec<f64>> {
+        let room = self.totals.as_slice().len();
+        if self.layer_count().checked_mul(count).is_none_or(|wanted| wanted > room) {
+            let reason =
+                format!("{count} numbers for each of {} layers, and there are {room} in all", self.layer_count());
+            return Err(Error::InvalidArgument { operation: "read_totals", reason });
+        }
+        let mut totals = vec![0.0; self.layer_count() * count];
+        self.totals.as_slice().range(0..totals.len()).copy_to_host((&mut totals).into())?;
+        Ok(totals)
+    }
+
+    /// Launches a reduction of vectors of a dtype into `width` sums a chunk; its totals stand behind `place` others for each layer.
+    ///
+    /// # Safety
+    /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
+    unsafe fn reduce(&mut self, name: &str, dtype: DType, width: usize, place: usize, own: &[Argument]) -> Result<()> {
+        let grid = self.grids.of_reductions(dtype);
+        let behind = self.behind(place);
+        let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
+        let head = [pointer_mut(&self.partials.as_mut_slice()), totals];
+        let counts = [self.count, self.layer_count()].map(Argument::from);
+        let tail = [grid.spans(), counts[0], counts[1], grid.chunks.into(), grid.chunk_len.into()];
+        let blocks = grid.chunks + (self.layer_count() * width) as u64;
+        // SAFETY: the caller's promise; the grid is that of this object's segments, and partials are empty between launches.
+        Ok(unsafe { self.queue.launch(name, blocks, &[&head, own, &tail].concat()) }?)
+    }
+
+    fn per_layer(&self, name: &str, arguments: &[Argument]) -> Result<()> {
+        // SAFETY: called with this object's own buffers, which have room for every layer.
+        Ok(unsafe { self.queue.launch(name, self.layer_count().div_ceil(LAYER_THREADS as usize) as u64, arguments) }?)
+    }
+
+    fn check_destination(&self, operation: &'static str, dst: &DeviceSliceMut<'_>) -> Result<()> {
+        let view = dst.as_slice();
+        same_len(operation, ("destination", view.len()), ("each vector", self.len))?;
+        view.queue().check_same(operation, &self.queue)
+    }
+
+    /// Checks vectors and returns their dtype.
+    fn check(&self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<DType> {
+        let dtype = vectors[0].dtype();
+        for (rank, vector) in vectors.iter().enumerate() {
+            same_len(operation, ("the layers' arena", self.len), (&format!("vector {rank}"), vector.len()))?;
+            self.queue.check_same(operation, vector.queue())?;
+            if vector.dtype() != dtype {
+                let what = format!("vector 0 and vector {rank}");
+                return Err(Error::DTypeMismatch { operation, what, left: dtype, right: vector.dtype() });
+            }
+        }
+        Ok(dtype)
+    }
+
+    /// Checks one vector a rank and puts their addresses on the device, unless they are there already.
+    fn set_vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<DType> {
+        same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
+        let dtype = self.check(operation, vectors)?;
+        let addresses: Vec<u64> = vectors.iter().map(DeviceSlice::address).collect();
+        if addresses != self.addresses {
+            self.table.as_mut_slice().upload(bytemuck::cast_slice::<u64, f64>(&addresses).into())?;
+            self.addresses = addresses;
+        }
+        Ok(dtype)
+    }
+}

@@ -1,0 +1,345 @@
+//! Adasum and ordered sums by kernels that write to the peers' memory ([`PeerGroup`]): no transport moves a byte.
+//!
+//! It only launches; the transport knows the peers, and whether they are alive.
+
+use std::ops::Range;
+
+use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
+
+use super::SegmentWorkspace;
+use super::grid::Grids;
+use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
+
+/// One rank's view of a group whose kernels reach each other's memory, on the device.
+#[derive(Debug)]
+pub(crate) struct PeerGroup {
+    queue: Queue,
+    /// The operation of the group, and the name of its kernel.
+    kernel: PeerKernel,
+    entry: String,
+    /// Of the kernel, for how many ranks.
+    width: usize,
+    peers: Peers,
+    /// This group's part of the GPU.
+    claim: Claim,
+    table: DeviceBuffer,
+    /// The count of runs.
+    _runs: DeviceBuffer,
+}
+
+/// The addresses of a [`PeerGroup`]: each list has one address a rank, in rank order; see `gradsync_device::abi::Peers`.
+#[derive(Debug)]
+pub(crate) struct PeerAddresses {
+    pub(crate) rank: usize,
+    pub(crate) abort: u64,
+    pub(crate) window_bytes: usize,
+    pub(crate) mailboxes: Vec<u64>,
+    pub(crate) windows: Vec<u64>,
+    pub(crate) sources: Vec<u64>,
+    pub(crate) slots: Vec<u64>,
+    pub(crate) copies: Vec<u64>,
+}
+
+/// Most ranks of such a group.
+pub(crate) const MOST_RANKS: usize = MOST_PEERS;
+
+/// The table of the group as its kernels read it.
+fn words(peers: &Peers) -> Vec<u64> {
+    let head = [
+        [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
+        [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
+    ];
+    let addresses = [peers.mailboxes, peers.windows, peers.sources, peers.slots, peers.copies];
+    [head.concat(), addresses.concat()].concat()
+}
+
+/// The width of the narrowest kernels that take all ranks.
+fn width(world_size: usize) -> usize {
+    GRAM_WIDTHS.into_iter().find(|&width| width >= world_size).expect("at most eight ranks")
+}
+
+/// The kernel that ends on every rank once all have written their results.
+const BARRIER: &str = "peer_barrier";
+
+/// The operation of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerKernel {
+    /// Sums in rank order: [`PeerGroup::reduce`].
+    Reduce,
+    /// Adasum by one Gram matrix: [`SegmentWorkspace::adasum_of_peers`].
+    Gram,
+    /// Adasum along the tree: [`SegmentWorkspace::tree_of_peers`].
+    Tree,
+}
+
+impl PeerKernel {
+    /// The name of the entry point of that width.
+    fn entry(self, dtype: DType, width: usize) -> String {
+        let family = match self {
+            Self::Reduce => "peer_reduce",
+            Self::Gram => "peer_adasum",
+            Self::Tree => "peer_tree",
+        };
+        format!("{family}_{dtype}_p{width}")
+    }
+}
+
+impl PeerGroup {
+    /// Elements of `f64` in the mailbox of a rank of a group with that many layers and windows of so many bytes.
+    pub(crate) fn mailbox_len(layers: usize, world_size: usize, window_bytes: usize) -> usize {
+        Peers::of(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
+    }
+
+    /// Loads the kernels of the group for windows of `dtype`, before any rank waits for them in a kernel, and uploads their tables to
+    /// the device.
+    ///
+    /// # Safety
+    /// Every address is mapped on `queue`'s device for as long as this lives and work of it is in the queue: mailboxes, cleared
+    /// before any rank's first run, of [`mailbox_len`](Self::mailbox_len), and windows, at multiples of 16 bytes, which their length is too.
+    pub(crate) unsafe fn new(
+        queue: &Queue,
+        (kernel, dtype): (PeerKernel, DType),
+        layers: usize,
+        addresses: &PeerAddresses,
+        claim: Claim,
+    ) -> Result<Self> {
+        let world_size = addresses.mailboxes.len();
+        if !(2..=MOST_RANKS).contains(&world_size) {
+            let reason = format!("{world_size} ranks, and their kernels meet in groups of 2 to {MOST_RANKS}");
+            return Err(Error::InvalidArgument { operation: "peer group", reason });
+        }
+        let runs = DeviceBuffer::zeroed(queue, DType::F64, 1)?;
+        let eight =
+            |of: &[u64]| -> [u64; MOST_PEERS] { std::array::from_fn(|rank| of.get(rank).copied().unwrap_or(0)) };
+        let peers = Peers {
+            rank: addresses.rank as u64,
+            runs: runs.as_slice().address(),
+            abort: addresses.abort,
+            mailboxes: eight(&addresses.mailboxes),
+            windows: eight(&addresses.windows),
+            sources: eight(&addresses.sources),
+            slots: eight(&addresses.slots),
+            copies: eight(&addresses.copies),
+            ..Peers::of(layers, world_size, addresses.window_bytes)
+        };
+        let width = width(world_size);
+        let entry = kernel.entry(dtype, width);
+        queue.load(&entry)?;
+        queue.load(BARRIER)?;
+        let table = upload_words(queue, &words(&peers))?;
+        Ok(Self { queue: queue.clone(), kernel, entry, width, peers, claim, table, _runs: runs })
+    }
+
+    /// The operation that the group was made for.
+    pub(crate) fn kernel(&self) -> PeerKernel {
+        self.kernel
+    }
+
+    fn table(&self) -> Argument {
+        pointer(self.table.as_slice())
+    }
+
+    /// The resident blocks that a launch may have now.
+    fn grid(&self) -> Places {
+        Places::of(self.claim.places(u64::from(LaunchBounds::of_peers(self.width).blocks)), self.width, &self.peers)
+    }
+
+    /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once.
+    pub(crate) fn reduce(&self, factor: f64) -> Result<()> {
+        let Places { blocks, senders } = self.grid();
+        // More compete for the links with themselves.
+        let reducers = self.peers.tiles().min(blocks);
+        let arguments = [self.table(), factor.into(), senders.into(), reducers.into()];
+        // SAFETY: the promise made to `new`.
+        unsafe { self.launch(blocks, senders + reducers, &arguments) }
+    }
+
+    /// Launches the group's kernel with so many jobs, and waits, in the queue, until all ranks have written their results.
+    ///
+    /// # Safety
+    /// As [`Queue::launch`].
+    unsafe fn launch(&self, blocks: u64, jobs: u64, arguments: &[Argument]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.queue.launch(&self.entry, blocks.min(jobs), arguments) }?;
+        self.barrier()
+    }
+
+    /// Waits, in the queue, until all ranks have written their results.
+    fn barrier(&self) -> Result<()> {
+        // SAFETY: the promise made to `new`.
+        Ok(unsafe { self.queue.launch(BARRIER, 1, &[self.table()]) }?)
+    }
+}
+
+/// Blocks of a launch, and jobs of it that send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Places {
+    blocks: u64,
+    senders: u64,
+}
+
+impl Places {
+    /// Of a launch with places for so many blocks. Senders keep their share of the places, which was measured with all of an H200's.
+    fn of(blocks: u64, width: usize, peers: &Peers) -> Self {
+        const MULTIPROCESSORS: u64 = 132;
+        let all = MULTIPROCESSORS * u64::from(LaunchBounds::of_peers(width).blocks);
+        let most = (peer_senders(width, peers.world_size) * blocks / all).max(1);
+        Self { blocks, senders: most.min(peers.tiles() * (peers.world_size - 1)) }
+    }
+}
+
+impl SegmentWorkspace {
+    /// Like [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
+    /// [`tree_of_peers`](Self::tree_of_peers).
+    pub(crate) fn for_peers(
+        queue: &Queue,
+        len: usize,
+        segments: &[Range<usize>],
+        world_size: usize,
+        is_shared: bool,
+    ) -> Result<Self> {
+        Ok(Self { is_shared, ..Self::on(Grids::for_peers, queue, len, segments, world_size)? })
+    }
+
+    /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
+    /// these layers, whose group this is.
+    pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
+        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
+        let arguments = [
+            group.table(),
+            pointer_mut(&self.weights.as_mut_slice()),
+            pointer_mut(&self.tree.as_mut_slice()),
+            pointer_mut(&self.cancelled.as_mut_slice()),
+            pointer(self.short.as_slice()),
+            pointer_mut(&self.totals.as_mut_slice()),
+            pointer_mut(&self.partials.as_mut_slice()),
+            grid.spans(),
+            self.count.into(),
+            grid.chunks.into(),
+            grid.chunk_len.into(),
+            senders.into(),
+        ];
+        let jobs = senders + grid.chunks + group.peers.teams() as u64 + grid.chunks;
+        // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
+        unsafe { group.launch(blocks, jobs, &arguments) }
+    }
+
+    /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
+    pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
+        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
+        let arguments = [
+            group.table(),
+            pointer_mut(&self.tree.as_mut_slice()),
+            pointer_mut(&self.partials.as_mut_slice()),
+            grid.spans(),
+            self.count.into(),
+            grid.chunks.into(),
+            grid.chunk_len.into(),
+            senders.into(),
+        ];
+        let levels = u64::from(self.world_size.ilog2());
+        let jobs = senders + levels * (grid.chunks + group.peers.teams() as u64) + grid.chunks;
+        debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
+        // SAFETY: as above; the group has as many ranks as the kernels are wide.
+        unsafe { group.launch(blocks, jobs, &arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use gradsync_device::abi::Row;
+    use gradsync_device::math::adasum::products;
+    use gradsync_device::math::precise::SUMS;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_in_a_mailbox_overlaps(layers in 0usize..40, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000) {
+            let peers = Peers::of(layers, world_size, window * 16);
+            let rows = [Row::End].into_iter()
+                .chain((0..peers.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
+                .chain((0..peers.tiles() as usize).map(Row::Tile));
+            let mut parts: Vec<Range<usize>> = rows
+                .flat_map(|row| (0..MOST_RANKS).map(move |rank| peers.flag(row, rank)))
+                .map(|flag| flag..flag + 4)
+                .collect();
+            let numbers = |begin: usize, len: usize| begin..begin + len * 8;
+            for rank in 0..world_size {
+                parts.push(numbers(peers.products_of(rank), layers * products(world_size)));
+                parts.push(numbers(peers.pairs_of(rank), layers * SUMS * (world_size - 1)));
+            }
+            parts.retain(|part| !part.is_empty());
+            parts.sort_by_key(|part| part.start);
+            prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            let end = parts.last().map_or(0, |part| part.end);
+            prop_assert!(end <= PeerGroup::mailbox_len(layers, world_size, window * 16) * 8);
+            prop_assert!(peers.mailbox_bytes() % 8 == 0);
+        }
+
+        #[test]
+        fn tiles_cover_a_window(window in 0u64..1 << 40) {
+            let bytes = window * 16;
+            let peers = Peers::of(1, 2, bytes as usize);
+            let tile = 1u64 << peers.tile_shift;
+            prop_assert!((4096..=65536).contains(&tile));
+            prop_assert!(peers.tiles() * tile >= bytes);
+            prop_assert!(peers.tiles() == 0 || (peers.tiles() - 1) * tile < bytes);
+        }
+    }
+
+    #[test]
+    fn every_field_is_where_kernels_read_it() {
+        let peers = Peers {
+            rank: 1,
+            world_size: 2,
+            runs: 3,
+            abort: 4,
+            window_bytes: 5,
+            tile_shift: 6,
+            layers: 7,
+            tile_flags: 8,
+            products: 9,
+            pairs: 10,
+            mailboxes: [11; MOST_PEERS],
+            windows: [12; MOST_PEERS],
+            sources: [13; MOST_PEERS],
+            slots: [14; MOST_PEERS],
+            copies: std::array::from_fn(|rank| 15 + rank as u64),
+        };
+        let words = words(&peers);
+        assert_eq!(size_of_val(&words[..]), size_of::<Peers>());
+        macro_rules! assert_fields {
+            ($($field:ident)*) => {
+                $(
+                    let begin = std::mem::offset_of!(Peers, $field) / size_of::<u64>();
+                    let expected = bytemuck::bytes_of(&peers.$field);
+                    assert!(bytemuck::cast_slice(&words[begin..]).starts_with(expected), stringify!($field));
+                )*
+            };
+        }
+        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs);
+        assert_fields!(mailboxes windows sources slots copies);
+    }
+
+    #[test]
+    fn senders_leave_places_to_the_others() {
+        for world_size in 2..=MOST_RANKS {
+            let (width, peers) = (width(world_size), Peers::of(1, world_size, 1 << 26));
+            let all = 132 * u64::from(LaunchBounds::of_peers(width).blocks);
+            assert_eq!(Places::of(all, width, &peers).senders, peer_senders(width, world_size as u64));
+            for blocks in 2..=all {
+                let Places { senders, .. } = Places::of(blocks, width, &peers);
+                assert!((1..blocks).contains(&senders), "{world_size} ranks on {blocks} places: {senders}");
+            }
+            assert_eq!(Places::of(1, width, &peers), Places { blocks: 1, senders: 1 });
+            assert_eq!(Places::of(1, width, &Peers::of(1, world_size, 0)).senders, 0, "nothing to send");
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! [`MemoryFile`]: memory that other processes of one machine can map, once they have its [`FileHandle`].
+//!
+//! It allocates such memory, recognises it by its address, and maps the memory of other processes. It never waits, and does not know
+//! who uses the memory, or when.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
+/// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
+/// The header in front of a file's bytes: the number that a handle names, by which another file is not mistaken for it.
+/// A page, so the bytes behind it are aligned for all types.
+const HEADER_BYTES: usize = 4096;
+
+/// Zeros in a file without a name, which nobody can resize, and only this process's user can open. Its memory is the system's again when this
+/// is dropped, even where others still have it mapped; they find nothing but zeros then, the number of the handle included.
+#[derive(Debug)]
+pub(crate) struct MemoryFile {
+    map: MmapRaw,
+    /// Who made it: a child of `fork` has it too.
+    process: u32,
+}
+
+/// By which other processes of this machine find a file: the process that has it, and its descriptor there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileHandle {
+    process: u32,
+    descriptor: u32,
+    number: u64,
+}
+
+/// A file of this process that others can find.
+#[derive(Debug)]
+struct Open {
+    handle: FileHandle,
+    /// Behind the header.
+    bytes: usize,
+    /// The file behind the handle's descriptor.
+    file: File,
+}
+
+/// The files of this process, by the address of their bytes.
+type Files = BTreeMap<usize, Open>;
+
+fn files() -> MutexGuard<'static, Files> {
+    static FILES: Mutex<Files> = Mutex::new(Files::new());
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file of another process, which stays mapped even if that process ends.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    map: MmapRaw,
+    number: u64,
+}
+
+impl MemoryFile {
+    /// So many zeros, for which there is memory: a page that the system cannot give later on would end whoever touches it by a signal.
+    ///
+    /// # Errors
+    /// The system's error: too many open files, no memory or address space left, a limit on the length of files, or no support for such
+    /// files.
+    pub(crate) fn zeroed(bytes: usize) -> io::Result<Self> {
+        let (map, open) = Open::create(bytes)?;
+        let file = Self { map, process: std::process::id() };
+        files().insert(file.bytes().as_ptr().addr(), open);
+        Ok(file)
+    }
+
+    /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+    pub(crate) fn leave(self) {
+        files().remove(&self.bytes().as_ptr().addr());
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let (start, len) = self.behind_header();
+        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure epoch.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let (start, len) = self.behind_header();
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(start, len) }
+    }
+
+    fn behind_header(&self) -> (*mut u8, usize) {
+        (self.map.as_mut_ptr().wrapping_add(HEADER_BYTES), self.map.len() - HEADER_BYTES)
+    }
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        let open = files().remove(&self.bytes().as_ptr().addr());
+        // A child of `fork` has the file in common with its parent, who goes on.
+        if let Some(open) = open.filter(|_| self.process == std::process::id()) {
+            open.clear();
+        }
+    }
+}
+
+impl Open {
+    fn create(bytes: usize) -> io::Result<(MmapRaw, Self)> {
+        let mut number = [0; 8];
+        getrandom::fill(&mut number).map_err(|error| io::Error::other(error.to_string()))?;
+        let file_bytes = bytes.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let (file, descriptor) = system::create(file_bytes as u64)?;
+        let map = map(&file, file_bytes)?;
+        system::reserve(&file, &map)?;
+        let handle = FileHandle { process: std::process::id(), descriptor, number: u64::from_ne_bytes(number) };
+        // SAFETY: within the header, aligned; nobody else has it.
+        unsafe { map.as_mut_ptr().cast::<u64>().write_volatile(handle.number) };
+        Ok((map, Self { handle, bytes, file }))
+    }
+
+    /// Gives the memory back to the system; other processes that have it mapped read zeros.
+    fn clear(&self) {
+        if let Err(error) = system::clear(&self.file, (self.bytes + HEADER_BYTES) as u64) {
+            tracing::debug!(%error, "memory stays for as long as another process has it mapped");
+        }
+    }
+}
+
+/// Moves the bytes of a whole file to another one, at the same address: processes that have the old file mapped keep it, and can access this memory
+/// no more. Their concurrent writes may be lost in part.
+///
+/// # Errors
+/// The system's error, or that these are not all bytes of a file; then nothing has changed.
+///
+/// # Safety
+/// No other code of this process uses the bytes meanwhile.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
+    let mut files = files();
+    let address = bytes.cast::<u8>().addr();
+    let is_whole = files.get(&address).is_some_and(|open| open.bytes == bytes.len());
+    if !is_whole {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "only a part of a buffer"));
+    }
+    // A process that has no descriptor left gets memory that nobody can map.
+    let (map, open) = match Open::create(bytes.len()) {
+        Ok((map, open)) => (map, Some(open)),
+        Err(error) => {
+            tracing::info!(%error, "a buffer is shared no more");
+            (MmapOptions::new().len(bytes.len() + HEADER_BYTES).map_anon()?.into(), None)
+        }
+    };
+    // SAFETY: as long as the other one, which is mapped, and does not overlap it.
+    unsafe {
+        let to = map.as_mut_ptr().add(HEADER_BYTES);
+        std::ptr::copy_nonoverlapping(bytes.cast::<u8>().cast_const(), to, bytes.len());
+        system::replace(&map, bytes.cast::<u8>().sub(HEADER_BYTES))?;
+    }
+    // It has replaced the other mapping, whose owner unmaps the address.
+    let _ = ManuallyDrop::new(map);
+    let old = match open {
+        Some(open) => files.insert(address, open),
+        None => files.remove(&address),
+    };
+    old.iter().for_each(Open::clear);
+    Ok(())
+}
+
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+impl FileHandle {
+    /// How many words a handle is.
+    pub(crate) const WORDS: usize = 2;
+    /// Stands for none: no process has this number.
+    pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, number: 0 };
+
+    /// The handle of the file of this process that begins with these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
+        let files = files();
+        files.get(&bytes.as_ptr().addr()).filter(|open| bytes.len() <= open.bytes).map(|open| open.handle)
+    }
+
+    /// Whether this process has its file.
+    pub(crate) fn is_own(self) -> bool {
+        files().values().any(|open| open.handle == self)
+    }
+
+    /// As it travels.
+    pub(crate) fn words(self) -> [u64; Self::WORDS] {
+        [u64::from(self.process) << 32 | u64::from(self.descriptor), self.number]
+    }
+
+    /// The inverse of [`words`](Self::words).
+    pub(crate) fn of_words(words: [u64; Self::WORDS]) -> Self {
+        Self { process: (words[0] >> 32) as u32, descriptor: words[0] as u32, number: words[1] }
+    }
+
+    /// Maps the memory of the process that has given this handle.
+    ///
+    /// # Errors
+    /// The system's error, for example that the process is another user's; or that the process has no such file of at least `bytes` bytes:
+    /// it may be a process of another machine.
+    pub(crate) fn map(self, bytes: usize) -> io::Result<Mapped> {
+        let other = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{what} of {self:?}"));
+        let file = system::open(self.process, self.descriptor)?.ok_or_else(|| other("not the kind of file"))?;
+        let len = usize::try_from(file.metadata()?.len()).map_err(|_| other("another length than that"))?;
+        if bytes.checked_add(HEADER_BYTES).is_none_or(|least| len < least) {
+            return Err(other("another length than that"));
+        }
+        let map = map(&file, len)?;
+        let mapped = Mapped { map, number: self.number };
+        if mapped.has_owner() { Ok(mapped) } else { Err(other("another number than that")) }
+    }
+}
+
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+impl Mapped {
+    /// Whether its owner has not dropped the memory.
+    pub(crate) fn has_owner(&self) -> bool {
+        // SAFETY: within the header, aligned; its owner has written it before it gave the handle away.
+        unsafe { self.map.as_ptr().cast::<u64>().read_volatile() == self.number }
+    }
+
+    /// Where the bytes begin, in this process.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(HEADER_BYTES)
+    }
+}
+
+/// Maps a file, in large pages if it fills one and the system has such for files of this kind.
+fn map(file: &File, bytes: usize) -> io::Result<MmapRaw> {
+    let map = MmapOptions::new().len(bytes).map_raw(file)?;
+    #[cfg(target_os = "linux")]
+    if bytes >= LARGE_PAGE {
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "no large pages");
+        }
+    }
+    Ok(map)
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::AsRawFd;
+
+    use memmap2::MmapRaw;
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals, fcntl_get_seals,
+        fstat, memfd_create,
+    };
+    use rustix::mm::{MremapFlags, mremap_fixed};
+    use rustix::process::{Resource, geteuid, getrlimit};
+
+    const NAME: &str = "gradsync";
+
+    /// A file of so many zeros, and its number in this process.
+    pub(super) fn create(bytes: u64) -> io::Result<(File, u32)> {
+        // A file that is longer than this ends the process by a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+            return Err(rustix::io::Errno::FBIG.into());
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Some systems want files that cannot be run, and old ones do not know them.
+        let made = memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
+        let file = File::from(made);
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        file.set_len(bytes)?;
+        // Who maps a file that somebody cuts off dies by a signal.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let descriptor = file.as_raw_fd() as u32;
+        Ok((file, descriptor))
+    }
+
+    /// Has the system give all memory of a file now, or refuse it.
+    pub(super) fn reserve(file: &File, map: &MmapRaw) -> io::Result<()> {
+        let bytes = map.len() as u64;
+        if available().is_some_and(|available| available < bytes) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        // By the mapping, which may be in large pages; old systems know only the other way.
+        match map.advise(memmap2::Advice::PopulateWrite) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                Ok(fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes)?)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// What the system could give without ending processes, as far as it says: to ask for more has it end some.
+    fn available() -> Option<u64> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let kib = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        };
+        Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
+    }
+
+    /// Gives the memory of a file's first bytes back, which are zeros then. To write zeros would end a process that has since been limited to
+    /// shorter files.
+    pub(super) fn clear(file: &File, bytes: u64) -> io::Result<()> {
+        Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)?)
+    }
+
+    /// Moves a mapping to where another one of the same length is, which is no more.
+    ///
+    /// # Safety
+    /// Nobody uses either.
+    pub(super) unsafe fn replace(map: &MmapRaw, at: *mut u8) -> io::Result<()> {
+        let (from, bytes) = (map.as_mut_ptr().cast(), map.len());
+        // SAFETY: by this function's contract.
+        unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, at.cast()) }?;
+        Ok(())
+    }
+
+    /// A file of another process, if it is of this kind, which this user has made: to open anything else could have effects of its own, and
+    /// the number of the process may be that of a stranger's, on another machine.
+    pub(super) fn open(process: u32, descriptor: u32) -> io::Result<Option<File>> {
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let target = std::fs::read_link(&path)?;
+        if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
+            return Ok(None);
+        }
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let is_own = fstat(&file)?.st_uid == geteuid().as_raw();
+        let is_sealed = || fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        Ok((is_own && is_sealed()).then_some(file))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::fs::File;
+    use std::io;
+
+    use memmap2::MmapRaw;
+
+    pub(super) fn create(_: u64) -> io::Result<(File, u32)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn clear(_: &File, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn reserve(_: &File, _: &MmapRaw) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) unsafe fn replace(_: &MmapRaw, _: *mut u8) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn open(_: u32, _: u32) -> io::Result<Option<File>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(all(test, target_os = "linux", feature = "mpi"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_other_reads() {
+        for bytes in [0, 1, 4096, 3 << 20] {
+            let mut file = MemoryFile::zeroed(bytes).unwrap();
+            assert_eq!(file.bytes().len(), bytes);
+            assert!(file.bytes().iter().all(|&byte| byte == 0));
+            let handle = FileHandle::of(file.bytes()).expect("a file");
+            assert_eq!(handle, FileHandle::of_words(handle.words()));
+            assert!(handle.is_own());
+            let other = handle.map(bytes).unwrap();
+            file.bytes_mut().fill(7);
+            // SAFETY: nobody writes now.
+            assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 7));
+            assert!(other.has_owner());
+            drop(file);
+            assert!(!other.has_owner() && !handle.is_own());
+            // SAFETY: as above; the address is mapped still.
+            assert!(unsafe { std::slice::from_raw_parts(other.start(), bytes) }.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_handle_of_something_else_finds_nothing() {
+        let file = MemoryFile::zeroed(100).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let stranger = std::fs::File::open("/proc/self/status").unwrap();
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
+        for (wrong, bytes, what) in [
+            (handle, 101, "another length"),
+            (FileHandle { number: handle.number ^ 1, ..handle }, 100, "another number"),
+            (FileHandle { descriptor, ..handle }, 100, "not the kind"),
+        ] {
+            let error = wrong.map(bytes).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NotFound);
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        assert!(FileHandle { process: u32::MAX, ..handle }.map(100).is_err());
+        drop(file);
+        assert!(handle.map(100).is_err());
+    }
+
+    #[test]
+    fn memory_of_other_kinds_has_no_handle() {
+        let file = MemoryFile::zeroed(100).unwrap();
+        let behind = vec![0; 101];
+        assert_eq!(FileHandle::of(&behind), None);
+        assert_eq!(FileHandle::of(&file.bytes()[1..]), None, "it does not begin there");
+        assert!(FileHandle::of(&file.bytes()[..99]).is_some());
+        let handle = FileHandle::of(file.bytes());
+        drop(file);
+        let next = MemoryFile::zeroed(100).unwrap();
+        assert_ne!(FileHandle::of(next.bytes()), handle, "wherever the next one lies");
+    }
+
+    #[test]
+    fn more_than_there_is_room_for_is_refused() {
+        assert!(MemoryFile::zeroed(usize::MAX).is_err());
+        assert!(MemoryFile::zeroed(1 << 62).is_err());
+        // Address space there is, but no memory: to touch it would have the system end processes.
+        assert!(MemoryFile::zeroed(1 << 45).is_err());
+    }
+
+    /// The pages of a mapping that are in memory, in KiB.
+    fn resident_kib(start: *const u8) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
+        let line = lines.find_map(|line| line.strip_prefix("Rss:")).expect("a mapping");
+        line.trim().trim_end_matches("kB").trim().parse().unwrap()
+    }
+
+    #[test]
+    fn all_memory_is_there_from_the_beginning() {
+        let file = MemoryFile::zeroed(1 << 20).unwrap();
+        assert!(resident_kib(file.bytes().as_ptr().wrapping_sub(HEADER_BYTES)) >= 1 << 10);
+    }
+
+    #[test]
+    fn memory_that_is_taken_back_is_out_of_reach_and_the_old_one_stays_with_the_others() {
+        let mut file = MemoryFile::zeroed(3 << 20).unwrap();
+        file.bytes_mut().fill(7);
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let other = handle.map(3 << 20).unwrap();
+        // SAFETY: nobody uses them.
+        unsafe { revoke(file.bytes_mut()) }.unwrap();
+        assert!(file.bytes().iter().all(|&byte| byte == 7));
+        assert!(!other.has_owner() && !handle.is_own() && handle.map(3 << 20).is_err());
+        // SAFETY: mapped still, and nobody else's.
+        unsafe { other.start().write_bytes(9, 3 << 20) };
+        assert!(file.bytes().iter().all(|&byte| byte == 7));
+        let next = FileHandle::of(file.bytes()).expect("another file").map(3 << 20).unwrap();
+        file.bytes_mut()[5] = 8;
+        // SAFETY: nobody writes now.
+        assert_eq!(unsafe { next.start().add(5).read() }, 8);
+        // SAFETY: a part of a file's memory, which nobody else uses.
+        assert!(unsafe { revoke(&raw mut file.bytes_mut()[1..]) }.is_err());
+        drop(file);
+        assert!(!next.has_owner());
+    }
+
+    #[test]
+    fn what_a_stranger_could_change_under_us_is_not_mapped() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::{FileExt, PermissionsExt};
+        let file = MemoryFile::zeroed(100).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let mode = system::open(handle.process, handle.descriptor).unwrap().unwrap().metadata().unwrap();
+        assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
+        // The same but for the seals.
+        let stranger = rustix::fs::memfd_create("gradsync", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let stranger = std::fs::File::from(stranger);
+        stranger.set_len(100 + HEADER_BYTES as u64).unwrap();
+        stranger.write_all_at(&handle.number.to_ne_bytes(), 0).unwrap();
+        let error = FileHandle { descriptor: stranger.as_raw_fd() as u32, ..handle }.map(100).unwrap_err();
+        assert!(error.to_string().contains("not the kind"), "{error}");
+    }
+}

@@ -1,0 +1,113 @@
+//! [`Memory`]: host memory and GPU memory as one type parameter of everything that works in either.
+//!
+//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A call has
+//! the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
+//!
+//! | here | contents |
+//! |---|---|
+//! | [`Host`], `Cuda` | the two kinds of memory |
+//! | [`TensorView`], [`TensorViewMut`] | elements of one dtype with a shape |
+//! | [`WireSlice`], [`WireSliceMut`] | elements of any type that transports carry, integers included |
+//! | [`HostBuffer`] | owned elements in host memory; on a GPU `driver::DeviceBuffer` |
+//! | [`SharedWindows`], `PeerMemory` | ranks that reach each other's memory |
+//!
+//! Nothing here communicates or does arithmetic.
+
+mod buffer;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub(crate) mod file;
+mod host;
+mod sharing;
+mod tensor;
+mod wire;
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+pub use self::buffer::HostBuffer;
+#[cfg(feature = "cuda")]
+pub use self::cuda::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+pub use self::host::Host;
+#[cfg(feature = "cuda")]
+pub use self::sharing::{PeerMemory, SharedMemory};
+pub use self::sharing::{SharedWindows, Work};
+pub use self::tensor::{TensorView, TensorViewMut};
+pub use self::wire::{WireElement, WireSlice, WireSliceMut};
+use crate::dtype::{DType, DataType};
+use crate::error::Result;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Host {}
+    #[cfg(feature = "cuda")]
+    impl Sealed for super::Cuda {}
+}
+
+/// A kind of memory: [`Host`], or with the feature `cuda` `Cuda`.
+///
+/// The types are what operations get and give; the functions are what code needs that is written once for both.
+pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
+    /// Elements of a dtype known at run time, to read.
+    type Slice<'a>: Copy + Debug;
+    /// The same to write.
+    type SliceMut<'a>: Debug;
+    /// Elements of any type that transports carry, to send.
+    type Wire<'a>: Copy + Debug + From<Self::Slice<'a>>;
+    /// The same to receive into.
+    type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
+    /// Owned elements of one dtype.
+    type Buffer: Debug;
+    /// What work in this memory is ordered on.
+    type Queue: Debug;
+    /// What ranks do together that reach each other's memory.
+    type Sharing: ?Sized;
+
+    /// The elements of a buffer.
+    fn buffer(buffer: &Self::Buffer) -> Self::Slice<'_>;
+
+    /// The elements of a buffer, to write.
+    fn buffer_mut(buffer: &mut Self::Buffer) -> Self::SliceMut<'_>;
+
+    /// Sets all elements to zero, ordered as all work on them.
+    ///
+    /// # Errors
+    /// `Error::Cuda`; never on the host.
+    fn clear(data: Self::SliceMut<'_>) -> Result<()>;
+
+    /// The number of elements.
+    fn len(data: Self::Slice<'_>) -> usize;
+
+    /// The type of every element.
+    fn dtype(data: Self::Slice<'_>) -> DType;
+
+    /// The elements of a range; panics as slicing does when it is out of bounds.
+    fn range(data: Self::Slice<'_>, range: Range<usize>) -> Self::Slice<'_>;
+
+    /// The same elements, borrowed for less long.
+    fn shortened<'short, 'long: 'short>(data: Self::Slice<'long>) -> Self::Slice<'short>;
+
+    /// The elements, to read.
+    fn as_slice<'a>(data: &'a Self::SliceMut<'_>) -> Self::Slice<'a>;
+
+    /// The same elements for a shorter borrow.
+    fn reborrow<'a>(data: &'a mut Self::SliceMut<'_>) -> Self::SliceMut<'a>;
+
+    /// The elements of a range, to write; panics as slicing does when it is out of bounds.
+    fn range_mut(data: Self::SliceMut<'_>, range: Range<usize>) -> Self::SliceMut<'_>;
+
+    /// The elements of each range, to write at once; ranges ascend, and panic as slicing does where they overlap or are out of bounds.
+    fn ranges_mut<'a>(data: Self::SliceMut<'a>, ranges: &[Range<usize>]) -> Vec<Self::SliceMut<'a>>;
+
+    /// The number and the type of the elements that are sent.
+    fn wire_shape(data: Self::Wire<'_>) -> (usize, DataType);
+
+    /// The elements that are received into, to read.
+    fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
+
+    /// Refuses two operands whose work is ordered on different queues.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) naming the operation.
+    fn check_same_queue(operation: &'static str, one: Self::Wire<'_>, other: Self::Wire<'_>) -> Result<()>;
+}

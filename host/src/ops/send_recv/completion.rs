@@ -1,0 +1,82 @@
+//! [`Completion`]: the output signal of transfers that may not have happened yet.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::memory::BundleMemory;
+use crate::comm::Communicator;
+#[cfg(feature = "cuda")]
+use crate::driver::Event;
+use crate::error::Result;
+use crate::memory::Host;
+
+/// When a transfer is over, with everything that was in its queue before it: at once on the host.
+///
+/// Need not be kept: work behind it in the queue may use the tensors that have come, and reuse the memory of those that have gone. On a GPU a
+/// transfer may still fail; wait for it, or for its communicator, before its results are trusted.
+pub struct Completion<'c, M: BundleMemory = Host> {
+    comm: &'c dyn Communicator<M>,
+    end: M::End,
+    /// How many calls had been announced when the transfer was.
+    announced: u64,
+    is_over: Cell<bool>,
+}
+
+impl<'c, M: BundleMemory> Completion<'c, M> {
+    /// Of everything that is in the queue now.
+    pub(super) fn new(comm: &'c dyn Communicator<M>, queue: &M::Queue) -> Result<Self> {
+        Ok(Self { comm, end: M::end(queue)?, announced: comm.announced(), is_over: Cell::new(false) })
+    }
+
+    /// The output signal, as far as it is known: whether the transfer is over. Does not wait.
+    ///
+    /// # Errors
+    /// The failure of the communicator, and `Error::Cuda` for work that failed while it ran.
+    pub fn is_done(&self) -> Result<bool> {
+        if self.is_over.get() {
+            return Ok(true);
+        }
+        // What is over may still have met the wrong transfer.
+        let is_over = M::has_passed(&self.end).map(|has_passed| has_passed && self.comm.is_confirmed(self.announced));
+        // A failure is known before what waited for it goes on: looked at later, it cannot be missed.
+        if let Some(failure) = self.comm.failure() {
+            return Err(failure);
+        }
+        self.is_over.set(is_over?);
+        Ok(self.is_over.get())
+    }
+
+    /// Waits until the transfer is over; the output signal, true.
+    ///
+    /// # Errors
+    /// As [`is_done`](Self::is_done).
+    pub fn wait(&self) -> Result<bool> {
+        let begun = Instant::now();
+        while !self.is_done()? {
+            if M::has_passed(&self.end)? {
+                self.comm.confirm(self.announced)?;
+            }
+            // Most waits are short, and a thread that sleeps wakes up late.
+            if begun.elapsed() < Duration::from_millis(1) {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Completion<'_, crate::memory::Cuda> {
+    /// The point in the queue, for another queue to wait for. It passes too if the transfer fails.
+    pub fn event(&self) -> &Event {
+        &self.end
+    }
+}
+
+impl<M: BundleMemory> std::fmt::Debug for Completion<'_, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("end", &self.end).field("is_over", &self.is_over).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+//! Collectives on tensors that lie anywhere, in either memory: ONNX Runtime's NcclAllReduce, NcclAllGather and NcclReduceScatter, and the plain
+//! meaning of the latter two.
+//!
+//! Tensors of a GPU that follow each other in memory are reduced where they lie, by one collective. Others are packed, on a GPU by one launch, one
+//! right after the other, so that a rank whose tensors lie apart sends as many elements as one whose tensors do not. Which rank owns which
+//! tensor is decided by [`plan::ownership`](crate::plan::ownership).
+
+use crate::buffer::GradientBuffer;
+use crate::call::scope;
+use crate::comm::{Collective, Collectives, Communicator, Operands, ReduceOp, Scaling};
+use crate::dtype::DType;
+use crate::error::{Error, Operation, Result, same_len};
+use crate::kernels::KernelMemory;
+use crate::plan::ownership::{Move, Ownership};
+
+/// The dtype of all tensors, which belong to one queue; `None` for no tensors.
+fn one_dtype<M: KernelMemory>(operation: &'static str, tensors: &[M::Slice<'_>]) -> Result<Option<DType>> {
+    let Some(&first) = tensors.first() else { return Ok(None) };
+    for (index, &tensor) in tensors.iter().enumerate().skip(1) {
+        if M::dtype(tensor) != M::dtype(first) {
+            let (left, right) = (M::dtype(first), M::dtype(tensor));
+            return Err(Error::DTypeMismatch { operation, what: format!("tensor 0 and tensor {index}"), left, right });
+        }
+        M::check_same_queue(operation, first.into(), tensor.into())?;
+    }
+    Ok(Some(M::dtype(first)))
+}
+
+fn views<'a, M: KernelMemory>(tensors: &'a [M::SliceMut<'_>]) -> Vec<M::Slice<'a>> {
+    tensors.iter().map(M::as_slice).collect()
+}
+
+/// The element at which each tensor begins where they lie one right after the other, and the end of the last.
+fn offsets<M: KernelMemory>(tensors: &[M::Slice<'_>]) -> (Vec<usize>, usize) {
+    let mut end = 0;
+    let offset = |tensor: &M::Slice<'_>| {
+        let offset = end;
+        end += M::len(*tensor);
+        offset
+    };
+    let offsets = tensors.iter().map(offset).collect();
+    (offsets, end)
+}
+
+/// Replaces every rank's tensors by their reduction over ranks (ONNX Runtime's NcclAllReduce), by one collective: over the range that they fill,
+/// if each begins where the one before it ends; otherwise over a copy. Each rank does what its own addresses ask for. On a GPU the copy is made
+/// by one launch and taken apart by another, which is fastest where tensors have multiples of 16 bytes. A
+/// [`GradientBuffer`] needs no copy: see [`all_reduce`](super::all_reduce()).
+///
+/// # Errors
+/// [`Error::DTypeMismatch`] naming the tensor, [`Error::InvalidArgument`] for tensors of different queues, and those of
+/// [`Collectives::all_reduce`].
+#[doc(alias = "NcclAllReduce")]
+pub fn all_reduce_tensors<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    tensors: &mut [M::SliceMut<'_>],
+    op: ReduceOp,
+    scaling: Scaling,
+) -> Result<()> {
+    const OPERATION: &str = "all_reduce_tensors";
+    let _scope = scope::within(Operation::AllReduceTensors(op));
+    if one_dtype::<M>(OPERATION, &views::<M>(tensors))?.is_none() {
+        return Ok(());
+    }
+    if let Some(whole) = M::joined(tensors) {
+        return comm.all_reduce_scaled(whole, op, scaling);
+    }
+    let mut packed = {
+        let views = views::<M>(tensors);
+        let (offsets, len) = offsets::<M>(&views);
+        let mut packed = M::room_like(OPERATION, views[0], len)?;
+        M::pack(M::buffer_mut(&mut packed), &offsets, &views)?;
+        packed
+    };
+    comm.all_reduce_scaled(M::buffer_mut(&mut packed), op, scaling)?;
+    let (offsets, _) = offsets::<M>(&views::<M>(tensors));
+    M::unpack(tensors, M::buffer(&packed), &offsets)
+}
+
+/// Copies tensors that lie anywhere into a gradient buffer, casting where dtypes differ; on a GPU in one launch for each of their dtypes.
+///
+/// With [`unpack`], every operation on buffers serves tensors that lie elsewhere, the outputs being the inputs or not.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] naming a tensor with other elements than the buffer's, and [`Error::InvalidArgument`] for another queue; nothing is
+/// written.
+pub fn pack<M: KernelMemory>(buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
+    check_lens("pack", buffer, tensors)?;
+    let offsets: Vec<usize> = buffer.segments().iter().map(|segment| segment.start).collect();
+    M::pack(buffer.as_mut_slice(), &offsets, tensors)
+}
+
+/// Copies all tensors of a gradient buffer to where they are wanted, casting where dtypes differ; on a GPU in one launch for each of their dtypes.
+///
+/// # Errors
+/// As [`pack`].
+pub fn unpack<M: KernelMemory>(buffer: &GradientBuffer<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
+    check_lens("unpack", buffer, &views::<M>(tensors))?;
+    let offsets: Vec<usize> = buffer.segments().iter().map(|segment| segment.start).collect();
+    M::unpack(tensors, buffer.as_slice(), &offsets)
+}
+
+fn check_lens<M: KernelMemory>(
+    operation: &'static str,
+    buffer: &GradientBuffer<M>,
+    tensors: &[M::Slice<'_>],
+) -> Result<()> {
+    same_len(operation, ("tensors of the buffer", buffer.tensor_count()), ("tensors", tensors.len()))?;
+    for (index, (segment, tensor)) in buffer.segments().iter().zip(tensors).enumerate() {
+        let names = (format!("{:?} of the buffer", buffer.name(index)), format!("tensor {index}"));
+        same_len(operation, (&names.0, segment.len()), (&names.1, M::len(*tensor)))?;
+    }
+    Ok(())
+}
+
+/// Fills every rank's tensors with those of their owners (ONNX Runtime's NcclAllGather): a tensor belongs to the rank whose window of
+/// the padded bundle it lies in.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming a tensor that lies in two ranks' windows, and as [`all_reduce_tensors`].
+#[doc(alias = "NcclAllGather")]
+pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
+    const OPERATION: &str = "all_gather_owned";
+    let _scope = scope::within(Operation::AllGatherTensors);
+    let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
+    let moves = ownership.gather_moves(comm.rank());
+    copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
+    comm.all_gather_in_place(M::buffer_mut(&mut scratch))?;
+    copy_out::<M>(tensors, &scratch, &moves.copy_out)
+}
+
+/// Replaces the tensors that this rank owns by their reduction over ranks, and leaves all others alone (ONNX Runtime's NcclReduceScatter).
+///
+/// # Errors
+/// As [`all_gather_owned`].
+#[doc(alias = "NcclReduceScatter")]
+pub fn reduce_scatter_owned<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    tensors: &mut [M::SliceMut<'_>],
+    op: ReduceOp,
+) -> Result<()> {
+    const OPERATION: &str = "reduce_scatter_owned";
+    let _scope = scope::within(Operation::ReduceScatterTensors(op));
+    let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
+    let moves = ownership.scatter_moves(comm.rank());
+    copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
+    comm.reduce_scatter_in_place(M::buffer_mut(&mut scratch), op)?;
+    copy_out::<M>(tensors, &scratch, &moves.copy_out)
+}
+
+/// The plan of a bundle and zeroed memory for it.
+fn scratch<M: KernelMemory>(
+    operation: &'static str,
+    comm: &dyn Communicator<M>,
+    tensors: &[M::SliceMut<'_>],
+) -> Result<Option<(Ownership, M::Buffer)>> {
+    let views = views::<M>(tensors);
+    if one_dtype::<M>(operation, &views)?.is_none() {
+        return Ok(None);
+    }
+    let lens: Vec<usize> = views.iter().map(|tensor| M::len(*tensor)).collect();
+    let ownership = Ownership::new(operation, comm.world_size(), &lens)?;
+    let scratch = M::zeros_like(operation, views[0], ownership.padded_len())?;
+    Ok(Some((ownership, scratch)))
+}
+
+fn copy_in<M: KernelMemory>(scratch: &mut M::Buffer, tensors: &[M::SliceMut<'_>], moves: &[Move]) -> Result<()> {
+    let sources: Vec<M::Slice<'_>> = moves.iter().map(|one| M::as_slice(&tensors[one.tensor])).collect();
+    let offsets: Vec<usize> = moves.iter().map(|one| one.place.start).collect();
+    M::pack(M::buffer_mut(scratch), &offsets, &sources)
+}
+
+fn copy_out<M: KernelMemory>(tensors: &mut [M::SliceMut<'_>], scratch: &M::Buffer, moves: &[Move]) -> Result<()> {
+    let mut wanted = moves.iter().peekable();
+    let mut destinations = Vec::with_capacity(moves.len());
+    let mut offsets = Vec::with_capacity(moves.len());
+    // Moves are in the order of tensors.
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        if let Some(one) = wanted.next_if(|one| one.tensor == index) {
+            offsets.push(one.place.start);
+            destinations.push(M::reborrow(tensor));
+        }
+    }
+    M::unpack(&mut destinations, M::buffer(scratch), &offsets)
+}
+
+/// Concatenates every rank's tensor along its first dimension, for each tensor of a bundle, at once: `outputs[i]` holds
+/// `world_size` times `inputs[i]`.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for outputs that do not fit, and those of
+/// [`Collectives::all_gather`].
+pub fn all_gather_tensors<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    inputs: &[M::Slice<'_>],
+    outputs: &mut [M::SliceMut<'_>],
+) -> Result<()> {
+    let _scope = scope::within(Operation::AllGatherTensors);
+    same_len("all_gather_tensors", ("inputs", inputs.len()), ("outputs", outputs.len()))?;
+    let gather = |(input, output)| Collective::AllGather { operands: operands::<M>(input, output) };
+    comm.run_all(inputs.iter().zip(outputs).map(gather).collect())
+}
+
+/// Sums every rank's tensor and gives each rank an equal shard of it along the first dimension, for each tensor of a bundle, at
+/// once. `shapes` are those of the inputs.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming shape and world size where a first dimension does not divide, or there is none;
+/// [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] for operands that do not fit, and those of
+/// [`Collectives::reduce_scatter`].
+pub fn reduce_scatter_tensors<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    inputs: &[M::Slice<'_>],
+    shapes: &[&[usize]],
+    outputs: &mut [M::SliceMut<'_>],
+) -> Result<()> {
+    const OPERATION: &str = "reduce_scatter_tensors";
+    let _scope = scope::within(Operation::ReduceScatterTensors(ReduceOp::Sum));
+    same_len(OPERATION, ("inputs", inputs.len()), ("outputs", outputs.len()))?;
+    same_len(OPERATION, ("inputs", inputs.len()), ("shapes", shapes.len()))?;
+    let world_size = comm.world_size();
+    for (index, (input, shape)) in inputs.iter().zip(shapes).enumerate() {
+        let len = shape.iter().product();
+        same_len(OPERATION, (&format!("shape of input {index}"), len), (&format!("input {index}"), M::len(*input)))?;
+        if shape.first().is_none_or(|rows| rows % world_size != 0) {
+            let reason = format!(
+                "input {index} of shape {shape:?} does not divide into {world_size} shards along its first dimension"
+            );
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+    }
+    let scatter = |(input, output)| {
+        let operands = operands::<M>(input, output);
+        Collective::ReduceScatter { operands, op: ReduceOp::Sum }
+    };
+    comm.run_all(inputs.iter().zip(outputs).map(scatter).collect())
+}
+
+fn operands<'a, 'i: 'a, M: KernelMemory>(input: &M::Slice<'i>, output: &'a mut M::SliceMut<'_>) -> Operands<'a, M> {
+    Operands::Apart { input: M::shortened(*input), output: M::reborrow(output) }
+}

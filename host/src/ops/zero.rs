@@ -1,0 +1,76 @@
+//! [`ZeroPartition`]: gradients and parameters shared out over ranks, so that each rank keeps the optimizer's state of its shard only
+//! (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+//!
+//! Which elements are whose is [`plan::zero`](crate::plan::zero)'s business; the optimizer is the caller's.
+
+use crate::agreement::same_plan;
+use crate::buffer::GradientBuffer;
+use crate::call::scope;
+use crate::comm::{Collectives, Communicator, ReduceOp};
+use crate::error::{Error, Operation, Result};
+use crate::memory::{Host, Memory};
+use crate::plan::zero::{View, partition, views_of};
+
+const OPERATION: Operation = Operation::ZeroPartition;
+
+/// Who updates which elements of buffers with certain tensors.
+///
+/// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
+#[derive(Debug)]
+pub struct ZeroPartition<'c, M: Memory = Host> {
+    comm: &'c dyn Communicator<M>,
+    fingerprint: u64,
+    views: Vec<View>,
+}
+
+impl<'c, M: Memory> ZeroPartition<'c, M> {
+    /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
+    /// ranks have other tensors; errors of the communicator.
+    pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
+        let table = buffer.table();
+        same_plan(OPERATION, comm, table, &[], Ok(()))?;
+        let views = partition(table.segments(), table.shard_len(), table.world_size())?;
+        Ok(Self { comm, fingerprint: table.fingerprint(), views })
+    }
+
+    /// The parts of tensors that this rank updates, in order.
+    pub fn views(&self) -> &[View] {
+        views_of(&self.views, self.comm.rank())
+    }
+
+    /// The parts of all tensors, in order, with their ranks.
+    pub fn all_views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// Replaces this rank's shard of the gradients by their reduction over ranks; what the other shards hold afterwards is unspecified.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
+    pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<M>, op: ReduceOp) -> Result<()> {
+        let _scope = scope::within(OPERATION);
+        self.check(gradients)?;
+        self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
+    }
+
+    /// Fills every rank's parameters with the shards that their owners have updated.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
+    pub fn all_gather(&self, parameters: &mut GradientBuffer<M>) -> Result<()> {
+        let _scope = scope::within(OPERATION);
+        self.check(parameters)?;
+        self.comm.all_gather_in_place(parameters.as_mut_slice())
+    }
+
+    fn check(&self, buffer: &GradientBuffer<M>) -> Result<()> {
+        if buffer.table().fingerprint() == self.fingerprint {
+            return Ok(());
+        }
+        let reason = "the buffer has other tensors than the one that this was made for".into();
+        Err(Error::InvalidArgument { operation: OPERATION.name(), reason })
+    }
+}

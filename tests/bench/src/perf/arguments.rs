@@ -1,0 +1,412 @@
+//! The command line of `cargo xtask perf`: nccl-tests' letters where it has them.
+//!
+//! Nothing is measured here, and what cannot be told from the arguments alone is not refused here.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use gradsync::DType;
+use gradsync::comm::ReduceOp;
+use gradsync::ops::Algorithm;
+use gradsync::plan::cost::Scheme;
+
+use super::PerfError;
+use super::layers::Layers;
+use super::nodes::OnNodes;
+use super::operation::{Operation, Redop, Types};
+use super::sizes::{Bytes, Stride, series};
+use super::tensors::Model;
+
+/// What machines with NVLink have.
+const RANKS_PER_NODE: usize = 8;
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// GPUs if there are some, otherwise the CPU.
+    Auto,
+    /// The CPU, all cores.
+    Cpu,
+    /// GPUs; an error if there are none.
+    Cuda,
+}
+
+/// What carries collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportChoice {
+    /// Threads of this process, on host memory.
+    Local,
+    /// The processes of an MPI job, on host memory: start this program with mpirun.
+    Mpi,
+    /// NCCL, a GPU for each rank: the ranks of a launcher (torchrun's, Slurm's or MPI's variables), or else threads of this process.
+    Nccl,
+    /// Kernels that reach into the memory of the other ranks' GPUs.
+    Peer,
+}
+
+/// What `-d` accepts: a dtype, a pair of them, or all.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum TypeChoice {
+    All,
+    One(DType),
+    Pair(Types),
+}
+
+impl FromStr for TypeChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let dtype = |name: &str| match name {
+            "float" => Ok(DType::F32),
+            "double" => Ok(DType::F64),
+            "half" => Ok(DType::F16),
+            "bfloat16" => Ok(DType::BF16),
+            name => name.parse::<DType>().map_err(|_| {
+                format!("`{name}` is no dtype: expected f64, f32, f16, bf16, two of them as TO:FROM, or all")
+            }),
+        };
+        Ok(match text.split_once(':') {
+            None if text == "all" => TypeChoice::All,
+            None => TypeChoice::One(dtype(text)?),
+            Some((to, from)) => TypeChoice::Pair(Types { to: dtype(to)?, from: dtype(from)? }),
+        })
+    }
+}
+
+/// What `-o` accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RedopChoice {
+    Sum,
+    #[value(alias = "avg")]
+    Mean,
+    Max,
+    Min,
+    /// All of them.
+    All,
+}
+
+/// The algorithms of Adasum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AlgorithmChoice {
+    /// What the library takes by itself.
+    Auto,
+    Gram,
+    Tree,
+    /// A Gram matrix inside each node, and one of nodes.
+    #[value(name = "gram+gram")]
+    TwoLevelGram,
+    /// A Gram matrix inside each node, and the tree over nodes.
+    #[value(name = "gram+tree")]
+    GramThenTree,
+    /// The sum inside each node, and a Gram matrix of nodes.
+    #[value(name = "sum+gram")]
+    SumThenGram,
+    /// The sum inside each node, and the tree over nodes.
+    #[value(name = "sum+tree")]
+    SumThenTree,
+}
+
+/// The arguments of `cargo xtask perf`.
+#[derive(Args)]
+pub(crate) struct Perf {
+    /// What to measure, or `all`
+    #[arg(value_name = "OPERATION", required_unless_present_any = ["model", "tensors"], value_parser = operations)]
+    operations: Vec<Operations>,
+    /// The smallest size: bytes, or with K, M, G
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M")]
+    begin: Bytes,
+    /// The largest size; that of -b if left out
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE")]
+    end: Option<Bytes>,
+    /// Multiply sizes by this
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", conflicts_with = "step")]
+    factor: Option<f64>,
+    /// Add this to sizes; 1M if -f is left out too
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE")]
+    step: Option<Bytes>,
+    /// Iterations that count
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// Iterations before those
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
+    warm_ups: u32,
+    /// Record this many calls in a CUDA graph, launch that for each iteration, and divide its time; 0 for none
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0, conflicts_with = "model")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1024))]
+    graph_calls: u32,
+    /// Dtypes: f64, f32, f16, bf16, TO:FROM for cast, scale and accumulate, or all
+    #[arg(short = 'd', long = "datatype", value_name = "DTYPE", value_delimiter = ',', default_value = "f32")]
+    types: Vec<TypeChoice>,
+    /// Reductions of all_reduce and reduce_scatter
+    #[arg(short = 'o', long = "op", value_name = "OP", value_enum, value_delimiter = ',', default_value = "sum")]
+    redops: Vec<RedopChoice>,
+    /// Algorithms of adasum; those of two levels take --ranks-per-node
+    #[arg(long = "algorithm", value_name = "NAME", value_enum, value_delimiter = ',', default_value = "auto")]
+    algorithms: Vec<AlgorithmChoice>,
+    /// Tensors that adasum cuts a vector into: so many equal ones, or those of a model (resnet50, bert-large) in their proportions
+    #[arg(long, value_name = "N|MODEL", default_value = "32")]
+    layers: Layers,
+    /// Check results: 1, or 0 to leave it out
+    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
+    /// Numbers of ranks (for gram and combine, of vectors); all GPUs, or 4, if left out, and a launcher's number under one
+    #[arg(short = 'g', long = "ranks", value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: Vec<u32>,
+    /// Where to compute
+    #[arg(long, value_name = "BACKEND", value_enum, value_delimiter = ',', default_value = "auto")]
+    backend: Vec<BackendChoice>,
+    /// What carries collectives; local for the CPU and nccl for GPUs if left out
+    #[arg(long, value_name = "TRANSPORT", value_enum, value_delimiter = ',')]
+    transport: Vec<TransportChoice>,
+    /// Take turns with as many buffers as hold this together; three times the L2 cache and no less than two on GPUs, one on the CPU, if left out
+    #[arg(long, value_name = "SIZE")]
+    working_set: Option<Bytes>,
+    /// Leave the baselines out
+    #[arg(long)]
+    no_baseline: bool,
+    /// Hold adasum of GPUs against NCCL's sum, where it would be held against the staged mode
+    #[arg(long, conflicts_with_all = ["tensors", "model", "launch", "no_baseline"])]
+    against_sum: bool,
+    /// Keep the gradients of adasum over MPI in memory of each process's own, where they would lie in memory that all map
+    #[arg(long, conflicts_with_all = ["tensors", "model", "launch"])]
+    ordinary_buffers: bool,
+    /// What the hardware can do, in GB/s of busbw, where the program cannot tell
+    #[arg(long, value_name = "GB/s", allow_negative_numbers = true)]
+    limit: Option<f64>,
+    /// Tell what small launches of these kernels take beyond an empty kernel's time and that of their bytes, plain and in a graph
+    #[arg(long, requires = "operations", conflicts_with_all = ["tensors", "model", "plot", "no_baseline"])]
+    launch: bool,
+    /// Accumulate, cast and clear the tensors of a model instead, in one launch, with bf16 gradients and f32 sums
+    #[arg(long, value_name = "MODEL", value_enum, conflicts_with_all = ["operations", "model", "begin", "end", "factor", "step"])]
+    #[arg(conflicts_with_all = ["types", "redops", "algorithms", "layers", "ranks", "transport"])]
+    tensors: Option<Model>,
+    /// Print what Adasum costs on 2 to 4096 ranks by the cost model, for the sizes of -b and -e
+    #[arg(long, conflicts_with_all = ["operations", "plot", "types", "redops", "algorithms", "ranks", "backend", "transport"])]
+    model: bool,
+    /// Fit the cost model to this file, which --json wrote (may be repeated)
+    #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "operations")]
+    fit: Vec<PathBuf>,
+    /// Ranks of a node, in the cost model and for algorithms of two levels; 8 if left out
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks_per_node: Option<u32>,
+    /// Write all results as JSON too; `-` is the standard output, and the table then goes to stderr
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw bandwidth over size; `-` as above
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// One operation, or all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Operations(Vec<Operation>);
+
+fn operations(text: &str) -> Result<Operations, String> {
+    if text == "all" {
+        return Ok(Operations(Operation::value_variants().to_vec()));
+    }
+    let names: Vec<_> = Operation::value_variants().iter().map(|operation| operation.name()).collect();
+    let known = Operation::value_variants().iter().find(|operation| operation.name() == text);
+    let known = known.ok_or_else(|| format!("no such operation: expected all, {}", names.join(", ")))?;
+    Ok(Operations(vec![*known]))
+}
+
+/// What is to be measured, as far as the arguments say.
+pub(crate) struct Settings {
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) counts: Counts,
+    pub(crate) types: Vec<TypeChoice>,
+    pub(crate) redops: Vec<ReduceOp>,
+    /// How ranks combine by Adasum.
+    pub(crate) algorithms: Vec<Redop>,
+    pub(crate) layers: Layers,
+    /// Empty where the arguments leave it open.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) backend: Vec<BackendChoice>,
+    pub(crate) transport: Vec<TransportChoice>,
+    pub(crate) limit: Option<f64>,
+}
+
+/// How often and how everything is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) iterations: usize,
+    pub(crate) warm_ups: usize,
+    pub(crate) check: bool,
+    pub(crate) baseline: bool,
+    pub(crate) working_set: Option<usize>,
+    /// Whether NCCL's sum is what Adasum of GPUs is held against in any case.
+    pub(crate) against_sum: bool,
+    /// Whether gradients that processes could share lie in memory of each process's own.
+    pub(crate) ordinary_buffers: bool,
+    /// Calls that a CUDA graph holds; none are recorded for 0.
+    pub(crate) graph_calls: usize,
+}
+
+/// What the program is to do.
+pub(crate) enum Task {
+    Measure,
+    Launch,
+    Tensors(Model),
+    Model { fit: Vec<PathBuf>, ranks_per_node: usize },
+}
+
+impl Perf {
+    pub(crate) fn task(&self) -> Task {
+        match self.tensors {
+            Some(model) => Task::Tensors(model),
+            None if self.model => Task::Model { fit: self.fit.clone(), ranks_per_node: self.per_node() },
+            None if self.launch => Task::Launch,
+            None => Task::Measure,
+        }
+    }
+
+    fn per_node(&self) -> usize {
+        self.ranks_per_node.map_or(RANKS_PER_NODE, |ranks| ranks as usize)
+    }
+
+    pub(crate) fn json(&self) -> Option<&PathBuf> {
+        self.json.as_ref()
+    }
+
+    pub(crate) fn plot(&self) -> Option<&PathBuf> {
+        self.plot.as_ref()
+    }
+
+    /// # Errors
+    /// [`PerfError::Arguments`] naming what does not fit together.
+    pub(crate) fn settings(&self) -> Result<Settings, PerfError> {
+        let refuse = |reason: String| Err(PerfError::Arguments(reason));
+        let (begin, end) = (self.begin.0, self.end.map_or(self.begin.0, |end| end.0));
+        if end < begin {
+            return refuse(format!("-e {end} is smaller than -b {begin}"));
+        }
+        let stride = match (self.factor, self.step) {
+            (Some(factor), _) if !(factor > 1.0 && factor.is_finite()) => {
+                return refuse(format!("-f {factor} does not make sizes grow"));
+            }
+            (_, Some(Bytes(0))) => return refuse("-i 0 does not make sizes grow".into()),
+            (Some(factor), _) => Stride::Factor(factor),
+            (None, step) => Stride::Step(step.map_or(1 << 20, |step| step.0)),
+        };
+        if let Some(limit) = self.limit {
+            if !(limit > 0.0 && limit.is_finite()) {
+                return refuse(format!("--limit {limit} is no bandwidth"));
+            }
+        }
+        let mut operations: Vec<Operation> = Vec::new();
+        for operation in self.operations.iter().flat_map(|some| &some.0) {
+            if !operations.contains(operation) {
+                operations.push(*operation);
+            }
+        }
+        if let Some(TypeChoice::Pair(types)) = self.types.iter().find(|choice| matches!(choice, TypeChoice::Pair(_))) {
+            if let Some(operation) = operations.iter().find(|operation| !operation.takes_pairs()) {
+                let name = operation.name();
+                return refuse(format!(
+                    "-d {}:{}: {name} has one dtype; cast, scale and accumulate have two",
+                    types.to, types.from
+                ));
+            }
+        }
+        let is_adasum_over_mpi =
+            operations.contains(&Operation::Adasum) && self.transport.contains(&TransportChoice::Mpi);
+        if self.ordinary_buffers && !is_adasum_over_mpi {
+            return refuse("--ordinary-buffers: only adasum with --transport mpi has others".into());
+        }
+        let algorithms = algorithms(&self.algorithms, self.per_node());
+        let is_in_nodes = |redop: &Redop| matches!(redop, Redop::OnNodes(_));
+        let have_nodes = self.model || (operations.contains(&Operation::Adasum) && algorithms.iter().any(is_in_nodes));
+        if let (Some(ranks), false) = (self.ranks_per_node, have_nodes) {
+            return refuse(format!(
+                "--ranks-per-node {ranks}: only --model and --algorithm gram+gram and the like have nodes"
+            ));
+        }
+        Ok(Settings {
+            operations,
+            sizes: series(begin, end, stride),
+            counts: Counts {
+                iterations: self.iterations as usize,
+                warm_ups: self.warm_ups as usize,
+                check: self.check == 1,
+                baseline: !self.no_baseline,
+                working_set: self.working_set.map(|size| size.0),
+                against_sum: self.against_sum,
+                ordinary_buffers: self.ordinary_buffers,
+                graph_calls: self.graph_calls as usize,
+            },
+            types: self.types.clone(),
+            redops: redops(&self.redops),
+            algorithms,
+            layers: self.layers,
+            ranks: self.ranks.iter().map(|&ranks| ranks as usize).collect(),
+            backend: self.backend.clone(),
+            transport: self.transport.clone(),
+            limit: self.limit,
+        })
+    }
+}
+
+fn redops(choices: &[RedopChoice]) -> Vec<ReduceOp> {
+    let mut ops = Vec::new();
+    for choice in choices {
+        ops.extend_from_slice(match choice {
+            RedopChoice::Sum => &[ReduceOp::Sum][..],
+            RedopChoice::Mean => &[ReduceOp::Mean],
+            RedopChoice::Max => &[ReduceOp::Max],
+            RedopChoice::Min => &[ReduceOp::Min],
+            RedopChoice::All => &[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min],
+        });
+    }
+    ops
+}
+
+fn algorithms(choices: &[AlgorithmChoice], per_node: usize) -> Vec<Redop> {
+    let on_nodes = |scheme| Redop::OnNodes(OnNodes { scheme, per_node });
+    let redop = |choice: &AlgorithmChoice| match choice {
+        AlgorithmChoice::Auto => Redop::Adasum(Algorithm::Auto),
+        AlgorithmChoice::Gram => Redop::Adasum(Algorithm::Gram),
+        AlgorithmChoice::Tree => Redop::Adasum(Algorithm::Tree),
+        AlgorithmChoice::TwoLevelGram => on_nodes(Scheme::TwoLevelGram),
+        AlgorithmChoice::GramThenTree => on_nodes(Scheme::GramThenTree),
+        AlgorithmChoice::SumThenGram => on_nodes(Scheme::SumThenGram),
+        AlgorithmChoice::SumThenTree => on_nodes(Scheme::SumThenTree),
+    };
+    choices.iter().map(redop).collect()
+}
+
+impl TypeChoice {
+    /// The dtypes of an operation's rows.
+    pub(crate) fn of(self, operation: Operation) -> Vec<Types> {
+        match self {
+            TypeChoice::All if operation.takes_pairs() => {
+                let pairs = DType::ALL.into_iter().flat_map(|to| DType::ALL.map(|from| Types { to, from }));
+                pairs.collect()
+            }
+            TypeChoice::All => DType::ALL.map(Types::both).to_vec(),
+            TypeChoice::One(dtype) => vec![Types::both(dtype)],
+            TypeChoice::Pair(types) => vec![types],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dtypes_have_nccl_tests_names_too() {
+        let types = |text: &str| text.parse::<TypeChoice>();
+        assert_eq!(types("float"), Ok(TypeChoice::One(DType::F32)));
+        assert_eq!(types("bf16"), types("bfloat16"));
+        assert_eq!(types("f32:half"), Ok(TypeChoice::Pair(Types { to: DType::F32, from: DType::F16 })));
+        assert!(types("f32:int8").is_err_and(|error| error.contains("int8")));
+        assert_eq!(TypeChoice::All.of(Operation::Cast).len(), 16);
+        assert_eq!(TypeChoice::All.of(Operation::Gram).len(), 4);
+    }
+}

@@ -1,0 +1,161 @@
+//! Adasum on GPUs, over NCCL or by kernels that reach into the peers' buffers, beside the staged mode: through the hosts' memory, by their
+//! processors.
+
+use gradsync::GradientBuffer;
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{Communicator, Ranks, ReduceOp};
+use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
+use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, StagedAdasum};
+use gradsync::ops::{AdasumOptions, Algorithm, Nodes};
+
+use super::collectives::unreachable_peers;
+use super::plain::Plain;
+use super::vectors::slots;
+use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
+use crate::perf::host::collectives::{fill_gradients, gradients, wrong_gradients};
+use crate::perf::nodes::Groups;
+use crate::perf::operation::{Redop, Row};
+use crate::perf::record::BaselineName;
+use crate::perf::subject::{Side, Subject};
+
+/// Buffers with workspace of their own, at most.
+const MOST_WORKSPACES: usize = 8;
+
+/// What an Adasum is held against.
+enum Baseline<'a> {
+    /// The staged mode over a transport of the hosts' memory.
+    Staged(Box<StagedAdasum<'a>>),
+    /// Where there is none, or none can be recorded: the plain sum of as many bytes.
+    Sum(&'a Plain),
+}
+
+/// The name of the baseline, with or without a transport of the hosts' memory. What goes through the hosts cannot be recorded.
+pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> BaselineName {
+    let full = match host {
+        _ if counts.against_sum => "plain NCCL's sum of as many bytes",
+        Some(_) if counts.graph_calls == 0 => {
+            return BaselineName { column: "staged mode", full: "the staged mode, through host memory" };
+        }
+        Some(_) => "plain NCCL's sum of as many bytes (the staged mode cannot be recorded)",
+        None => "plain NCCL's sum of as many bytes (the staged mode needs MPI, or ranks in one process)",
+    };
+    BaselineName { column: "plain NCCL's sum", full }
+}
+
+/// What combines the ranks of a buffer.
+enum Way<'a> {
+    AtOnce(Adasum<'a>),
+    InNodes(HierarchicalAdasum<'a>),
+}
+
+/// The groups of ranks that a row reduces in, if it has nodes. Every rank has to call it.
+pub(super) fn groups(comm: &NcclCommunicator, row: &Row) -> Result<Option<Groups<NcclCommunicator>>, PerfError> {
+    row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()
+}
+
+/// An Adasum of gradient buffers.
+pub(super) struct Reduction<'a> {
+    comm: &'a NcclCommunicator,
+    queue: &'a Queue,
+    row: Row,
+    buffers: Vec<(GradientBuffer<Cuda>, Way<'a>)>,
+    host: GradientBuffer,
+    baseline: Option<Baseline<'a>>,
+}
+
+impl<'a> Reduction<'a> {
+    pub(super) fn new(
+        (comm, queue, plain): (&'a NcclCommunicator, &'a Queue, &'a Plain),
+        host_comm: Option<&'a dyn Communicator>,
+        groups: Option<&'a Groups<NcclCommunicator>>,
+        with_peers: bool,
+        row: &Row,
+        counts: Counts,
+    ) -> Result<Self, PerfError> {
+        let algorithm = match row.redop {
+            Redop::Adasum(algorithm) => algorithm,
+            _ => Algorithm::Auto,
+        };
+        let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+        let lens = row.layers.lens(row.len);
+        let mut buffers = Vec::new();
+        for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {
+            let tensors = lens.iter().enumerate().map(|(tensor, &len)| (format!("tensor {tensor}"), [len]));
+            let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors)?;
+            if let (Some(on), Some(groups)) = (row.nodes(), groups) {
+                let nodes: Nodes<'a, Cuda> = Nodes { all: comm, node: &groups.node, across: &groups.across };
+                let adasum = HierarchicalAdasum::new(nodes, &buffer, on.within(), on.options())?;
+                buffers.push((buffer, Way::InNodes(adasum)));
+                continue;
+            }
+            let make = if with_peers { Adasum::new } else { Adasum::over_transport };
+            let adasum = make(comm, &buffer, options)?;
+            if with_peers && !adasum.uses_peers() {
+                return Err(unreachable_peers());
+            }
+            buffers.push((buffer, Way::AtOnce(adasum)));
+        }
+        let baseline = match host_comm {
+            _ if !counts.baseline => None,
+            Some(host) if counts.graph_calls == 0 && !counts.against_sum => {
+                let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
+                Some(Baseline::Staged(Box::new(staged)))
+            }
+            _ => Some(Baseline::Sum(plain)),
+        };
+        let mut reduction = Self { comm, queue, row: *row, buffers, host: gradients(row)?, baseline };
+        reduction.prepare()?;
+        Ok(reduction)
+    }
+
+    /// The algorithm that ran. Waits for the queue.
+    pub(super) fn ran(&self) -> Result<Algorithm, PerfError> {
+        Ok(match &self.buffers[0].1 {
+            Way::AtOnce(adasum) => adasum.report()?.algorithm,
+            Way::InNodes(adasum) => adasum.report()?.algorithm,
+        })
+    }
+
+    fn prepare(&mut self) -> Result<(), PerfError> {
+        fill_gradients(&mut self.host, &self.row, self.comm.rank());
+        for (buffer, _) in &mut self.buffers {
+            buffer.copy_from_host(&self.host)?;
+        }
+        Ok(())
+    }
+}
+
+impl Subject for Reduction<'_> {
+    fn has(&self, side: Side) -> bool {
+        match side {
+            Side::OutOfPlace => false,
+            Side::InPlace => true,
+            Side::Baseline => self.baseline.is_some(),
+        }
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        let place = round % self.buffers.len();
+        let (buffer, way) = &mut self.buffers[place];
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(Baseline::Staged(staged))) => Ok(staged.all_reduce(buffer)?),
+            (Side::Baseline, Some(Baseline::Sum(plain))) => plain.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum),
+            _ => match way {
+                Way::AtOnce(adasum) => Ok(adasum.all_reduce(buffer)?),
+                Way::InNodes(adasum) => Ok(adasum.all_reduce(buffer)?),
+            },
+        }
+    }
+
+    fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
+        self.prepare()?;
+        // No rank reads from a buffer that its owner is still filling.
+        self.comm.barrier()?;
+        self.call(side, 0)?;
+        self.comm.synchronize(self.queue)?;
+        self.buffers[0].0.copy_to_host(&mut self.host)?;
+        Ok(wrong_gradients(&self.host))
+    }
+}

@@ -1,0 +1,221 @@
+//! Collectives over NCCL, and the reduction of peers' buffers, each beside plain NCCL on the same memory.
+
+use gradsync::GradientBuffer;
+use gradsync::comm::nccl::NcclCommunicator;
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
+use gradsync::driver::Queue;
+use gradsync::memory::Cuda;
+use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
+
+use super::plain::Plain;
+use super::vectors::{Vectors, slots, wrong};
+use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
+use crate::perf::data::{PERIOD, fill, operand, reduced, tolerance, value};
+use crate::perf::host::collectives::Expected;
+use crate::perf::operation::{Operation, Redop, Row};
+use crate::perf::subject::{Side, Subject};
+
+/// Sets of buffers, at most.
+const MOST_SLOTS: usize = 1024;
+/// Buffers that peers have mapped, at most.
+const MOST_MAPPED: usize = 8;
+
+fn op(row: &Row) -> ReduceOp {
+    match row.redop {
+        Redop::Reduce(op) => op,
+        _ => ReduceOp::Sum,
+    }
+}
+
+/// A collective over NCCL.
+pub(super) struct Collective<'a> {
+    comm: &'a NcclCommunicator,
+    plain: &'a Plain,
+    queue: &'a Queue,
+    row: Row,
+    input: Vectors,
+    output: Vectors,
+    ordered: Option<OrderedAllReduce<'a>>,
+}
+
+impl<'a> Collective<'a> {
+    pub(super) fn new(
+        comm: &'a NcclCommunicator,
+        plain: &'a Plain,
+        queue: &'a Queue,
+        row: &Row,
+        counts: Counts,
+    ) -> Result<Self, PerfError> {
+        let slots = slots(queue, counts.working_set, 2 * row.bytes(), MOST_SLOTS)?;
+        let (dtype, op) = (row.types.to, op(row));
+        let ordered = (row.operation == Operation::OrderedAllReduce)
+            .then(|| OrderedAllReduce::new(comm, queue, (dtype, dtype), row.len, op))
+            .transpose()?;
+        let (input, output) = match row.operation {
+            Operation::AllGather => (row.shard(), row.len),
+            Operation::ReduceScatter => (row.len, row.shard()),
+            _ => (row.len, row.len),
+        };
+        let vectors = |len| Vectors::new(queue, dtype, len, slots);
+        let (input, output) = (vectors(input)?, vectors(output)?);
+        let mut collective = Self { comm, plain, queue, row: *row, input, output, ordered };
+        collective.prepare()?;
+        collective.output.repeat(|_| 0.0)?;
+        Ok(collective)
+    }
+
+    fn prepare(&mut self) -> Result<(), PerfError> {
+        let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), op(&self.row));
+        self.input.repeat(|index| operand(op, ranks, rank, index))
+    }
+
+    fn run(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        let (comm, op, ranks, rank) = (self.comm, op(&self.row), self.comm.world_size(), self.comm.rank());
+        let (input, output) = (self.input.slice(round), self.output.slice_mut(round));
+        if let Some(ordered) = &mut self.ordered {
+            return Ok(ordered.run(output)?);
+        }
+        match (self.row.operation, side) {
+            (Operation::AllReduce, Side::InPlace) => comm.all_reduce(output, op)?,
+            (Operation::AllReduce, _) => comm.all_reduce_into(input, output, op, Scaling::NONE)?,
+            (Operation::AllGather, Side::InPlace) => comm.all_gather_in_place(output)?,
+            (Operation::AllGather, _) => comm.all_gather(input, output)?,
+            (Operation::ReduceScatter, Side::InPlace) => {
+                comm.reduce_scatter_in_place(self.input.slice_mut(round), op)?;
+            }
+            (Operation::ReduceScatter, _) => comm.reduce_scatter(input, output, op)?,
+            (Operation::AllToAll, _) => comm.all_to_all(input, output)?,
+            _ => comm.send_recv(input, (rank + 1) % ranks, output, (rank + ranks - 1) % ranks)?,
+        }
+        Ok(())
+    }
+
+    fn baseline(&mut self, round: usize) -> Result<(), PerfError> {
+        let op = op(&self.row);
+        match self.row.operation {
+            Operation::AllReduce | Operation::OrderedAllReduce => {
+                self.plain.all_reduce(self.output.slice_mut(round), op)
+            }
+            Operation::AllGather => self.plain.all_gather(self.output.slice_mut(round)),
+            Operation::ReduceScatter => self.plain.reduce_scatter(self.input.slice_mut(round), op),
+            Operation::AllToAll => self.plain.all_to_all(self.input.slice(round), self.output.slice_mut(round)),
+            _ => self.plain.send_recv(self.input.slice(round), self.output.slice_mut(round)),
+        }
+    }
+}
+
+impl Subject for Collective<'_> {
+    fn has(&self, side: Side) -> bool {
+        use Operation::{AllGather, AllReduce, OrderedAllReduce, ReduceScatter};
+        match side {
+            Side::OutOfPlace => self.row.operation != OrderedAllReduce,
+            Side::InPlace => {
+                matches!(self.row.operation, AllReduce | OrderedAllReduce | AllGather | ReduceScatter)
+            }
+            Side::Baseline => true,
+        }
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        if side == Side::Baseline { self.baseline(round) } else { self.run(side, round) }
+    }
+
+    fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
+        let (rank, ranks, op, shard) = (self.comm.rank(), self.comm.world_size(), op(&self.row), self.row.shard());
+        self.prepare()?;
+        let is_in_place = side == Side::InPlace;
+        match self.row.operation {
+            Operation::AllReduce | Operation::OrderedAllReduce if is_in_place => {
+                self.output.repeat(|index| operand(op, ranks, rank, index))?
+            }
+            // Each rank's own shard, and elsewhere what no rank has.
+            Operation::AllGather if is_in_place => {
+                self.output.fill(|index| if index / shard == rank { value(rank, index % shard) } else { -1.0 })?;
+            }
+            _ => self.output.repeat(|_| -1.0)?,
+        }
+        self.run(side, 0)?;
+        self.comm.synchronize(self.queue)?;
+        let expected = Expected::new(self.row.operation, op, &self.row, rank, ranks);
+        match (self.row.operation, is_in_place) {
+            (Operation::ReduceScatter, true) => {
+                let own = self.input.slice(0).range(rank * shard..(rank + 1) * shard);
+                wrong(own, tolerance(op), |index| expected.at(index))
+            }
+            _ => self.output.count_wrong(tolerance(op), |index| expected.at(index)),
+        }
+    }
+}
+
+/// An all-reduce by kernels that reach into the peers' buffers.
+pub(super) struct Peers<'a> {
+    comm: &'a NcclCommunicator,
+    plain: &'a Plain,
+    queue: &'a Queue,
+    row: Row,
+    buffers: Vec<(GradientBuffer<Cuda>, PeerAllReduce<'a>)>,
+    host: GradientBuffer,
+}
+
+impl<'a> Peers<'a> {
+    pub(super) fn new(
+        comm: &'a NcclCommunicator,
+        plain: &'a Plain,
+        queue: &'a Queue,
+        row: &Row,
+        counts: Counts,
+    ) -> Result<Self, PerfError> {
+        let tensors = || [("all", [row.len])];
+        let mut buffers = Vec::new();
+        for _ in 0..slots(queue, counts.working_set, row.bytes(), MOST_MAPPED)? {
+            let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors())?;
+            let reduction = PeerAllReduce::new(comm, &buffer, op(row))?.ok_or_else(unreachable_peers)?;
+            buffers.push((buffer, reduction));
+        }
+        let host = GradientBuffer::new(row.types.to, row.ranks, tensors())?;
+        let mut peers = Self { comm, plain, queue, row: *row, buffers, host };
+        peers.prepare()?;
+        Ok(peers)
+    }
+
+    fn prepare(&mut self) -> Result<(), PerfError> {
+        let (rank, ranks, op) = (self.comm.rank(), self.comm.world_size(), op(&self.row));
+        fill(self.host.tensor_mut(0).into_data(), |index| operand(op, ranks, rank, index));
+        for (buffer, _) in &mut self.buffers {
+            buffer.copy_from_host(&self.host)?;
+        }
+        Ok(())
+    }
+}
+
+/// What every rank says where kernels do not reach the peers' memory.
+pub(super) fn unreachable_peers() -> PerfError {
+    PerfError::Arguments("--transport peer: the GPUs do not reach each other's memory, or are more than eight".into())
+}
+
+impl Subject for Peers<'_> {
+    fn has(&self, side: Side) -> bool {
+        side != Side::OutOfPlace
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        let place = round % self.buffers.len();
+        let (buffer, reduction) = &mut self.buffers[place];
+        match side {
+            Side::Baseline => self.plain.all_reduce(buffer.tensor_mut(0).into_data(), op(&self.row)),
+            _ => Ok(reduction.run(buffer)?),
+        }
+    }
+
+    fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {
+        let op = op(&self.row);
+        self.prepare()?;
+        // No rank writes into a buffer that its owner is still filling.
+        self.comm.barrier()?;
+        self.call(side, 0)?;
+        self.comm.synchronize(self.queue)?;
+        let table = reduced(op, self.comm.world_size());
+        wrong(self.buffers[0].0.tensor(0).data(), tolerance(op), |index| table[index % PERIOD])
+    }
+}

@@ -1,0 +1,141 @@
+//! Ranks with a GPU each: the processes of a launcher, or threads of this process.
+
+use gradsync::memory::PeerMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gradsync::bootstrap::Rendezvous;
+use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::{self, Call, Communicator, Ranks, local};
+use gradsync::driver::{Graph, Queue};
+
+use super::adasum::{self, Reduction};
+use super::collectives::{Collective, Peers};
+use super::plain::Plain;
+use super::{first_use, timing};
+use crate::perf::PerfError;
+use crate::perf::arguments::TransportChoice;
+use crate::perf::host::local::first_failure;
+use crate::perf::operation::{Operation, Row};
+use crate::perf::output::Output;
+use crate::perf::places::Places;
+use crate::perf::plan::{Place, Section};
+use crate::perf::record::resolved;
+use crate::perf::subject::{self, Found, Subject};
+
+/// How long ranks wait for each other's numbers.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Measures sections on that many ranks.
+pub(crate) fn run(places: &Places, ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
+    /// Tells the groups of one launch apart.
+    static GENERATION: AtomicU64 = AtomicU64::new(0);
+    if let Some(launch) = &places.launch {
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        let rendezvous = Rendezvous::from_env(launch)?.with_generation(generation);
+        let device = launch.local_rank.unwrap_or(launch.rank);
+        let host = host_transport(places)?;
+        return rank(&rendezvous, (launch.rank, ranks), device, host.as_deref(), sections, output);
+    }
+    let rendezvous = &Rendezvous::in_process();
+    let hosts = local::group(ranks)?;
+    let outcomes = std::thread::scope(|scope| {
+        let start = |(index, host): (usize, local::LocalCommunicator)| {
+            scope.spawn(move || rank(rendezvous, (index, ranks), index, Some(&host), sections, output))
+        };
+        let threads: Vec<_> = hosts.into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    first_failure(outcomes)
+}
+
+/// A transport of the hosts' memory between the processes of a launcher, if there is one.
+#[cfg(feature = "mpi")]
+fn host_transport(places: &Places) -> Result<Option<Box<dyn Communicator>>, PerfError> {
+    let comm = gradsync::comm::mpi::MpiCommunicator::world()?;
+    // Processes that something else than mpirun started are each a world of their own.
+    let is_whole = places.launch.as_ref().is_some_and(|launch| launch.world_size == comm.world_size());
+    Ok(is_whole.then(|| Box::new(comm) as Box<dyn Communicator>))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn host_transport(_: &Places) -> Result<Option<Box<dyn Communicator>>, PerfError> {
+    Ok(None)
+}
+
+fn rank(
+    rendezvous: &Rendezvous,
+    (rank, ranks): (usize, usize),
+    device: usize,
+    host: Option<&dyn Communicator>,
+    sections: &[Section],
+    output: &Output,
+) -> Result<(), PerfError> {
+    let queue = Queue::new(device as u32)?;
+    let member = rendezvous.join(rank, ranks)?;
+    let options = NcclOptions { checks: false, ..NcclOptions::default() };
+    let comm = NcclCommunicator::new(member, &queue, &options)?;
+    let plain = Plain::new(&comm)?;
+    for section in sections {
+        let is_adasum = section.operation == Operation::Adasum;
+        let name = if is_adasum { adasum::baseline(host, output.counts) } else { Plain::NAME };
+        if rank == 0 {
+            output.begin(section, name)?;
+        }
+        let with_peers = section.place == Place::Ranks(TransportChoice::Peer);
+        for row in &section.rows {
+            let (row, found) = if is_adasum {
+                let groups = adasum::groups(&comm, row)?;
+                let over = (&comm, &queue, &plain);
+                let mut reduction = Reduction::new(over, host, groups.as_ref(), with_peers, row, output.counts)?;
+                let found = measure(&queue, &comm, &mut reduction, output)?;
+                (Row { redop: resolved(row.redop, reduction.ran()?), ..*row }, found)
+            } else if with_peers {
+                let mut peers = Peers::new(&comm, &plain, &queue, row, output.counts)?;
+                (*row, measure(&queue, &comm, &mut peers, output)?)
+            } else {
+                let mut collective = Collective::new(&comm, &plain, &queue, row, output.counts)?;
+                (*row, measure(&queue, &comm, &mut collective, output)?)
+            };
+            if rank == 0 {
+                output.row(section, &row, &found, name)?;
+            }
+        }
+    }
+    if rank == 0 {
+        output.loaded(first_use::loads(&queue));
+    }
+    Ok(comm.synchronize(&queue)?)
+}
+
+/// Times and checks a subject on this rank, and merges what all ranks found. Nobody leaves before all are done.
+fn measure(
+    queue: &Queue,
+    comm: &NcclCommunicator,
+    subject: &mut dyn Subject,
+    output: &Output,
+) -> Result<Found, PerfError> {
+    // All ranks have their operands.
+    queue.synchronize()?;
+    comm.barrier()?;
+    let mut launch = |graph: &Graph| {
+        let call = Call::without_data(comm::Operation::Graph);
+        Ok(comm.run_kernels(call, queue, &mut || Ok(graph.launch()?))?)
+    };
+    let seconds = timing::time(queue, subject, output.counts, &mut launch)?;
+    comm.synchronize(queue)?;
+    comm.barrier()?;
+    let own = Found { seconds, wrong: subject::check(subject, output.counts)? };
+    let bytes: Vec<u8> = own.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
+    let all = comm.member().all_gather(&bytes, DEADLINE).map_err(gradsync::Error::from)?;
+    let others: Vec<Vec<f64>> = all
+        .iter()
+        .enumerate()
+        .filter(|(other, _)| *other != comm.rank())
+        .map(|(_, bytes)| {
+            let number = |bytes: &[u8]| bytes.try_into().map_or(f64::NAN, f64::from_le_bytes);
+            bytes.chunks(size_of::<f64>()).map(number).collect()
+        })
+        .collect();
+    Ok(own.merge(others.iter().map(Vec::as_slice)))
+}

@@ -1,0 +1,192 @@
+//! What vectors hold when results are checked: small integers, so that every sum and product is exact in every dtype.
+//!
+//! Elements repeat with a period of [`PERIOD`], which makes what is expected a table of so many numbers. No two ranks hold the same, and no two
+//! shards that lie less than that apart. Ranks from the 64th on hold zeros: sums over more would not be exact in bf16.
+
+use gradsync::comm::ReduceOp;
+use gradsync::{Element, Slice, SliceMut};
+use rayon::prelude::*;
+
+/// Elements after which a vector repeats.
+pub(crate) const PERIOD: usize = 61;
+const RANKS_WITH_VALUES: usize = 64;
+const CHUNK_LEN: usize = 1 << 16;
+
+/// The element at `index` of rank `rank`'s vector: 0, 1 or 2, by chance.
+pub(crate) fn value(rank: usize, index: usize) -> f64 {
+    if rank >= RANKS_WITH_VALUES {
+        return 0.0;
+    }
+    let mixed = ((index % PERIOD * RANKS_WITH_VALUES + rank) as u32 + 1).wrapping_mul(0x9e37_79b1);
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b);
+    f64::from((mixed ^ mixed >> 13) % 3)
+}
+
+/// What rank `rank` holds where the ranks' values are reduced: for a mean as many times the value as there are ranks.
+pub(crate) fn operand(op: ReduceOp, ranks: usize, rank: usize, index: usize) -> f64 {
+    let factor = if op == ReduceOp::Mean { ranks as f64 } else { 1.0 };
+    factor * value(rank, index)
+}
+
+/// The reduction of all ranks' operands, by index modulo [`PERIOD`].
+pub(crate) fn reduced(op: ReduceOp, ranks: usize) -> [f64; PERIOD] {
+    std::array::from_fn(|index| {
+        let values = (0..ranks).map(|rank| value(rank, index));
+        match op {
+            ReduceOp::Sum | ReduceOp::Mean => values.sum(),
+            ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
+            ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+        }
+    })
+}
+
+/// How far a result may be off, relative to what is expected: nothing, except for means, whose factor is not exact everywhere.
+pub(crate) fn tolerance(op: ReduceOp) -> f64 {
+    if op == ReduceOp::Mean { 1.0 / 64.0 } else { 0.0 }
+}
+
+/// What vectors are scaled by.
+pub(crate) const FACTOR: f64 = 2.0;
+
+/// The inner product of the first `len` elements of two ranks' vectors.
+pub(crate) fn product(left: usize, right: usize, len: usize) -> f64 {
+    let count = |residue: usize| len.saturating_sub(residue).div_ceil(PERIOD) as f64;
+    (0..PERIOD).map(|index| count(index) * value(left, index) * value(right, index)).sum()
+}
+
+/// The weight of a vector in a weighted sum.
+pub(crate) fn weight(vector: usize) -> f64 {
+    (vector % 2 + 1) as f64
+}
+
+/// The weighted sum of vectors, by index modulo [`PERIOD`].
+pub(crate) fn weighted(vectors: usize) -> [f64; PERIOD] {
+    std::array::from_fn(|index| (0..vectors).map(|vector| weight(vector) * value(vector, index)).sum())
+}
+
+/// What a rank holds for Adasum. Tensors of even number are zero on all ranks but one at each place, hence orthogonal, and their Adasum is the
+/// sum; those of odd number are the same on all ranks, and their Adasum is they themselves. Where `summed` ranks add up before, two of them hold
+/// twice that and its negative, whose Adasum is another.
+pub(crate) fn adasum_operand(tensor: usize, ranks: usize, summed: usize, rank: usize, index: usize) -> f64 {
+    let factor = match (tensor % 2, rank % summed) {
+        (0, _) => f64::from(u8::from(index % ranks == rank)),
+        _ if summed == 1 => 1.0,
+        (_, 0) => 2.0,
+        (_, 1) => -1.0,
+        _ => 0.0,
+    };
+    factor * adasum(index)
+}
+
+/// The Adasum of all ranks' [`adasum_operand`]s.
+pub(crate) fn adasum(index: usize) -> f64 {
+    (1 + index % 3) as f64
+}
+
+/// Writes every element, on all threads.
+pub(crate) fn fill(data: SliceMut<'_>, value: impl Fn(usize) -> f64 + Sync) {
+    fn typed<T: Element>(data: &mut [T], value: impl Fn(usize) -> f64 + Sync) {
+        data.par_chunks_mut(CHUNK_LEN).enumerate().for_each(|(chunk, part)| {
+            let begin = chunk * CHUNK_LEN;
+            part.iter_mut().enumerate().for_each(|(index, element)| *element = T::from_f64(value(begin + index)));
+        });
+    }
+    match data {
+        SliceMut::F64(data) => typed(data, value),
+        SliceMut::F32(data) => typed(data, value),
+        SliceMut::F16(data) => typed(data, value),
+        SliceMut::BF16(data) => typed(data, value),
+    }
+}
+
+/// How many elements are further from what is expected than that part of it.
+pub(crate) fn count_wrong(data: Slice<'_>, tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
+    fn typed<T: Element>(data: &[T], tolerance: f64, expected: impl Fn(usize) -> f64 + Sync) -> u64 {
+        let wrong = |(chunk, part): (usize, &[T])| {
+            let begin = chunk * CHUNK_LEN;
+            let is_wrong = |(index, element): &(usize, &T)| {
+                let expected = expected(begin + index);
+                let error = (element.to_f64() - expected).abs();
+                error.is_nan() || error > tolerance * expected.abs()
+            };
+            part.iter().enumerate().filter(is_wrong).count() as u64
+        };
+        data.par_chunks(CHUNK_LEN).enumerate().map(wrong).sum()
+    }
+    match data {
+        Slice::F64(data) => typed(data, tolerance, expected),
+        Slice::F32(data) => typed(data, tolerance, expected),
+        Slice::F16(data) => typed(data, tolerance, expected),
+        Slice::BF16(data) => typed(data, tolerance, expected),
+    }
+}
+
+/// How many of a few numbers are not what is expected.
+pub(crate) fn count_differing(found: &[f64], expected: impl Iterator<Item = f64>) -> u64 {
+    let mut expected = expected;
+    found.iter().filter(|&&found| expected.next() != Some(found)).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_exact_in_every_dtype() {
+        for ranks in [1, 2, 7, 64, 1000] {
+            for table in [reduced(ReduceOp::Sum, ranks), weighted(ranks)] {
+                for sum in table {
+                    assert_eq!(gradsync::bf16::from_f64(sum).to_f64(), sum, "{ranks} ranks");
+                    assert_eq!(gradsync::f16::from_f64(sum).to_f64(), sum, "{ranks} ranks");
+                }
+            }
+        }
+    }
+
+    /// A rank's data in another's place, or a shard in another's, must be seen.
+    #[test]
+    fn no_two_ranks_or_shards_hold_the_same() {
+        let vector =
+            |rank: usize, begin: usize| (0..PERIOD).map(|index| value(rank, begin + index)).collect::<Vec<_>>();
+        for rank in 0..RANKS_WITH_VALUES {
+            for other in 0..rank {
+                assert_ne!(vector(rank, 0), vector(other, 0), "{rank} and {other}");
+            }
+            for begin in 1..PERIOD {
+                assert_ne!(vector(rank, 0), vector(rank, begin), "{rank} from {begin} on");
+            }
+        }
+        // Without any one of the ranks, another number is the largest, or the smallest, somewhere.
+        for (op, ranks) in [(ReduceOp::Max, 4), (ReduceOp::Min, 4)] {
+            for left_out in 0..ranks {
+                let of = |all: bool, index| {
+                    let values = (0..ranks).filter(|&rank| all || rank != left_out).map(|rank| value(rank, index));
+                    if op == ReduceOp::Max { values.fold(0.0, f64::max) } else { values.fold(9.0, f64::min) }
+                };
+                assert!((0..PERIOD).any(|index| of(true, index) != of(false, index)), "{op:?} without {left_out}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_the_elements() {
+        for len in 0..3 * PERIOD {
+            for (left, right) in [(0, 0), (0, 1), (1, 2), (2, 70)] {
+                let sum: f64 = (0..len).map(|index| value(left, index) * value(right, index)).sum();
+                assert_eq!(product(left, right, len), sum);
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_elements_are_counted() {
+        let mut data = vec![0.0f32; 2 * CHUNK_LEN + 5];
+        fill((&mut data).into(), |index| value(1, index));
+        assert_eq!(count_wrong((&data).into(), 0.0, |index| value(1, index)), 0);
+        data[7] += 1.0;
+        data[CHUNK_LEN] = f32::NAN;
+        assert_eq!(count_wrong((&data).into(), 0.0, |index| value(1, index)), 2);
+        let means = [1.0f32, 1.01, 1.1];
+        assert_eq!(count_wrong((&means[..]).into(), tolerance(ReduceOp::Mean), |_| 1.0), 1);
+    }
+}

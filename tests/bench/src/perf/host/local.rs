@@ -1,0 +1,63 @@
+//! Ranks as threads of this process.
+//!
+//! They are held against the machine's memory, which carries all of them: a copy by all cores of as many bytes as memory has to move.
+
+use gradsync::comm::{Ranks, local};
+
+use super::collectives::{self, HostBaseline, HostBaselines};
+use super::vectors::{Copy, slots};
+use crate::perf::PerfError;
+use crate::perf::arguments::Counts;
+use crate::perf::operation::{Operation, Row};
+use crate::perf::output::Output;
+use crate::perf::plan::Section;
+use crate::perf::record::BaselineName;
+
+/// Measures sections on that many threads.
+pub(crate) fn run(ranks: usize, sections: &[Section], output: &Output) -> Result<(), PerfError> {
+    let outcomes = local::run_each(ranks, |comm| {
+        collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
+    })?;
+    first_failure(outcomes)
+}
+
+/// The failure that the others follow from, if any.
+pub(crate) fn first_failure(outcomes: Vec<std::thread::Result<Result<(), PerfError>>>) -> Result<(), PerfError> {
+    let mut failures = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => failures.push(error),
+            Err(_) => failures.push(PerfError::Panicked { rank }),
+        }
+    }
+    // Ranks that miss another say so; the other knows why it left.
+    let is_cause = |error: &PerfError| !matches!(error, PerfError::Gradsync(gradsync::Error::Comm(_)));
+    let cause = failures.iter().position(is_cause).unwrap_or(0);
+    if failures.is_empty() { Ok(()) } else { Err(failures.swap_remove(cause)) }
+}
+
+struct Memory {
+    is_first: bool,
+}
+
+impl HostBaselines for Memory {
+    fn name(&self, _: Operation) -> BaselineName {
+        Copy::NAME
+    }
+
+    fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
+        // Rank 0 copies, with all threads; the others have nothing to do, and count as that fast.
+        let copy = self.is_first.then(|| Copy::new(row.traffic(), slots(counts.working_set, row.bytes())));
+        Ok(Some(Box::new(copy.transpose()?)))
+    }
+}
+
+impl HostBaseline for Option<Copy> {
+    fn call(&mut self, round: usize) -> Result<(), PerfError> {
+        if let Some(copy) = self {
+            copy.call(round);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! What a run says of the machine that it ran on: versions, and clocks as they were found.
+
+#[cfg(feature = "cuda")]
+mod nvml;
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::limits::Limits;
+use super::plan::Place;
+
+/// What had to be measured to be known.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// Bytes a second that a copy with all cores reads and writes.
+    pub(crate) copy_rate: Option<f64>,
+    /// Where they are all on this machine.
+    pub(crate) processes: Option<Processes>,
+    pub(crate) first_use: Option<FirstUse>,
+}
+
+/// The processes of an MPI job.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Processes {
+    /// GB/s that all together read and write, each copying on its own.
+    pub(crate) copy_gbs: f64,
+    /// Whether they meet in memory of each other, or by messages alone.
+    pub(crate) share_memory: bool,
+}
+
+/// What this process paid before its first kernel had run on a GPU.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct FirstUse {
+    /// The driver's initialisation, the context and a stream in it.
+    pub(crate) open_ms: f64,
+    /// From there until the first kernel had been loaded and had run.
+    pub(crate) kernel_ms: f64,
+    /// Whether the driver may have found the kernel in its cache on disk.
+    pub(crate) may_be_cached: bool,
+}
+
+/// The machine, as far as it concerns the run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) version: &'static str,
+    pub(crate) cpu: Cpu,
+    /// The GPUs that the run may use; empty where it uses none.
+    pub(crate) gpus: Vec<Gpu>,
+    /// The version of NVIDIA's driver.
+    pub(crate) driver: Option<String>,
+    pub(crate) nccl: Option<String>,
+    pub(crate) mpi: Option<String>,
+    first_use: Option<FirstUse>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Cpu {
+    name: Option<String>,
+    threads: usize,
+    /// Of the fastest core, as found; nothing where the system does not tell.
+    mhz: Option<f64>,
+    /// GB/s that a copy with all cores reads and writes.
+    copy_gbs: Option<f64>,
+    /// Those of an MPI job on this machine.
+    processes: Option<Processes>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Gpu {
+    name: String,
+    /// As found, and the most that it may have.
+    sm_mhz: Option<u32>,
+    sm_max_mhz: Option<u32>,
+    memory_mhz: Option<u32>,
+    /// From clock and width.
+    memory_gbs: Option<f64>,
+    l2_bytes: Option<usize>,
+    /// Of all its links to other GPUs, in one direction.
+    links_gbs: Option<f64>,
+}
+
+impl Machine {
+    /// Looks at what the places of a run need.
+    pub(crate) fn look(places: &[Place], measured: Measured) -> Self {
+        let uses_gpus = places.iter().any(|place| place.backend() == "cuda");
+        let (gpus, driver) = if uses_gpus { gpus() } else { (Vec::new(), None) };
+        let has = |transports: &[&str]| {
+            places.iter().filter_map(|place| place.transport()).any(|transport| transports.contains(&transport))
+        };
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            cpu: Cpu {
+                name: cpu_lines("model name").next(),
+                threads: std::thread::available_parallelism().map_or(1, usize::from),
+                mhz: cpu_lines("cpu MHz").filter_map(|text| text.parse().ok()).reduce(f64::max),
+                copy_gbs: measured.copy_rate.map(|rate| rate / 1e9),
+                processes: measured.processes,
+            },
+            gpus,
+            driver,
+            nccl: if has(&["nccl", "peer"]) { nccl() } else { None },
+            mpi: if has(&["mpi"]) { mpi() } else { None },
+            first_use: measured.first_use,
+        }
+    }
+
+    /// Fills in what this machine says of bandwidths.
+    pub(crate) fn limits(&self, given: Option<f64>) -> Limits {
+        let gpu = self.gpus.first();
+        Limits {
+            given,
+            host_memory: self.cpu.copy_gbs.map(|rate| rate * 1e9),
+            processes: self.cpu.processes.map(|processes| processes.copy_gbs * 1e9),
+            device_memory: gpu.and_then(|gpu| gpu.memory_gbs).map(|rate| rate * 1e9),
+            links: gpu.and_then(|gpu| gpu.links_gbs).map(|rate| rate * 1e9),
+        }
+    }
+
+    pub(crate) fn lines(&self) -> String {
+        let mhz = |clock: Option<f64>| clock.map_or("clock unknown".into(), |mhz| format!("{mhz:.0} MHz"));
+        let mut lines = format!("# gradsync {}\n", self.version);
+        let (cpu, threads) = (self.cpu.name.as_deref().unwrap_or("unknown"), self.cpu.threads);
+        lines += &format!("# CPU: {cpu}, {threads} threads, {} as found", mhz(self.cpu.mhz));
+        lines += &self.cpu.copy_gbs.map_or(String::new(), |rate| format!(", copies at {rate:.1} GB/s"));
+        if let Some(Processes { copy_gbs, share_memory }) = self.cpu.processes {
+            let meet = if share_memory { "in memory of each other" } else { "by messages alone" };
+            lines += &format!(", the ranks of the MPI job together at {copy_gbs:.1} GB/s; they meet {meet}");
+        }
+        lines += "\n";
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let clock = |mhz: Option<u32>| mhz.map_or("unknown".into(), |mhz| format!("{mhz} MHz"));
+            let (sm, most, memory) = (clock(gpu.sm_mhz), clock(gpu.sm_max_mhz), clock(gpu.memory_mhz));
+            lines += &format!("# GPU {index}: {}, SM clock {sm} as found (at most {most}), memory {memory}", gpu.name);
+            lines += &gpu.memory_gbs.map_or(String::new(), |rate| format!(", {rate:.0} GB/s by its width"));
+            lines += &gpu.links_gbs.map_or(String::new(), |rate| format!(", links {rate:.0} GB/s"));
+            lines += "\n";
+        }
+        if let Some(FirstUse { open_ms, kernel_ms, may_be_cached }) = self.first_use {
+            let cache = match may_be_cached {
+                true => "which the driver may have found in its cache on disk (CUDA_CACHE_DISABLE=1 turns that off)",
+                false => "without the driver's cache on disk",
+            };
+            lines += &format!(
+                "# first use: driver and context {open_ms:.1} ms, first kernel loaded and run {kernel_ms:.1} ms, {cache}\n"
+            );
+        }
+        let versions = [("driver", &self.driver), ("NCCL", &self.nccl), ("MPI", &self.mpi)];
+        for (name, version) in versions {
+            if let Some(version) = version {
+                lines += &format!("# {name}: {version}\n");
+            }
+        }
+        lines
+    }
+}
+
+/// Values of a key in Linux's list of processors; none elsewhere.
+fn cpu_lines(key: &'static str) -> impl Iterator<Item = String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let values = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() == key);
+    values.map(|(_, value)| value.trim().to_owned()).collect::<Vec<_>>().into_iter()
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> (Vec<Gpu>, Option<String>) {
+    use gradsync::driver::{Device, DeviceAttribute};
+    let Ok(names) = gradsync::driver::devices() else { return (Vec::new(), None) };
+    let nvml = nvml::Nvml::open();
+    let gpus = names.into_iter().enumerate().map(|(ordinal, name)| {
+        let device = Device::new(ordinal as u32).ok();
+        let attribute = |attribute: DeviceAttribute| {
+            let value = device.and_then(|device| device.attribute(attribute).ok())?;
+            usize::try_from(value).ok().filter(|&value| value > 0)
+        };
+        let uuid = device.and_then(|device| device.uuid().ok());
+        let clocks = nvml.as_ref().zip(uuid).and_then(|(nvml, uuid)| nvml.clocks(uuid));
+        // kHz and bits; two transfers a clock.
+        let memory = attribute(DeviceAttribute::MemoryClockRate).zip(attribute(DeviceAttribute::GlobalMemoryBusWidth));
+        Gpu {
+            name,
+            sm_mhz: clocks.as_ref().and_then(|clocks| clocks.sm),
+            sm_max_mhz: clocks.as_ref().and_then(|clocks| clocks.sm_max),
+            memory_mhz: clocks.as_ref().and_then(|clocks| clocks.memory),
+            memory_gbs: memory.map(|(clock, width)| 2.0 * clock as f64 * 1e3 * width as f64 / 8.0 / 1e9),
+            l2_bytes: attribute(DeviceAttribute::L2CacheSize),
+            links_gbs: clocks.as_ref().and_then(|clocks| clocks.links_gbs),
+        }
+    });
+    (gpus.collect(), nvml.as_ref().and_then(nvml::Nvml::driver))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> (Vec<Gpu>, Option<String>) {
+    (Vec::new(), None)
+}
+
+#[cfg(feature = "cuda")]
+fn nccl() -> Option<String> {
+    let nccl = gradsync::sys::nccl::Nccl::get().ok()?;
+    Some(format!("{} ({})", nccl.version(), nccl.library()))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nccl() -> Option<String> {
+    None
+}
+
+#[cfg(feature = "mpi")]
+fn mpi() -> Option<String> {
+    let version = ::mpi::environment::library_version().ok()?;
+    version.lines().next().map(|line| line.trim_end_matches('\0').trim().to_owned())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi() -> Option<String> {
+    None
+}

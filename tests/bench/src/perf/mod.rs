@@ -1,0 +1,345 @@
+//! `cargo xtask perf`: how fast operations are, in the manner of nccl-tests, each beside a baseline from the same run.
+//!
+//! Times are taken in rounds in which the operation and its baseline take turns; the median and the 99th percentile of the slowest rank
+//! count. Results are checked afterwards, on fresh data of small integers. Ranks other than 0 print nothing. Nothing is compared with a
+//! number from another run.
+
+pub(crate) mod arguments;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod data;
+mod files;
+mod host;
+mod launch;
+pub(crate) mod layers;
+mod limits;
+mod machine;
+mod model;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod nodes;
+pub(crate) mod operation;
+mod output;
+pub(crate) mod places;
+pub(crate) mod plan;
+mod plot;
+pub(crate) mod record;
+mod sizes;
+pub(crate) mod statistics;
+pub(crate) mod subject;
+pub(crate) mod table;
+mod tensors;
+
+use std::io;
+use std::path::PathBuf;
+
+pub(crate) use arguments::Perf;
+use arguments::{Settings, Task, TransportChoice};
+use files::Files;
+use gradsync::bootstrap::Launch;
+use launch::Launches;
+use machine::{FirstUse, Machine, Measured, Processes};
+use operation::Operation;
+use output::{Output, Results};
+use places::Places;
+use plan::{Place, Section};
+use record::{Document, SCHEMA};
+
+use gradsync_cli::messages::Listener;
+use gradsync_cli::output::OutputError;
+use gradsync_cli::text;
+
+/// Bytes that the host's copy is measured with: more than caches hold, where there is one for a few cores.
+const COPY_BYTES: usize = 64 << 20;
+
+/// Why nothing could be measured, or what was measured is no good.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PerfError {
+    #[error("{0}")]
+    Arguments(String),
+    #[error("no driver: {0}")]
+    #[cfg(feature = "cuda")]
+    NoDriver(gradsync::driver::CudaError),
+    #[error("{what} needs the feature `{feature}`, and this program was built without it")]
+    NotBuilt { what: String, feature: &'static str },
+    #[error(transparent)]
+    Gradsync(#[from] gradsync::Error),
+    #[error("rank {rank} panicked")]
+    Panicked { rank: usize },
+    #[error("{call} of plain NCCL failed with code {code}")]
+    #[cfg(feature = "cuda")]
+    Nccl { call: &'static str, code: i32 },
+    #[error("{}: {reason}", text::shown(path))]
+    File { path: PathBuf, reason: String },
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("standard output: {0}")]
+    Stdout(#[from] io::Error),
+    #[error("{0} wrong elements")]
+    Wrong(u64),
+}
+
+#[cfg(feature = "cuda")]
+impl From<gradsync::driver::CudaError> for PerfError {
+    fn from(error: gradsync::driver::CudaError) -> Self {
+        PerfError::Gradsync(error.into())
+    }
+}
+
+impl Perf {
+    pub(crate) fn run(self) -> Result<(), PerfError> {
+        let settings = self.settings()?;
+        if let Task::Model { fit, ranks_per_node } = self.task() {
+            // Every process of a job would print and write the same.
+            if Launch::from_env().is_ok_and(|launch| launch.rank > 0) {
+                return Ok(());
+            }
+            let files = Files::open(&self)?;
+            let (text, document) = model::report(&fit, ranks_per_node, &settings)?;
+            files.listener.print(&text)?;
+            return files.write(&document, &[]);
+        }
+        let task = self.task();
+        let needs_kernels = matches!(task, Task::Tensors(_) | Task::Launch);
+        let places = Places::find(&settings, needs_kernels)?;
+        check_gpus(&settings, &task, &places)?;
+        let files = places.is_speaker.then(|| Files::open(&self)).transpose()?;
+        let listener = files.as_ref().map_or(Listener::Stdout, |files| files.listener);
+        let groups = groups(&settings, &places)?;
+        let rows = match task {
+            Task::Tensors(_) => places.kernels.len() * tensors::OPERATIONS.len(),
+            _ => groups.iter().flat_map(|group| &group.sections).map(|section| section.rows.len()).sum(),
+        };
+        let all: Vec<Place> = places.all().collect();
+        let (first_use, _kept) = first_use(&places)?.unzip();
+        let machine = Machine::look(&all, measured(&places, first_use)?);
+        let output = Output::new(settings.counts, machine.limits(settings.limit), listener, rows);
+        if places.is_speaker {
+            listener.print(&header(&machine, &settings, all.iter().any(|place| place.backend() == "cuda")))?;
+        }
+        let mut launches = None;
+        let outcome = match task {
+            Task::Tensors(model) => tensors::run(model, &places, &output),
+            Task::Launch if places.is_speaker => launch(&settings, &groups, &output, &mut launches),
+            Task::Launch => Ok(()),
+            _ => measure(&groups, &places, &output),
+        };
+        let failure = outcome.as_ref().err();
+        let finished = match files {
+            Some(files) => finish(files, &settings, machine, launches, failure, output.into_results()),
+            None => Ok(()),
+        };
+        if let (Err(_), Err(error)) = (&outcome, &finished) {
+            gradsync_cli::messages::complain(error);
+        }
+        #[cfg(feature = "mpi")]
+        match &outcome {
+            // Arguments are refused on all ranks.
+            Err(error)
+                if places.transports.contains(&TransportChoice::Mpi) && !matches!(error, PerfError::Arguments(_)) =>
+            {
+                mpi::abort(places.is_speaker, error)?;
+            }
+            _ => {}
+        }
+        outcome.and(finished)
+    }
+}
+
+/// Refuses what is for GPUs alone where there are none: graphs, launches and another baseline.
+fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), PerfError> {
+    let refuse = |reason: String| Err(PerfError::Arguments(reason));
+    if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
+        return refuse(format!("-G {}: graphs are for GPUs; leave --backend cpu out", settings.counts.graph_calls));
+    }
+    let is_adasum_of_gpus = settings.operations.contains(&Operation::Adasum)
+        && places.transports.iter().any(|&transport| Place::Ranks(transport).backend() == "cuda");
+    if settings.counts.against_sum && !is_adasum_of_gpus {
+        return refuse("--against-sum: only adasum of GPUs is held against something else".into());
+    }
+    if !matches!(task, Task::Launch) {
+        return Ok(());
+    }
+    if let Some(operation) = settings.operations.iter().find(|operation| !operation.is_kernel()) {
+        return refuse(format!("--launch: {} is no kernel", operation.name()));
+    }
+    match places.kernels[..] {
+        [Place::Cuda] => Ok(()),
+        _ => refuse("--launch: launches are those of GPUs, and this is the CPU".into()),
+    }
+}
+
+/// What has to be measured before anything else is.
+fn measured(places: &Places, first_use: Option<FirstUse>) -> Result<Measured, PerfError> {
+    let needs_copy = places.is_speaker && places.all().any(|place| place.backend() == "cpu");
+    Ok(Measured {
+        first_use,
+        processes: processes(places)?,
+        copy_rate: needs_copy.then(|| host::vectors::copy_rate(COPY_BYTES)).transpose()?,
+    })
+}
+
+/// What is paid before the first kernel has run, and what keeps the device open.
+#[cfg(feature = "cuda")]
+fn first_use(places: &Places) -> Result<Option<(FirstUse, gradsync::driver::Queue)>, PerfError> {
+    let device = places.launch.as_ref().map_or(0, |launch| launch.local_rank.unwrap_or(launch.rank));
+    let is_wanted = places.is_speaker && places.has_gpus();
+    is_wanted.then(|| cuda::first_use::measure(device as u32, places.search)).transpose()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn first_use(_: &Places) -> Result<Option<(FirstUse, ())>, PerfError> {
+    Ok(None)
+}
+
+#[cfg(feature = "mpi")]
+fn processes(places: &Places) -> Result<Option<Processes>, PerfError> {
+    let is_wanted = places.transports.contains(&TransportChoice::Mpi) && places.is_one_machine();
+    is_wanted.then(mpi::look).transpose()
+}
+
+#[cfg(not(feature = "mpi"))]
+fn processes(_: &Places) -> Result<Option<Processes>, PerfError> {
+    Ok(None)
+}
+
+/// Sections that the same ranks measure.
+struct Group {
+    place: Place,
+    ranks: usize,
+    sections: Vec<Section>,
+}
+
+/// The grid: kernels on the rank that speaks, and collectives on all of them. Refuses one without any row, with the reasons.
+fn groups(settings: &Settings, places: &Places) -> Result<Vec<Group>, PerfError> {
+    let mut groups = Vec::new();
+    for &operation in settings.operations.iter().filter(|operation| operation.is_kernel() && places.is_speaker) {
+        for &place in &places.kernels {
+            for ranks in places.vectors(operation, settings) {
+                let sections = settings.sections(|wanted| wanted == operation, place, ranks);
+                groups.push(Group { place, ranks, sections });
+            }
+        }
+    }
+    let collective = |operation: Operation| !operation.is_kernel();
+    if settings.operations.iter().any(|&operation| collective(operation)) {
+        for &transport in &places.transports {
+            let place = Place::Ranks(transport);
+            for ranks in places.ranks(transport, settings)? {
+                groups.push(Group { place, ranks, sections: settings.sections(collective, place, ranks) });
+            }
+        }
+    }
+    let sections = || groups.iter().flat_map(|group| &group.sections);
+    // Whoever does not speak knows nothing of the kernels' rows.
+    let knows_all = places.is_speaker || !settings.operations.iter().any(|operation| operation.is_kernel());
+    if knows_all && sections().next().is_some() && sections().all(|section| section.rows.is_empty()) {
+        let mut reasons: Vec<&str> = Vec::new();
+        for reason in sections().flat_map(|section| &section.left_out) {
+            if !reasons.contains(&reason.as_str()) {
+                reasons.push(reason);
+            }
+        }
+        return Err(PerfError::Arguments(format!("nothing to measure: {}", reasons.join("; "))));
+    }
+    Ok(groups)
+}
+
+/// Goes through the grid, one group of ranks after the other.
+fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), PerfError> {
+    for Group { place, ranks, sections } in groups {
+        match place {
+            #[cfg(feature = "cuda")]
+            Place::Cuda => sections.iter().try_for_each(|section| cuda::kernels::run(section, output))?,
+            Place::Ranks(TransportChoice::Local) if places.is_speaker => host::local::run(*ranks, sections, output)?,
+            Place::Ranks(TransportChoice::Local) => {}
+            #[cfg(feature = "mpi")]
+            Place::Ranks(TransportChoice::Mpi) => mpi::run(sections, output)?,
+            #[cfg(feature = "cuda")]
+            Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) => {
+                cuda::ranks::run(places, *ranks, sections, output)?;
+            }
+            // Without a feature, its places were refused when they were looked for.
+            _ => sections.iter().try_for_each(|section| host::kernels::run(section, output))?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn launch(
+    settings: &Settings,
+    groups: &[Group],
+    output: &Output,
+    launches: &mut Option<Launches>,
+) -> Result<(), PerfError> {
+    let sections: Vec<Section> = groups.iter().flat_map(|group| &group.sections).cloned().collect();
+    cuda::launch::run(&sections, settings.counts, settings.limit.map(|rate| rate * 1e9), output, launches)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn launch(_: &Settings, _: &[Group], _: &Output, _: &mut Option<Launches>) -> Result<(), PerfError> {
+    Err(PerfError::NotBuilt { what: "--launch".into(), feature: "cuda" })
+}
+
+fn header(machine: &Machine, settings: &Settings, has_gpus: bool) -> String {
+    let counts = settings.counts;
+    let check = if counts.check { "results checked" } else { "results not checked" };
+    let set = match counts.working_set {
+        Some(bytes) => format!("buffers in turn, {} together", sizes::shown(bytes)),
+        None if has_gpus => "two buffers in turn on GPUs, or more, which hold three times the L2 cache".into(),
+        None => "one set of buffers, which stays in the caches if it fits".into(),
+    };
+    let (warm_ups, iterations) = (counts.warm_ups, counts.iterations);
+    let mut rounds = format!("# {warm_ups} warm-up rounds, {iterations} counted; {check}; {set}\n");
+    if counts.graph_calls > 0 {
+        rounds += &format!("# times are those of graphs of {} calls, divided by that\n", counts.graph_calls);
+    }
+    if counts.ordinary_buffers {
+        rounds += "# gradients lie in memory of each process's own\n";
+    }
+    let times = "# time: the median of the slowest rank's times; ratio: the baseline's time over it\n";
+    machine.lines() + &rounds + times
+}
+
+/// Writes the files, prints the footer, and fails if results were wrong. `failure` is what ended the measurement before its end: what
+/// was measured until then is kept.
+fn finish(
+    files: Files,
+    settings: &Settings,
+    machine: Machine,
+    launches: Option<Launches>,
+    failure: Option<&PerfError>,
+    results: Results,
+) -> Result<(), PerfError> {
+    let Results { measurements, loads, left_out } = results;
+    let wrong = measurements.iter().map(record::Measurement::wrong).sum::<u64>();
+    let wrong = wrong + launches.as_ref().map_or(0, Launches::wrong);
+    let failure = failure.map(ToString::to_string);
+    let lines = launches.as_ref().map_or(String::new(), Launches::lines);
+    let footer = table::footer(&measurements, &loads, &left_out, wrong, settings.counts.check, failure.as_deref());
+    // A run that has nothing to say leaves the files of an earlier one.
+    let is_empty = measurements.is_empty() && launches.as_ref().is_none_or(|launches| launches.rows.is_empty());
+    let has_files = failure.is_none() || !is_empty;
+    let document = Document {
+        schema: SCHEMA,
+        program: "cargo xtask perf".into(),
+        machine,
+        warm_ups: settings.counts.warm_ups,
+        iterations: settings.counts.iterations,
+        graph_calls: settings.counts.graph_calls,
+        ordinary_buffers: settings.counts.ordinary_buffers,
+        measurements,
+        launches,
+        loads,
+        left_out,
+        failure,
+        wrong,
+    };
+    let listener = files.listener;
+    if has_files {
+        files.write(&document, &document.measurements)?;
+    }
+    listener.print(&(lines + &footer))?;
+    if wrong > 0 { Err(PerfError::Wrong(wrong)) } else { Ok(()) }
+}

@@ -1,0 +1,99 @@
+//! Ranks as the processes of an MPI job, on host memory.
+//!
+//! Collectives are held against plain MPI's, Adasum against MPI's sum of as many bytes. `cargo xtask bench --peer horovod` holds Adasum
+//! against another Adasum: Horovod's.
+
+mod plain;
+
+use std::time::{Duration, Instant};
+
+use ::mpi::topology::SimpleCommunicator;
+use ::mpi::traits::Communicator;
+use gradsync::comm::mpi::MpiCommunicator;
+use gradsync::comm::{Collectives, Ranks, ReduceOp};
+
+use self::plain::Plain;
+use super::PerfError;
+use super::arguments::Counts;
+use super::host::collectives::{self, HostBaseline, HostBaselines};
+use super::machine::Processes;
+use super::operation::{Operation, Row};
+use super::output::Output;
+use super::plan::Section;
+use super::record::BaselineName;
+
+/// Measures sections; every process of the job has to call it.
+pub(crate) fn run(sections: &[Section], output: &Output) -> Result<(), PerfError> {
+    let comm = MpiCommunicator::world()?;
+    // A launcher's variables, of which MPI knows nothing, would have rows name ranks that are not there.
+    if let Some(row) = sections.iter().flat_map(|section| &section.rows).find(|row| row.ranks != comm.world_size()) {
+        let (ranks, world_size) = (row.ranks, comm.world_size());
+        return Err(PerfError::Arguments(format!(
+            "--transport mpi: the launcher's variables say {ranks} ranks, and MPI {world_size}: start it with mpirun"
+        )));
+    }
+    collectives::run(&comm, sections, output, &Beside { world: SimpleCommunicator::world() })
+}
+
+/// How long ranks that have nothing to write leave the one that has, if it has failed too.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Ends the job after a failure: the others would wait for this rank, here or at MPI's end.
+pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError> {
+    let comm = MpiCommunicator::world()?;
+    gradsync_cli::messages::complain(error);
+    if !is_speaker {
+        std::thread::sleep(GRACE);
+    }
+    comm.abort(1)
+}
+
+/// Bytes of each rank's copy.
+const COPY_BYTES: usize = 32 << 20;
+const COPIES: usize = 5;
+
+/// What all ranks together read and write when each copies on its own, at their best, which carries messages between the processes of one
+/// machine; and how they meet. Every process of the job has to call it.
+pub(crate) fn look() -> Result<Processes, PerfError> {
+    let comm = MpiCommunicator::world()?;
+    let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
+    let mut best = f64::INFINITY;
+    for _ in 0..COPIES {
+        comm.barrier()?;
+        let start = Instant::now();
+        to.copy_from_slice(&from);
+        std::hint::black_box(&mut to);
+        // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
+        comm.barrier()?;
+        let mut slowest = [start.elapsed().as_secs_f64()];
+        comm.all_reduce(&mut slowest, ReduceOp::Max)?;
+        best = best.min(slowest[0]);
+    }
+    let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;
+    Ok(Processes { copy_gbs: copied / best / 1e9, share_memory: comm.shares_memory() })
+}
+
+struct Beside {
+    world: SimpleCommunicator,
+}
+
+impl HostBaselines for Beside {
+    fn name(&self, operation: Operation) -> BaselineName {
+        plain::name(operation)
+    }
+
+    fn make(&self, row: &Row, _: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
+        Ok(Plain::new(&self.world, row)?.map(|plain| Box::new(plain) as Box<dyn HostBaseline>))
+    }
+}
+
+/// Bytes of one message; MPI counts in 32 bits.
+const MESSAGE_BYTES: usize = 1 << 30;
+
+/// Sends to one rank while it receives as many bytes from another.
+fn exchange(world: &SimpleCommunicator, (to, send): (i32, &[u8]), (from, receive): (i32, &mut [u8])) {
+    let (to, from) = (world.process_at_rank(to), world.process_at_rank(from));
+    for (send, receive) in send.chunks(MESSAGE_BYTES).zip(receive.chunks_mut(MESSAGE_BYTES)) {
+        ::mpi::point_to_point::send_receive_into(send, &to, receive, &from);
+    }
+}

@@ -1,0 +1,234 @@
+//! MPI's own collectives, and its sum beside Adasum. MPI has no numbers of two bytes: those are reduced by an operation that MPI is given, which takes one after the
+//! other, in f32.
+
+use std::ffi::{c_int, c_void};
+
+use ::mpi::collective::{Operation as CollectiveOperation, SystemOperation, UnsafeUserFunction, UnsafeUserOperation};
+use ::mpi::ffi::MPI_Datatype;
+use ::mpi::topology::SimpleCommunicator;
+use ::mpi::traits::*;
+use gradsync::comm::ReduceOp;
+use gradsync::{DType, bf16, f16};
+
+use crate::perf::PerfError;
+use crate::perf::host::collectives::HostBaseline;
+use crate::perf::host::vectors::filled;
+use crate::perf::operation::{Operation, Redop, Row};
+use crate::perf::record::BaselineName;
+
+const COLUMN: &str = "plain MPI";
+
+pub(super) fn name(operation: Operation) -> BaselineName {
+    match operation {
+        Operation::Adasum => BaselineName {
+            column: "plain MPI's sum",
+            full: "plain MPI's sum of as many bytes, f16 and bf16 by an operation given to it",
+        },
+        _ if operation.reduces() => {
+            BaselineName { column: COLUMN, full: "plain MPI, f16 and bf16 by an operation given to it" }
+        }
+        _ => BaselineName { column: COLUMN, full: COLUMN },
+    }
+}
+
+/// The operands of a call, in the type that MPI is told.
+enum Data {
+    F32(Vec<f32>, Vec<f32>),
+    F64(Vec<f64>, Vec<f64>),
+    /// Bits, and what joins them.
+    Halves(Vec<u16>, Vec<u16>, UnsafeUserOperation),
+    Bytes(Vec<u8>, Vec<u8>),
+}
+
+pub(super) struct Plain<'a> {
+    world: &'a SimpleCommunicator,
+    operation: Operation,
+    op: ReduceOp,
+    data: Data,
+}
+
+impl<'a> Plain<'a> {
+    /// `None` for counts that are beyond MPI's integers.
+    pub(super) fn new(world: &'a SimpleCommunicator, row: &Row) -> Result<Option<Self>, PerfError> {
+        if i32::try_from(row.bytes()).is_err() {
+            return Ok(None);
+        }
+        let (len, shard) = (row.len, row.shard());
+        let op = match row.redop {
+            Redop::Reduce(op) => op,
+            _ => ReduceOp::Sum,
+        };
+        let (input, output) = match row.operation {
+            Operation::AllGather => (shard, len),
+            Operation::ReduceScatter => (len, shard),
+            _ => (len, len),
+        };
+        let size = row.types.to.size_bytes();
+        let sums = row.operation.reduces() || row.operation == Operation::Adasum;
+        let data = match row.types.to {
+            _ if !sums => Data::Bytes(filled(input * size, 1)?, filled(output * size, 2)?),
+            DType::F32 => Data::F32(filled(input, 1.0)?, filled(output, 2.0)?),
+            DType::F64 => Data::F64(filled(input, 1.0)?, filled(output, 2.0)?),
+            DType::F16 => halves::<f16>(op, (input, output))?,
+            DType::BF16 => halves::<bf16>(op, (input, output))?,
+        };
+        Ok(Some(Self { world, operation: row.operation, op, data }))
+    }
+
+    /// The operation of MPI's own. A mean is a sum and a division, which is left out here.
+    fn known(&self) -> SystemOperation {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::Mean => SystemOperation::sum(),
+            ReduceOp::Max => SystemOperation::max(),
+            ReduceOp::Min => SystemOperation::min(),
+        }
+    }
+
+    fn reduce<T: Equivalence>(&self, input: &[T], output: &mut [T], op: impl CollectiveOperation) {
+        if self.operation == Operation::ReduceScatter {
+            self.world.reduce_scatter_block_into(input, output, op);
+        } else {
+            self.world.all_reduce_into(input, output, op);
+        }
+    }
+
+    fn transfer(&self, input: &[u8], output: &mut [u8]) {
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        match self.operation {
+            Operation::AllGather => self.world.all_gather_into(input, output),
+            Operation::AllToAll => self.world.all_to_all_into(input, output),
+            _ => {
+                let (next, last) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+                super::exchange(self.world, (next, input), (last, output));
+            }
+        }
+    }
+}
+
+impl HostBaseline for Plain<'_> {
+    fn call(&mut self, _: usize) -> Result<(), PerfError> {
+        // The operands leave this object for the call, which borrows the rest of it.
+        let mut data = std::mem::replace(&mut self.data, Data::Bytes(Vec::new(), Vec::new()));
+        match &mut data {
+            Data::F32(input, output) => self.reduce(input, output, self.known()),
+            Data::F64(input, output) => self.reduce(input, output, self.known()),
+            Data::Halves(input, output, op) => self.reduce(input, output, &*op),
+            Data::Bytes(input, output) => self.transfer(input, output),
+        }
+        self.data = data;
+        Ok(())
+    }
+}
+
+/// Numbers of 16 bits, which go through f32.
+trait Half: Copy {
+    fn bits(value: f32) -> u16;
+    fn widened(self) -> f32;
+    fn narrowed(value: f32) -> Self;
+}
+
+macro_rules! half {
+    ($type:ident) => {
+        impl Half for $type {
+            fn bits(value: f32) -> u16 {
+                Self::from_f32(value).to_bits()
+            }
+            fn widened(self) -> f32 {
+                self.to_f32()
+            }
+            fn narrowed(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+        }
+    };
+}
+half!(f16);
+half!(bf16);
+
+/// Operands of 16 bits; `T` says of which kind.
+fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data, PerfError> {
+    let join: UnsafeUserFunction = match op {
+        ReduceOp::Sum | ReduceOp::Mean => join::<T, Add>,
+        ReduceOp::Max => join::<T, Max>,
+        ReduceOp::Min => join::<T, Min>,
+    };
+    // SAFETY: `reduce` uses it on these operands alone, which have two bytes an element.
+    Ok(Data::Halves(filled(input, T::bits(1.0))?, filled(output, 0)?, unsafe {
+        UnsafeUserOperation::commutative(join)
+    }))
+}
+
+/// How two numbers become one.
+trait Join {
+    fn join(left: f32, right: f32) -> f32;
+}
+
+struct Add;
+struct Max;
+struct Min;
+
+impl Join for Add {
+    fn join(left: f32, right: f32) -> f32 {
+        left + right
+    }
+}
+
+impl Join for Max {
+    fn join(left: f32, right: f32) -> f32 {
+        left.max(right)
+    }
+}
+
+impl Join for Min {
+    fn join(left: f32, right: f32) -> f32 {
+        left.min(right)
+    }
+}
+
+/// MPI's user function (MPI-4.1, 6.9.5).
+///
+/// # Safety
+/// `input` and `output` hold `*len` elements of type `T`, as MPI promises for operands that it was told are of that size.
+unsafe extern "C" fn join<T: Half, J: Join>(
+    input: *mut c_void,
+    output: *mut c_void,
+    len: *mut c_int,
+    _: *mut MPI_Datatype,
+) {
+    // SAFETY: the caller's promise.
+    let (input, output) = unsafe {
+        let len = *len as usize;
+        (std::slice::from_raw_parts(input.cast::<T>(), len), std::slice::from_raw_parts_mut(output.cast::<T>(), len))
+    };
+    for (output, input) in output.iter_mut().zip(input) {
+        *output = T::narrowed(J::join(input.widened(), output.widened()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined<T: Half, J: Join>(left: &mut [T], right: &mut [T]) {
+        let mut len = right.len() as c_int;
+        assert_eq!(left.len(), right.len());
+        // SAFETY: as many elements on both sides.
+        unsafe { join::<T, J>(left.as_mut_ptr().cast(), right.as_mut_ptr().cast(), &mut len, std::ptr::null_mut()) };
+    }
+
+    #[test]
+    fn an_operation_joins_every_element() {
+        fn check<T: Half + PartialEq + std::fmt::Debug, J: Join>(expected: [f32; 3]) {
+            let of = |values: [f32; 3]| values.map(T::narrowed);
+            let (mut left, mut right) = (of([1.0, -2.0, 0.5]), of([0.25, 3.0, 0.5]));
+            joined::<T, J>(&mut left, &mut right);
+            assert_eq!((left, right), (of([1.0, -2.0, 0.5]), of(expected)));
+        }
+        check::<f16, Add>([1.25, 1.0, 1.0]);
+        check::<bf16, Add>([1.25, 1.0, 1.0]);
+        check::<f16, Max>([1.0, 3.0, 0.5]);
+        check::<bf16, Max>([1.0, 3.0, 0.5]);
+        check::<f16, Min>([0.25, -2.0, 0.5]);
+        check::<bf16, Min>([0.25, -2.0, 0.5]);
+    }
+}

@@ -1,0 +1,265 @@
+//! The operations that can be measured, as data: their names, and the bytes that bandwidths are counted in.
+//!
+//! `algbw` is the size of a row over its time. `busbw` is that times a factor which makes operations and numbers of ranks comparable with
+//! what the hardware can do: for collectives nccl-tests' factors, for kernels the bytes that memory has to move over the row's size.
+
+use clap::ValueEnum;
+use gradsync::DType;
+use gradsync::comm::ReduceOp;
+use gradsync::ops::Algorithm;
+
+use super::layers::Layers;
+use super::nodes::OnNodes;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Operation {
+    /// Sets a vector to zero.
+    Zero,
+    /// Copies a vector, from one dtype to another.
+    Cast,
+    /// Copies a vector times a number, from one dtype to another.
+    Scale,
+    /// Adds a vector to another, of another dtype too.
+    Accumulate,
+    /// |a|².
+    SquaredNorms,
+    /// a·b, |a|² and |b|².
+    Dots,
+    /// All inner products of as many vectors as --ranks says.
+    Gram,
+    /// The weighted sum of as many vectors as --ranks says.
+    Combine,
+    /// The reduction of all ranks' vectors, on every rank.
+    AllReduce,
+    /// The same, summed in rank order and rounded once: over nccl; over peer, all_reduce is that.
+    OrderedAllReduce,
+    /// All ranks' shards, on every rank.
+    AllGather,
+    /// A shard of the reduction for each rank.
+    ReduceScatter,
+    /// A shard from each rank to each rank.
+    AllToAll,
+    /// A vector to the next rank, and one from the rank before.
+    SendRecv,
+    /// The Adasum of all ranks' gradient buffers, on every rank.
+    Adasum,
+}
+
+impl Operation {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Zero => "zero",
+            Operation::Cast => "cast",
+            Operation::Scale => "scale",
+            Operation::Accumulate => "accumulate",
+            Operation::SquaredNorms => "squared_norms",
+            Operation::Dots => "dots",
+            Operation::Gram => "gram",
+            Operation::Combine => "combine",
+            Operation::AllReduce => "all_reduce",
+            Operation::OrderedAllReduce => "ordered_all_reduce",
+            Operation::AllGather => "all_gather",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::AllToAll => "all_to_all",
+            Operation::SendRecv => "send_recv",
+            Operation::Adasum => "adasum",
+        }
+    }
+
+    /// Whether it runs on one rank's memory alone.
+    pub(crate) fn is_kernel(self) -> bool {
+        use Operation::{Accumulate, Cast, Combine, Scale, Zero};
+        matches!(self, Zero | Cast | Scale | Accumulate | Combine) || self.only_reads()
+    }
+
+    /// Whether it is a kernel that leaves nothing but a few numbers.
+    pub(crate) fn only_reads(self) -> bool {
+        matches!(self, Operation::SquaredNorms | Operation::Dots | Operation::Gram)
+    }
+
+    /// Whether its operands may have two dtypes.
+    pub(crate) fn takes_pairs(self) -> bool {
+        matches!(self, Operation::Cast | Operation::Scale | Operation::Accumulate)
+    }
+
+    /// Whether `-o` matters to it.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Operation::AllReduce | Operation::OrderedAllReduce | Operation::ReduceScatter)
+    }
+
+    /// Whether a row's size is shared out over the ranks.
+    pub(crate) fn has_shards(self) -> bool {
+        matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
+    }
+
+    /// The vectors that a kernel reads, for `ranks` of them where that is free.
+    pub(crate) fn vectors(self, ranks: usize) -> usize {
+        match self {
+            Operation::Zero => 0,
+            Operation::Gram | Operation::Combine => ranks,
+            Operation::Dots => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// The dtype that results have, and that of the values where they differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Types {
+    pub(crate) to: DType,
+    pub(crate) from: DType,
+}
+
+impl Types {
+    pub(crate) fn both(dtype: DType) -> Self {
+        Self { to: dtype, from: dtype }
+    }
+
+    /// Bytes of an element of the wider of the two.
+    pub(crate) fn widest(self) -> usize {
+        self.to.size_bytes().max(self.from.size_bytes())
+    }
+}
+
+impl std::fmt::Display for Types {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.to == self.from {
+            return f.pad(self.to.name());
+        }
+        f.pad(&format!("{}:{}", self.to, self.from))
+    }
+}
+
+/// How values are joined: the column `redop`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Redop {
+    None,
+    Reduce(ReduceOp),
+    Adasum(Algorithm),
+    OnNodes(OnNodes),
+}
+
+impl Redop {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Redop::None => "none",
+            Redop::Reduce(ReduceOp::Sum) => "sum",
+            Redop::Reduce(ReduceOp::Mean) => "mean",
+            Redop::Reduce(ReduceOp::Max) => "max",
+            Redop::Reduce(ReduceOp::Min) => "min",
+            Redop::Adasum(Algorithm::Gram) => "gram",
+            Redop::Adasum(Algorithm::Tree) => "tree",
+            Redop::Adasum(_) => "auto",
+            Redop::OnNodes(nodes) => nodes.scheme.name(),
+        }
+    }
+}
+
+/// One row of the table: what is measured, on how much.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) operation: Operation,
+    pub(crate) types: Types,
+    pub(crate) redop: Redop,
+    /// How many ranks take part; for kernels on any number of vectors, how many vectors.
+    pub(crate) ranks: usize,
+    /// Elements of the whole vector, over all shards.
+    pub(crate) len: usize,
+    /// Tensors that the vector is cut into, where that matters.
+    pub(crate) layers: Layers,
+}
+
+impl Row {
+    /// The nodes of an Adasum of two levels.
+    pub(crate) fn nodes(&self) -> Option<OnNodes> {
+        if let Redop::OnNodes(nodes) = self.redop { Some(nodes) } else { None }
+    }
+
+    /// The column `size`: bytes of the whole vector, in the wider dtype.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.types.widest()
+    }
+
+    /// The column `count`: elements of one rank's part.
+    pub(crate) fn count(&self) -> usize {
+        if self.operation.has_shards() { self.len / self.ranks } else { self.len }
+    }
+
+    /// Elements of one rank's shard.
+    pub(crate) fn shard(&self) -> usize {
+        self.len / self.ranks
+    }
+
+    /// `busbw` over `algbw`.
+    pub(crate) fn bus_factor(&self) -> f64 {
+        let ranks = self.ranks as f64;
+        match self.operation {
+            Operation::AllReduce | Operation::OrderedAllReduce | Operation::Adasum => 2.0 * (ranks - 1.0) / ranks,
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (ranks - 1.0) / ranks,
+            Operation::SendRecv => 1.0,
+            _ => self.traffic() / (self.bytes().max(1)) as f64,
+        }
+    }
+
+    /// Bytes that the memory of one machine has to move if it holds all ranks: each input read once, each output written once, and the
+    /// inputs of Adasum, whose weights must be known before they are used, read twice: the nodes' sums, where nodes add up before.
+    pub(crate) fn traffic(&self) -> f64 {
+        let (len, ranks) = (self.len as f64, self.ranks as f64);
+        let (to, from) = (len * self.types.to.size_bytes() as f64, len * self.types.from.size_bytes() as f64);
+        match self.operation {
+            Operation::Zero => to,
+            Operation::Cast | Operation::Scale => to + from,
+            Operation::Accumulate => 2.0 * to + from,
+            Operation::SquaredNorms => from,
+            Operation::Dots => 2.0 * from,
+            Operation::Gram => ranks * from,
+            Operation::Combine => to + ranks * from,
+            Operation::AllReduce
+            | Operation::OrderedAllReduce
+            | Operation::AllGather
+            | Operation::AllToAll
+            | Operation::SendRecv => 2.0 * ranks * to,
+            Operation::ReduceScatter => (ranks + 1.0) * to,
+            Operation::Adasum => match self.nodes().filter(|nodes| nodes.is_of_sums()) {
+                Some(nodes) => (2.0 * ranks + ranks / nodes.per_node as f64) * to,
+                None => 3.0 * ranks * to,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(operation: Operation, ranks: usize) -> Row {
+        let types = Types::both(DType::F32);
+        Row { operation, types, redop: Redop::None, ranks, len: 1200, layers: Layers::Equal(1) }
+    }
+
+    #[test]
+    fn factors_are_those_of_nccl_tests() {
+        assert_eq!(row(Operation::AllReduce, 4).bus_factor(), 1.5);
+        assert_eq!(row(Operation::Adasum, 2).bus_factor(), 1.0);
+        for operation in [Operation::AllGather, Operation::ReduceScatter, Operation::AllToAll] {
+            assert_eq!(row(operation, 4).bus_factor(), 0.75);
+            assert_eq!((row(operation, 4).bytes(), row(operation, 4).count()), (4800, 300));
+        }
+        assert_eq!(row(Operation::SendRecv, 4).bus_factor(), 1.0);
+        assert_eq!(row(Operation::AllReduce, 4).count(), 1200);
+    }
+
+    #[test]
+    fn kernels_count_what_memory_moves() {
+        assert_eq!(row(Operation::Zero, 1).bus_factor(), 1.0);
+        assert_eq!(row(Operation::Accumulate, 1).bus_factor(), 3.0);
+        assert_eq!(row(Operation::Gram, 8).bus_factor(), 8.0);
+        assert_eq!(row(Operation::Combine, 8).bus_factor(), 9.0);
+        let types = Types { to: DType::F32, from: DType::BF16 };
+        let mixed = Row { types, ..row(Operation::Cast, 1) };
+        assert_eq!((mixed.bytes(), mixed.bus_factor()), (4800, 1.5));
+        assert_eq!(mixed.types.to_string(), "f32:bf16");
+    }
+}

@@ -1,0 +1,121 @@
+//! Where results go: rows to stdout as they come (to stderr where a file goes to stdout), and all of them to files at the end; how far it is to stderr, where that is a terminal.
+//!
+//! One rank, and no other, has an output that speaks. Nothing is drawn but when a row is done: never while something is timed.
+
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::PerfError;
+use super::arguments::Counts;
+use super::limits::Limits;
+use super::operation::Row;
+use super::plan::Section;
+use super::record::{BaselineName, Load, Measurement};
+use super::subject::Found;
+use super::table;
+use gradsync_cli::messages::Listener;
+
+/// The results so far.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    pub(crate) measurements: Vec<Measurement>,
+    pub(crate) loads: Vec<Load>,
+    pub(crate) left_out: Vec<String>,
+}
+
+impl Results {
+    /// Of a kernel that several queues have loaded, the longest time stays.
+    fn take(&mut self, load: Load) {
+        match self.loads.binary_search_by(|known| known.kernel.cmp(&load.kernel)) {
+            Ok(at) if self.loads[at].load_ms >= load.load_ms => {}
+            Ok(at) => self.loads[at] = load,
+            Err(at) => self.loads.insert(at, load),
+        }
+    }
+}
+
+/// What all sections share: how to measure, and where results go.
+pub(crate) struct Output {
+    pub(crate) counts: Counts,
+    limits: Limits,
+    listener: Listener,
+    results: Mutex<Results>,
+    progress: ProgressBar,
+}
+
+impl Output {
+    /// For so many rows.
+    pub(crate) fn new(counts: Counts, limits: Limits, listener: Listener, rows: usize) -> Self {
+        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows {eta} {msg}");
+        let progress = ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"));
+        Self { counts, limits, listener, results: Mutex::default(), progress }
+    }
+
+    /// Prints a row, or what stands around rows.
+    pub(crate) fn say(&self, text: &str) -> Result<(), PerfError> {
+        Ok(self.progress.suspend(|| self.listener.print(text))?)
+    }
+
+    /// Begins a section's table; `baseline` is what its rows are held against.
+    pub(crate) fn begin(&self, section: &Section, baseline: BaselineName) -> Result<(), PerfError> {
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let (operation, place) = (section.operation.name(), section.place);
+        let on = place.transport().unwrap_or(place.backend());
+        results.left_out.extend(section.left_out.iter().map(|reason| format!("{operation} on {on}: {reason}")));
+        if section.rows.is_empty() {
+            return Ok(());
+        }
+        let baseline = self.counts.baseline.then_some(baseline);
+        self.progress.set_message(format!("{operation} on {on}"));
+        let limit = self.limits.of(place, &section.rows[0]);
+        self.say(&table::heading(section, baseline, limit))
+    }
+
+    /// Takes the result of a row.
+    pub(crate) fn row(
+        &self,
+        section: &Section,
+        row: &Row,
+        found: &Found,
+        baseline: BaselineName,
+    ) -> Result<(), PerfError> {
+        let limit = self.limits.of(section.place, row);
+        let measurement = Measurement::new(section, row, found, baseline, limit);
+        let line = table::row(&measurement);
+        self.results.lock().unwrap_or_else(PoisonError::into_inner).measurements.push(measurement);
+        self.advance();
+        self.say(&line)
+    }
+
+    /// Takes what a queue has loaded.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "kernels are loaded onto GPUs"))]
+    pub(crate) fn loaded(&self, loads: impl IntoIterator<Item = Load>) {
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        loads.into_iter().for_each(|load| results.take(load));
+    }
+
+    /// A row is done.
+    pub(crate) fn advance(&self) {
+        self.progress.inc(1);
+    }
+
+    pub(crate) fn into_results(self) -> Results {
+        self.progress.finish_and_clear();
+        self.results.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_kernel_the_longest_load_is_kept() {
+        let load = |kernel: &str, load_ms| Load { kernel: kernel.into(), source: "ptx".into(), load_ms };
+        let (mut results, loads) =
+            (Results::default(), [("zero", 3.0), ("dots_f32", 9.0), ("zero", 12.0), ("zero", 1.0)]);
+        loads.into_iter().for_each(|(kernel, load_ms)| results.take(load(kernel, load_ms)));
+        assert_eq!(results.loads, [load("dots_f32", 9.0), load("zero", 12.0)]);
+    }
+}

@@ -1,0 +1,153 @@
+//! Where a run measures: backends, transports and numbers of ranks, from the arguments and from what is here.
+
+use std::time::Instant;
+
+use gradsync::bootstrap::Launch;
+
+use super::PerfError;
+use super::arguments::{BackendChoice, Settings, TransportChoice};
+use super::operation::Operation;
+use super::plan::Place;
+
+/// Ranks of this process's threads, and vectors, where nobody says how many.
+const DEFAULT_RANKS: usize = 4;
+
+/// Where a run measures.
+pub(crate) struct Places {
+    /// Where kernels run.
+    pub(crate) kernels: Vec<Place>,
+    pub(crate) transports: Vec<TransportChoice>,
+    /// What a launcher said, if there was one.
+    pub(crate) launch: Option<Launch>,
+    /// Whether this process is the one that prints and measures kernels.
+    pub(crate) is_speaker: bool,
+    /// Seconds that the search for GPUs took: the driver's initialisation, where there is one.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "part of what the first use of a GPU takes"))]
+    pub(crate) search: f64,
+}
+
+impl Places {
+    /// # Errors
+    /// [`PerfError::NotBuilt`] and `PerfError::NoDriver` for what this program, or this machine, does not have;
+    /// [`PerfError::Arguments`] for a transport without its backend.
+    pub(crate) fn find(settings: &Settings, are_kernels_needed: bool) -> Result<Self, PerfError> {
+        let launch = Launch::from_env();
+        let needs_kernels = are_kernels_needed || settings.operations.iter().any(|operation| operation.is_kernel());
+        let needs_ranks = settings.operations.iter().any(|operation| !operation.is_kernel());
+        let mut transports: Vec<TransportChoice> = if needs_ranks { settings.transport.clone() } else { Vec::new() };
+        let mut kernels = Vec::new();
+        let start = Instant::now();
+        for &choice in &settings.backend {
+            let place = backend(choice, &transports)?;
+            if !kernels.contains(&place) {
+                kernels.push(place);
+            }
+        }
+        let search = start.elapsed().as_secs_f64();
+        for transport in &transports {
+            let needed = Place::Ranks(*transport).backend();
+            if kernels.iter().all(|place| place.backend() != needed) {
+                let name = Place::Ranks(*transport).transport().unwrap_or_default();
+                return Err(PerfError::Arguments(format!("--transport {name} needs --backend {needed}")));
+            }
+        }
+        if needs_ranks && transports.is_empty() {
+            let is_mpi_job = cfg!(feature = "mpi") && launch.as_ref().is_ok_and(|launch| launch.world_size > 1);
+            let host = if is_mpi_job { TransportChoice::Mpi } else { TransportChoice::Local };
+            transports =
+                kernels.iter().map(|place| if *place == Place::Cpu { host } else { TransportChoice::Nccl }).collect();
+        }
+        if transports.contains(&TransportChoice::Mpi) && !cfg!(feature = "mpi") {
+            return Err(PerfError::NotBuilt { what: "--transport mpi".into(), feature: "mpi" });
+        }
+        if !needs_kernels {
+            kernels.clear();
+        }
+        let is_over_nccl =
+            |transport: &TransportChoice| matches!(transport, TransportChoice::Nccl | TransportChoice::Peer);
+        let launch = match launch {
+            Ok(launch) => Some(launch),
+            // Variables that contradict each other matter only to those who need them.
+            Err(error) if transports.iter().any(is_over_nccl) && !is_no_launcher(&error) => return Err(error.into()),
+            Err(_) => None,
+        };
+        let is_speaker = launch.as_ref().is_none_or(|launch| launch.rank == 0);
+        Ok(Self { kernels, transports, launch, is_speaker, search })
+    }
+
+    /// Whether something is to run on GPUs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_gpus(&self) -> bool {
+        self.all().any(|place| place.backend() == "cuda")
+    }
+
+    /// Whether all ranks of the launcher, if there is one, are on this machine.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_one_machine(&self) -> bool {
+        self.launch.as_ref().is_none_or(|launch| launch.local_world_size == Some(launch.world_size))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = Place> {
+        self.kernels.iter().copied().chain(self.transports.iter().map(|&transport| Place::Ranks(transport)))
+    }
+
+    /// The numbers of vectors that a kernel is measured on.
+    pub(crate) fn vectors(&self, operation: Operation, settings: &Settings) -> Vec<usize> {
+        match operation {
+            Operation::Gram | Operation::Combine if settings.ranks.is_empty() => vec![DEFAULT_RANKS],
+            Operation::Gram | Operation::Combine => settings.ranks.clone(),
+            other => vec![other.vectors(1).max(1)],
+        }
+    }
+
+    /// The numbers of ranks that collectives are measured on.
+    ///
+    /// # Errors
+    /// [`PerfError::Arguments`] for another number than the launcher's, or more than there are GPUs.
+    pub(crate) fn ranks(&self, transport: TransportChoice, settings: &Settings) -> Result<Vec<usize>, PerfError> {
+        if transport == TransportChoice::Local {
+            return Ok(if settings.ranks.is_empty() { vec![DEFAULT_RANKS] } else { settings.ranks.clone() });
+        }
+        if let Some(Launch { world_size, .. }) = self.launch {
+            if let Some(other) = settings.ranks.iter().find(|&&ranks| ranks != world_size) {
+                return Err(PerfError::Arguments(format!("-g {other}: the launcher started {world_size} ranks")));
+            }
+            return Ok(vec![world_size]);
+        }
+        let most = if transport == TransportChoice::Mpi { 1 } else { gpus()? };
+        if let Some(ranks) = settings.ranks.iter().find(|&&ranks| ranks > most) {
+            let reason = match transport {
+                TransportChoice::Mpi => format!("-g {ranks}: without mpirun there is one rank"),
+                _ => format!("-g {ranks}: there are {most} GPUs"),
+            };
+            return Err(PerfError::Arguments(reason));
+        }
+        Ok(if settings.ranks.is_empty() { vec![most] } else { settings.ranks.clone() })
+    }
+}
+
+fn is_no_launcher(error: &gradsync::Error) -> bool {
+    matches!(error, gradsync::Error::Bootstrap(gradsync::bootstrap::BootstrapError::NoLauncher { .. }))
+}
+
+/// Where kernels run for a choice. A transport decides what the choice leaves open.
+fn backend(choice: BackendChoice, transports: &[TransportChoice]) -> Result<Place, PerfError> {
+    let wants = |backend: &str| transports.iter().any(|&transport| Place::Ranks(transport).backend() == backend);
+    match choice {
+        BackendChoice::Cpu => Ok(Place::Cpu),
+        BackendChoice::Auto if wants("cpu") && !wants("cuda") => Ok(Place::Cpu),
+        BackendChoice::Auto if !wants("cuda") => Ok(gpus().map_or(Place::Cpu, |_| Place::Cuda)),
+        BackendChoice::Auto | BackendChoice::Cuda => gpus().map(|_| Place::Cuda),
+    }
+}
+
+/// How many GPUs there are.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpus() -> Result<usize, PerfError> {
+    gradsync::driver::devices().map(|names| names.len()).map_err(PerfError::NoDriver)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpus() -> Result<usize, PerfError> {
+    Err(PerfError::NotBuilt { what: "--backend cuda".into(), feature: "cuda" })
+}

@@ -1,0 +1,214 @@
+//! `--tensors`: the gradients of well-known models, separately allocated, accumulated, cast and cleared by one call for all of them.
+//!
+//! bf16 gradients are added to f32 sums, and f32 weights copied to bf16 ones, as in mixed-precision training. On a GPU each call is one
+//! launch, whatever the number of tensors; on the CPU it goes through them one by one.
+
+use clap::ValueEnum;
+use gradsync::kernels::cpu;
+use gradsync::{DType, GradientBuffer};
+
+use super::PerfError;
+use super::data::{count_wrong, fill, value};
+use super::host::baseline::Baseline;
+use super::layers::Layers;
+use super::operation::{Operation, Redop, Row, Types};
+use super::output::Output;
+use super::places::Places;
+use super::plan::{Place, Section};
+use super::subject::{self, Found, Side, Subject};
+
+/// A model whose tensors are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Model {
+    /// ResNet-50: 161 tensors, 25.6 million elements.
+    Resnet50,
+    /// BERT-large with the heads of its pre-training: 398 tensors, 336 million elements.
+    BertLarge,
+}
+
+/// What is done to the tensors.
+pub(crate) const OPERATIONS: [Operation; 3] = [Operation::Accumulate, Operation::Cast, Operation::Zero];
+
+/// The dtypes of an operation's tensors.
+fn types(operation: Operation) -> Types {
+    match operation {
+        Operation::Accumulate => Types { to: DType::F32, from: DType::BF16 },
+        Operation::Cast => Types { to: DType::BF16, from: DType::F32 },
+        _ => Types::both(DType::F32),
+    }
+}
+
+impl Model {
+    /// The number of elements of each tensor, in the order of the model.
+    pub(crate) fn lens(self) -> Vec<usize> {
+        match self {
+            Model::Resnet50 => resnet50(),
+            Model::BertLarge => bert_large(),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Model::Resnet50 => "ResNet-50",
+            Model::BertLarge => "BERT-large",
+        }
+    }
+}
+
+fn resnet50() -> Vec<usize> {
+    // A convolution without bias, and its normalisation's scale and shift.
+    let convolution = |from: usize, to: usize, width: usize| [from * to * width * width, to, to];
+    let mut lens = convolution(3, 64, 7).to_vec();
+    let mut from = 64;
+    for (blocks, width) in [(3, 64), (4, 128), (6, 256), (3, 512)] {
+        for block in 0..blocks {
+            lens.extend(convolution(from, width, 1));
+            lens.extend(convolution(width, width, 3));
+            lens.extend(convolution(width, 4 * width, 1));
+            if block == 0 {
+                lens.extend(convolution(from, 4 * width, 1));
+            }
+            from = 4 * width;
+        }
+    }
+    lens.extend([2048 * 1000, 1000]);
+    lens
+}
+
+fn bert_large() -> Vec<usize> {
+    const WIDTH: usize = 1024;
+    const WORDS: usize = 30522;
+    let linear = |from: usize, to: usize| [from * to, to];
+    let norm = [WIDTH, WIDTH];
+    let mut lens = vec![WORDS * WIDTH, 512 * WIDTH, 2 * WIDTH];
+    lens.extend(norm);
+    for _ in 0..24 {
+        // Query, key, value, and the projection.
+        (0..4).for_each(|_| lens.extend(linear(WIDTH, WIDTH)));
+        lens.extend(norm);
+        lens.extend(linear(WIDTH, 4 * WIDTH));
+        lens.extend(linear(4 * WIDTH, WIDTH));
+        lens.extend(norm);
+    }
+    // The pooler; the prediction of words, whose matrix is that of the words' embedding; the prediction of the next sentence.
+    lens.extend(linear(WIDTH, WIDTH));
+    lens.push(WORDS);
+    lens.extend(linear(WIDTH, WIDTH));
+    lens.extend(norm);
+    lens.extend(linear(WIDTH, 2));
+    lens
+}
+
+/// Measures the calls wherever kernels are to run.
+pub(crate) fn run(model: Model, places: &Places, output: &Output) -> Result<(), PerfError> {
+    let lens = model.lens();
+    for &place in places.kernels.iter().filter(|_| places.is_speaker) {
+        for operation in OPERATIONS {
+            let (types, redop, len) = (types(operation), Redop::None, lens.iter().sum());
+            let row = Row { operation, types, redop, ranks: 1, len, layers: Layers::Equal(lens.len()) };
+            let section = Section { operation, place, ranks: 1, rows: vec![row], left_out: Vec::new() };
+            let calls = if place == Place::Cpu { "a call for each" } else { "in one call" };
+            let (name, count) = (model.name(), lens.len());
+            output.say(&format!("\n# {name}: {count} tensors, separately allocated, {calls}\n"))?;
+            match place {
+                #[cfg(feature = "cuda")]
+                Place::Cuda => super::cuda::tensors::run(&section, &lens, output)?,
+                _ => on_cpu(&section, &lens, output)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn on_cpu(section: &Section, lens: &[usize], output: &Output) -> Result<(), PerfError> {
+    let name = Baseline::name(section.operation);
+    output.begin(section, name)?;
+    for row in &section.rows {
+        let mut tensors = Tensors::new(row, lens, output)?;
+        let seconds = subject::time(&mut tensors, output.counts, || Ok(()))?;
+        let wrong = subject::check(&mut tensors, output.counts)?;
+        output.row(section, row, &Found { seconds, wrong }, name)?;
+    }
+    Ok(())
+}
+
+struct Tensors {
+    operation: Operation,
+    to: Vec<GradientBuffer>,
+    from: Vec<GradientBuffer>,
+    baseline: Option<Baseline>,
+}
+
+impl Tensors {
+    fn new(row: &Row, lens: &[usize], output: &Output) -> Result<Self, PerfError> {
+        let buffer = |dtype: DType, rank: usize, len: usize| {
+            let mut buffer = GradientBuffer::new(dtype, 1, [("tensor", [len])])?;
+            fill(buffer.tensor_mut(0).into_data(), |index| value(rank, index));
+            Ok(buffer)
+        };
+        let buffers = |dtype, rank| lens.iter().map(|&len| buffer(dtype, rank, len)).collect::<Result<_, PerfError>>();
+        Ok(Self {
+            operation: row.operation,
+            to: buffers(row.types.to, 1)?,
+            from: if row.operation == Operation::Zero { Vec::new() } else { buffers(row.types.from, 0)? },
+            baseline: output.counts.baseline.then(|| Baseline::new(row, 1)).transpose()?,
+        })
+    }
+
+    fn run(&mut self) -> Result<(), PerfError> {
+        if self.operation == Operation::Zero {
+            self.to.iter_mut().for_each(|to| cpu::zero(to.tensor_mut(0).into_data()));
+            return Ok(());
+        }
+        let run = if self.operation == Operation::Cast { cpu::cast } else { cpu::accumulate };
+        let mut pairs = self.to.iter_mut().zip(&self.from);
+        Ok(pairs.try_for_each(|(to, from)| run(to.tensor_mut(0).into_data(), from.tensor(0).data()))?)
+    }
+}
+
+impl Subject for Tensors {
+    fn has(&self, side: Side) -> bool {
+        side == own_side(self.operation) || side == Side::Baseline && self.baseline.is_some()
+    }
+
+    fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
+        match (side, &mut self.baseline) {
+            (Side::Baseline, Some(baseline)) => baseline.call(round),
+            _ => self.run()?,
+        }
+        Ok(())
+    }
+
+    fn wrong(&mut self, _: Side) -> Result<u64, PerfError> {
+        self.to.iter_mut().for_each(|to| fill(to.tensor_mut(0).into_data(), |index| value(1, index)));
+        self.run()?;
+        let operation = self.operation;
+        Ok(self.to.iter().map(|to| count_wrong(to.tensor(0).data(), 0.0, |index| expected(operation, index))).sum())
+    }
+}
+
+/// The side that an operation on tensors has.
+pub(crate) fn own_side(operation: Operation) -> Side {
+    if operation == Operation::Cast { Side::OutOfPlace } else { Side::InPlace }
+}
+
+/// What a call leaves at an index of a tensor.
+pub(crate) fn expected(operation: Operation, index: usize) -> f64 {
+    match operation {
+        Operation::Zero => 0.0,
+        Operation::Cast => value(0, index),
+        _ => value(0, index) + value(1, index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_as_many_tensors_and_elements_as_they_are_known_for() {
+        let counted = |model: Model| (model.lens().len(), model.lens().iter().sum::<usize>());
+        assert_eq!(counted(Model::Resnet50), (161, 25_557_032));
+        assert_eq!(counted(Model::BertLarge), (398, 336_226_108));
+    }
+}

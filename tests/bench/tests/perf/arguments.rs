@@ -1,0 +1,107 @@
+//! Arguments that make no sense, and what this program or this machine does not have: a reason, an exit code, no panic.
+
+use crate::run::perf;
+
+/// Refused by the command line's own rules.
+#[track_caller]
+fn misused(arguments: &[&str], words: &[&str]) {
+    let finished = perf(arguments);
+    assert_eq!(finished.code, Some(2), "{arguments:?}: {}", finished.stderr);
+    finished.refused(&arguments.join(" "), words);
+}
+
+/// Refused by the command.
+#[track_caller]
+fn failed(arguments: &[&str], words: &[&str]) {
+    let finished = perf(arguments);
+    assert_eq!(finished.code, Some(1), "{arguments:?}: {}", finished.stderr);
+    finished.refused(&arguments.join(" "), words);
+}
+
+#[test]
+fn words_that_are_no_arguments() {
+    misused(&[], &["OPERATION"]);
+    misused(&["all_reduced"], &["all_reduced", "all_reduce", "adasum"]);
+    misused(&["zero", "-b", "10X"], &["10X", "64M"]);
+    misused(&["zero", "-d", "int8"], &["int8", "bf16"]);
+    misused(&["cast", "-d", "f32:f8"], &["f8"]);
+    misused(&["zero", "-n", "0"], &["--iters", "0"]);
+    misused(&["zero", "-c", "2"], &["--check", "2"]);
+    misused(&["all_reduce", "-g", "0"], &["--ranks", "0"]);
+    misused(&["all_reduce", "-o", "product"], &["product", "sum"]);
+    misused(&["all_reduce", "--transport", "pigeon"], &["pigeon", "local"]);
+    misused(&["zero", "-f", "2", "-i", "8"], &["--stepfactor", "--stepbytes"]);
+    misused(&["zero", "--tensors", "resnet50"], &["--tensors"]);
+    misused(&["--tensors", "alexnet"], &["alexnet", "resnet50", "bert-large"]);
+    misused(&["--fit", "x.json"], &["--model"]);
+    misused(&["zero", "--fit", "x.json"], &["--fit", "OPERATION"]);
+    misused(&["--launch"], &["--launch", "OPERATION"]);
+    misused(&["zero", "--launch", "--plot", "x.svg"], &["--launch", "--plot"]);
+    misused(&["zero", "--launch", "--no-baseline"], &["--launch", "--no-baseline"]);
+    misused(&["zero", "-G", "2000"], &["--cudagraph", "2000"]);
+    misused(&["--model", "-G", "2"], &["--cudagraph", "--model"]);
+    misused(&["adasum", "--layers", "0"], &["--layers", "`0`", "bert-large"]);
+    misused(&["adasum", "--against-sum", "--no-baseline"], &["--against-sum", "--no-baseline"]);
+}
+
+/// What would have no effect, or would write over itself.
+#[test]
+fn arguments_that_do_not_go_together() {
+    misused(&["--model", "-d", "bf16"], &["--model", "--datatype"]);
+    misused(&["--model", "--backend", "cpu"], &["--model", "--backend"]);
+    misused(&["--tensors", "resnet50", "-b", "64K"], &["--tensors", "--minbytes"]);
+    failed(&["zero", "-b", "1K", "--json", "same", "--plot", "same"], &["--json", "--plot", "same"]);
+    failed(&["zero", "-b", "1K", "--json", "/proc/x.json"], &["/proc/x.json"]);
+}
+
+#[test]
+fn numbers_that_do_not_fit() {
+    failed(&["zero", "-b", "2K", "-e", "1K"], &["-e 1024", "-b 2048"]);
+    failed(&["zero", "-b", "1K", "-e", "2K", "-f", "1"], &["-f 1"]);
+    failed(&["zero", "-b", "1K", "-e", "2K", "-f", "nan"], &["-f NaN"]);
+    failed(&["zero", "-b", "1K", "-e", "2K", "-i", "0"], &["-i 0"]);
+    failed(&["zero", "--limit", "-1"], &["--limit -1"]);
+    failed(&["zero", "--limit", "0"], &["--limit 0"]);
+    failed(&["all_reduce", "-d", "f32:bf16"], &["f32:bf16", "all_reduce", "cast, scale and accumulate"]);
+    // Less than one element for each rank.
+    failed(
+        &["all_gather", "--transport", "local", "-b", "8", "-g", "4"],
+        &["nothing to measure", "8 bytes", "4 ranks"],
+    );
+    failed(
+        &["ordered_all_reduce", "--transport", "local", "-b", "1K"],
+        &["nccl carries ordered_all_reduce, not local"],
+    );
+    failed(&["send_recv", "--transport", "local", "-b", "1K", "-g", "1"], &["send_recv", "two ranks"]);
+    failed(
+        &["adasum", "--transport", "local", "--algorithm", "tree", "-g", "3", "-b", "1K"],
+        &["power of two", "3 ranks"],
+    );
+    let in_nodes = ["adasum", "--transport", "local", "-b", "1K", "--algorithm"];
+    failed(&[&in_nodes[..], &["sum+tree", "-g", "6", "--ranks-per-node", "2"]].concat(), &["sum+tree", "not 3"]);
+    failed(&[&in_nodes[..], &["gram+gram", "-g", "6"]].concat(), &["6 ranks", "nodes of 8", "--ranks-per-node"]);
+    failed(&[&in_nodes[..], &["gram", "--ranks-per-node", "2"]].concat(), &["--ranks-per-node 2", "gram+gram"]);
+    failed(&["zero", "--ranks-per-node", "4"], &["--ranks-per-node 4", "--model"]);
+    failed(&["zero", "--algorithm", "gram+gram", "--ranks-per-node", "4"], &["--ranks-per-node 4"]);
+    failed(&["all_reduce", "--backend", "cpu", "--transport", "nccl"], &["--transport nccl", "--backend cuda"]);
+    failed(&["zero", "--backend", "cpu", "-G", "20", "-b", "1K"], &["-G 20", "GPUs"]);
+    failed(&["adasum", "--backend", "cpu", "--against-sum", "-b", "1K"], &["--against-sum", "GPUs"]);
+    failed(&["zero", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "CPU"]);
+    failed(&["all_reduce", "--backend", "cpu", "--launch", "-b", "1K"], &["--launch", "all_reduce"]);
+}
+
+/// This test's program is built without the features that these need, or its machine has no GPU.
+#[test]
+fn what_is_not_here() {
+    let finished = perf(&["zero", "--backend", "cuda", "-b", "1K"]);
+    if finished.code != Some(0) {
+        assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+        let says_why = ["`cuda`", "no driver: "].iter().any(|words| finished.stderr.contains(words));
+        assert!(says_why, "{}", finished.stderr);
+    }
+    for transport in ["nccl", "peer"] {
+        let finished = perf(&["all_reduce", "--transport", transport, "-b", "1K"]);
+        assert_ne!(finished.code, Some(101), "{}", finished.stderr);
+        assert!(finished.code == Some(0) || !finished.stderr.is_empty());
+    }
+}

@@ -1,0 +1,38 @@
+//! Exchanges of device memory, as most cases have it at hand.
+
+use gradsync::Result;
+use gradsync::comm::Communicator;
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
+
+/// Of slices.
+pub(crate) fn exchange(
+    comm: &dyn Communicator<Cuda>,
+    sends: Vec<(usize, DeviceSlice<'_>)>,
+    receives: Vec<(usize, DeviceSliceMut<'_>)>,
+) -> Result<()> {
+    let sends: Vec<_> = sends.into_iter().map(|(peer, data)| (peer, data.into())).collect();
+    let mut receives: Vec<_> = receives.into_iter().map(|(peer, data)| (peer, data.into())).collect();
+    comm.exchange(&sends, &mut receives)
+}
+
+/// Of elements of any type.
+///
+/// # Safety
+/// All elements are on the queue's device, valid until it has got past the operation, and not used meanwhile by work that is not ordered on it;
+/// none that is received into overlaps another.
+pub(crate) unsafe fn exchange_raw(
+    comm: &dyn Communicator<Cuda>,
+    queue: &Queue,
+    sends: &[(usize, RawSlice)],
+    receives: &[(usize, RawSlice)],
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let wire = |&(peer, data): &(usize, RawSlice)| (peer, unsafe { DeviceWireSlice::from_raw_parts(queue, data) });
+    let wire_mut = |&(peer, data): &(usize, RawSlice)| {
+        // SAFETY: the caller's promise.
+        (peer, unsafe { DeviceWireSliceMut::from_raw_parts(queue, data) })
+    };
+    let sends: Vec<_> = sends.iter().map(wire).collect();
+    comm.exchange(&sends, &mut receives.iter().map(wire_mut).collect::<Vec<_>>())
+}
