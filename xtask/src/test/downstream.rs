@@ -23,12 +23,12 @@ struct Project {
     prints: &'static [&'static str],
 }
 
-/// Two ranks average a gradient: whoever depends on gradsync writes this first.
+/// Two ranks average a gradient and make a step: the code that a dependent writes first.
 const PLAIN: Project = Project {
     dependency: r#""*""#,
     configuration: None,
     program: include_str!("downstream_main.rs.txt"),
-    prints: &["downstream: every rank has [2.0, 3.0]"],
+    prints: &["downstream: every rank has [-2.0, -3.0]"],
 };
 
 /// A queue of a GPU, where there is one; the program starts without a driver too.
