@@ -37,11 +37,14 @@
 //!
 //! None is on by default. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
 //!
-//! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Links a `libcuda`: a toolkit's stub, or the forwarding
-//!   one that `cargo xtask libcuda` makes, with which a program starts on machines without a driver too.
+//! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
+//!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.
 //! * `mpi`: ranks as the processes of an MPI job, through `mpi` (rsmpi). Links the system's MPI; building needs its headers, a C
 //!   compiler and libclang.
 //! * `nvtx`: ranges of sends and receives, for profilers such as Nsight Systems.
+
+// On docs.rs, which has a nightly compiler: each item says which feature it takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod agreement;
 pub mod bootstrap;
@@ -74,5 +77,5 @@ pub use slice::{Element, Slice, SliceMut};
 
 /// Compiles and runs the program in the README.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,6 +1,6 @@
 //! What the driver is given to load a kernel, and what becomes of its answers, with drivers made here that run nothing: no GPU is needed.
 //!
-//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `cargo xtask libcuda`
+//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `host/libcuda.rs`
 //! heed. Whether kernels run is the GPU tier's to tell.
 
 use std::fs;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
-    flags, libcuda, perf,
+    flags, perf,
     process::{Cmd, root, target},
     toolchain::{Need, Toolchain},
 };
@@ -85,7 +85,7 @@ type Build = fn() -> Result<PathBuf>;
 
 /// What is in the folder, and how it gets there.
 const BUILDS: [(&str, Build); 5] = [
-    ("gpu-tests", || executable(libcuda::linked(tests().args(["--test", "gpu"]))?, "gpu")),
+    ("gpu-tests", || executable(tests().args(["--test", "gpu"]), "gpu")),
     (MULTI_GPU, build_multi_gpu),
     (perf::PROGRAM, || release(perf::PROGRAM, perf::PROGRAM)),
     ("gradsync", || release("gradsync-cli", "gradsync")),
@@ -95,7 +95,7 @@ const BUILDS: [(&str, Build); 5] = [
 /// Builds the rank program of the multi-GPU tests, which needs an MPI here, and its libmpi where it runs.
 pub(crate) fn build_multi_gpu() -> Result<PathBuf> {
     let test = tests().args(["--features", "mpi", "--test", "multi_gpu"]);
-    executable(libcuda::linked(test)?, "multi_gpu")
+    executable(test, "multi_gpu")
 }
 
 fn tests() -> Cmd {
@@ -105,7 +105,7 @@ fn tests() -> Cmd {
 /// Builds a program for GPUs.
 fn release(package: &str, program: &str) -> Result<PathBuf> {
     let build = Cmd::cargo("build").args(["--release", "--package", package, "--features", "cuda"]);
-    executable(libcuda::linked(build)?, program)
+    executable(build, program)
 }
 
 /// Runs a cargo command that builds, and gives back the path of the named target's executable.

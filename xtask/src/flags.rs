@@ -30,8 +30,6 @@ pub(crate) enum Command {
     Ptx(Ptx),
     /// Assemble host/ptx/ for every supported architecture; report registers, fail on spills and where host/cubin/ differs
     Ptxas(Ptxas),
-    /// Write target/libcuda/lib64/libcuda.a, so that the `cuda` feature links without a toolkit
-    Libcuda(Libcuda),
     /// Pack the tests for one and for several GPUs, and a runner, into a folder that runs on a machine without Rust
     Bundle(Bundle),
     /// Measure operations beside their baselines, as nccl-tests does; --help tells how
@@ -118,7 +116,7 @@ pub(crate) enum Stage {
     Nodes,
     /// The demo's own tests and a short training
     Demo,
-    /// A crate outside the workspace builds on gradsync with nothing installed
+    /// The published crates are packed, and a crate outside the workspace builds on them with nothing installed, also with `cuda`
     Downstream,
     /// The GPU tier: the tests on one GPU, then those of test-multi-gpu
     Gpu,
@@ -191,9 +189,6 @@ pub(crate) struct Ptxas {
     #[command(flatten)]
     pub(crate) setup: Setup,
 }
-
-#[derive(Debug, Args)]
-pub(crate) struct Libcuda {}
 
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {

@@ -7,7 +7,8 @@ mod bench;
 mod bundle;
 mod demo;
 mod flags;
-mod libcuda;
+#[cfg(test)]
+mod forwarders;
 mod multi_gpu;
 mod perf;
 mod process;
@@ -32,7 +33,6 @@ fn main() -> ExitCode {
         Command::TestMultiGpu(flags) => flags.run(),
         Command::Ptx(flags) => flags.run(),
         Command::Ptxas(flags) => flags.run(),
-        Command::Libcuda(flags) => flags.run(),
         Command::Bundle(flags) => flags.run(),
         Command::Perf(flags) => flags.run(),
         Command::Bench(flags) => flags.run(),

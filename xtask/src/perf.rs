@@ -5,7 +5,7 @@ use std::{os::unix::process::CommandExt, path::PathBuf, process::Command, time::
 use anyhow::{Context, Result, anyhow};
 
 use crate::{
-    bundle, flags, libcuda,
+    bundle, flags,
     multi_gpu::mpirun::Mpirun,
     process::Cmd,
     toolchain::{self, Need, Toolchain},
@@ -39,7 +39,7 @@ pub(crate) fn build(setup: &flags::Setup) -> Result<PathBuf> {
     Toolchain::new(setup).provide(&[Need::CCompiler])?;
     let features = if toolchain::mpi::is_here() { "cuda,mpi" } else { "cuda" };
     let package = ["--quiet", "--release", "--package", PROGRAM, "--features", features];
-    bundle::executable(libcuda::linked(Cmd::cargo("build").args(package))?, PROGRAM)
+    bundle::executable(Cmd::cargo("build").args(package), PROGRAM)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 mod downstream;
 mod mpi;
 mod nodes;
+mod package;
 
 use std::{
     fs, io,
@@ -18,7 +19,7 @@ use anyhow::{Context, Result};
 use crate::{
     bundle, demo,
     flags::{self, Stage},
-    libcuda, multi_gpu,
+    multi_gpu,
     process::{Cmd, target},
     ptx::{self, Freshness},
     ptxas,
@@ -64,12 +65,11 @@ impl Stage {
             Self::Ptxas => &[Need::Ptxas],
             Self::Clippy => &[Need::Clippy, Need::CCompiler, Need::Mpi],
             Self::Gpu if multi_gpu::gpus().is_ok() => &[Need::CCompiler, Need::Mpi],
-            Self::Docs | Self::Gpu => &[Need::CCompiler],
             Self::Tests => &[Need::CCompiler, Need::PythonPackages, Need::NcclHeader],
             Self::Mpi => &[Need::CCompiler, Need::Mpi],
             Self::Nodes => &[Need::CCompiler, Need::Mpi, Need::Namespaces],
             Self::Demo => &[Need::CCompiler, Need::Images],
-            Self::Tidy | Self::Downstream => &[],
+            Self::Tidy | Self::Docs | Self::Downstream | Self::Gpu => &[],
         }
     }
 
@@ -212,21 +212,19 @@ fn check_ptx() -> Result<Outcome> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Nothing,
-    Driver,
     Mpi,
-    Both,
 }
 
 /// Every feature set that somebody builds: of some packages, or of all members that have the features.
 const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
     (&[], &["gradsync-tests/prepared"], Links::Nothing),
     (&["gradsync"], &[], Links::Nothing),
-    (&["gradsync"], &["cuda"], Links::Driver),
+    (&["gradsync"], &["cuda"], Links::Nothing),
     (&["gradsync-tests"], &["demo"], Links::Nothing),
     (
         &[],
         &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
-        Links::Driver,
+        Links::Nothing,
     ),
     (&[], &["gradsync-tests/mpi", "gradsync-cli/mpi", "gradsync-bench/mpi"], Links::Mpi),
     (
@@ -239,7 +237,7 @@ const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
             "gradsync-bench/cuda",
             "gradsync-bench/mpi",
         ],
-        Links::Both,
+        Links::Mpi,
     ),
 ];
 
@@ -253,10 +251,8 @@ fn clippy() -> Result<Outcome> {
         let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
         match links {
             Links::Nothing => cmd.run()?,
-            Links::Driver => libcuda::linked(cmd)?.run()?,
             Links::Mpi if has_mpi => cmd.run()?,
-            Links::Both if has_mpi => libcuda::linked(cmd)?.run()?,
-            Links::Mpi | Links::Both => left_out += 1,
+            Links::Mpi => left_out += 1,
         }
     }
     let linted = format!("{} feature sets", FEATURE_SETS.len() - left_out);
@@ -281,9 +277,9 @@ fn docs() -> Result<Outcome> {
     let doc = |arguments: &[&str]| {
         Cmd::cargo("doc").args(["--quiet", "--no-deps"]).args(arguments).env("RUSTDOCFLAGS", "-Dwarnings")
     };
-    libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    doc(&["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     if toolchain::mpi::is_here() {
-        libcuda::linked(doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]))?.run()?;
+        doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
     }
     passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
@@ -296,12 +292,12 @@ fn tests() -> Result<Outcome> {
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;
     // The launch side of the CUDA backend has tests that need no GPU; so have the loading of kernels, and NCCL's declarations and loading.
-    libcuda::linked(Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]))?.run()?;
+    Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
         .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading"])
         .env(python::NCCL_VARIABLE, python::nccl_include());
-    passed(libcuda::linked(loading)?.run())
+    passed(loading.run())
 }
 
 /// The program with the `cuda` feature, for the test that starts it where there is no driver. Built in the same folder
@@ -309,7 +305,7 @@ fn tests() -> Result<Outcome> {
 /// features of the one that the tests of loading link, `nvtx` included, so that it is compiled once for both.
 fn cuda_binary() -> Result<PathBuf> {
     let build = Cmd::cargo("build").args(["--package", "gradsync-cli", "--features", "cuda,nvtx", "--bin", "gradsync"]);
-    let built = bundle::executable(libcuda::linked(build)?, "gradsync")?;
+    let built = bundle::executable(build, "gradsync")?;
     let kept = target("cuda").join("gradsync");
     copy(&built, &kept)?;
     Ok(kept)
@@ -334,7 +330,7 @@ fn gpu() -> Result<Outcome> {
     let cmd = Cmd::cargo("test")
         .args(["--release", "--package", "gradsync-tests", "--features", "cuda", "--test", "gpu"])
         .args(["--", "--test-threads=1"]);
-    libcuda::linked(cmd)?.run()?;
+    cmd.run()?;
     if !toolchain::mpi::is_here() {
         return Ok(Outcome::Passed(format!("{gpus} GPUs; not the multi-GPU tests: there is no MPI here")));
     }

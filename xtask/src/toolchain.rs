@@ -21,7 +21,7 @@ use device_compiler::DeviceCompiler;
 pub(crate) enum Need {
     Rustfmt,
     Clippy,
-    /// `cc` and `ar`, for the stand-in of libcuda.
+    /// `cc`, for libraries in C that tests load and for MPI's part in C, and `strip`, for bundles.
     CCompiler,
     /// `mpicxx`, which is MPI's, and the compiler that it calls.
     CppCompiler,
@@ -141,7 +141,7 @@ impl Toolchain {
                 vec![Cmd::new("rustup").args(["component", "add", "clippy"])],
             ),
             Need::CCompiler => (
-                ["cc", "ar"].iter().all(|tool| Cmd::new(*tool).arg("--version").probe().0),
+                ["cc", "strip"].iter().all(|tool| Cmd::new(*tool).arg("--version").probe().0),
                 "a C compiler and binutils, from the distribution".into(),
                 self.apt(&["gcc", "libc6-dev", "binutils"]),
             ),

@@ -3,9 +3,8 @@
 //! A [`Queue`] is a device's primary context and one in-order stream; everything that safe code does with a buffer is ordered on
 //! the queue that made it, so that no two operations on one buffer ever race. Knows no kernel by name.
 //!
-//! Building with the feature `cuda` needs a `libcuda` to link against, a toolkit's stub or the forwarding one that
-//! `cargo xtask libcuda` makes; with the latter the program also starts on machines without a driver, and everything here
-//! returns a [`CudaError`] there.
+//! The library that programs link opens the driver at the first call: a program starts on machines without a driver too, and everything
+//! here returns a [`CudaError`] there.
 
 mod context;
 mod device;

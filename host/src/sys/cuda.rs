@@ -94,8 +94,8 @@ pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_uint = 0;
 
-// No `#[link]`: `cust` links the library. `cargo xtask libcuda` makes a forwarder for every function that `cust` declares, and each of these is
-// among them: one that is not fails to link.
+// No `#[link]`: the build script links `libcuda.rs`, which has a forwarder for every function that `cust` declares, and each of these is among
+// them: one that is not fails to link.
 unsafe extern "C" {
     pub(crate) fn cuInit(flags: c_uint) -> Status;
     pub(crate) fn cuDriverGetVersion(version: *mut c_int) -> Status;

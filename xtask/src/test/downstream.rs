@@ -1,45 +1,95 @@
-//! A project that depends on gradsync with default features builds on stable with nothing installed: the proof.
+//! A project that depends on gradsync builds on stable with nothing installed, also with the feature `cuda`: the proof.
 //!
-//! The project is made outside the repository, so that it inherits no workspace, lock file or cargo configuration.
+//! The project is made outside the repository, so that it inherits no workspace, lock file or cargo configuration, and depends on the crates as the
+//! registry would give them out.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
+use super::package::{self, Package};
 use crate::process::{Cmd, root, target};
 
-/// Two ranks average a gradient: whoever depends on gradsync writes this first.
-const PROGRAM: &str = include_str!("downstream_main.rs.txt");
-const EXPECTED: &str = "downstream: every rank has [2.0, 3.0]";
+/// A project, and what it prints.
+struct Project {
+    /// What stands behind `gradsync = `.
+    dependency: &'static str,
+    /// The whole `.cargo/config.toml`, if it takes one.
+    configuration: Option<&'static str>,
+    program: &'static str,
+    prints: &'static [&'static str],
+}
 
-/// Gives back what the program printed.
+/// Two ranks average a gradient and make a step: the code that a dependent writes first.
+const PLAIN: Project = Project {
+    dependency: r#""*""#,
+    configuration: None,
+    program: include_str!("downstream_main.rs.txt"),
+    prints: &["downstream: every rank has [-2.0, -3.0]"],
+};
+
+/// A queue of a GPU, where there is one; the program starts without a driver too.
+const CUDA: Project = Project {
+    dependency: r#"{ version = "*", features = ["cuda"] }"#,
+    configuration: Some("[env]\nCUDA_LIBRARY_PATH = \"/usr\"\n"),
+    program: include_str!("downstream_cuda.rs.txt"),
+    prints: &["downstream: device 0 is here", "downstream: error 100, no device"],
+};
+
+/// Gives back what was proven.
 pub(super) fn build_and_run() -> Result<String> {
     let folder = TemporaryFolder::new()?;
-    let source = folder.path.join("src");
-    fs::create_dir_all(&source).with_context(|| format!("cannot make {}", source.display()))?;
-    let manifest = format!(
-        "[package]\nname = \"downstream\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-         [dependencies]\ngradsync = {{ path = {:?} }}\n\n[workspace]\n",
-        root().join("host")
-    );
-    fs::write(folder.path.join("Cargo.toml"), manifest).context("cannot write the manifest")?;
-    fs::write(source.join("main.rs"), PROGRAM).context("cannot write the program")?;
-    // The same versions as ours where there is a choice, so that nothing is downloaded twice.
-    let lock = root().join("Cargo.lock");
-    if lock.is_file() {
-        fs::copy(&lock, folder.path.join("Cargo.lock")).context("cannot copy the lock file")?;
+    let packages = package::pack(&target("downstream"), &folder.path)?;
+    for (name, project) in [("plain", PLAIN), ("cuda", CUDA)] {
+        project.build_and_run(&folder.path.join(name), &packages)?;
     }
+    let sizes =
+        packages.iter().filter_map(|package| Some(format!("{} {} KiB", package.name, package.size?.div_ceil(1024))));
+    let sizes = sizes.collect::<Vec<_>>().join(", ");
+    let packed = if sizes.is_empty() { "not packed, which takes cargo 1.90" } else { &sizes };
+    Ok(format!("default features and `cuda`, nothing installed; packages: {packed}"))
+}
 
-    let printed = bare(Cmd::cargo("run")).arg("--quiet").folder(&folder.path).read()?;
-    let printed = printed.trim();
-    println!("{printed}");
-    if printed != EXPECTED {
-        bail!("a crate that depends on gradsync printed {printed:?}, expected {EXPECTED:?}");
+impl Project {
+    fn build_and_run(&self, folder: &Path, packages: &[Package]) -> Result<()> {
+        let mut manifest = format!(
+            "[package]\nname = \"downstream\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+             [dependencies]\ngradsync = {}\n\n[workspace]\n\n[patch.crates-io]\n",
+            self.dependency
+        );
+        for Package { name, folder, .. } in packages {
+            manifest.push_str(&format!("{name} = {{ path = {folder:?} }}\n"));
+        }
+        write(&folder.join("Cargo.toml"), &manifest)?;
+        write(&folder.join("src/main.rs"), self.program)?;
+        if let Some(configuration) = self.configuration {
+            write(&folder.join(".cargo/config.toml"), configuration)?;
+        }
+        // The same versions as ours where there is a choice, so that nothing is downloaded twice.
+        let lock = root().join("Cargo.lock");
+        if lock.is_file() {
+            fs::copy(&lock, folder.join("Cargo.lock")).context("cannot copy the lock file")?;
+        }
+        let printed = bare(Cmd::cargo("run")).arg("--quiet").folder(folder).read()?;
+        let printed = printed.trim();
+        println!("{printed}");
+        ensure!(
+            self.prints.contains(&printed),
+            "a crate that depends on gradsync printed {printed:?}, expected {:?}",
+            self.prints
+        );
+        Ok(())
     }
-    Ok("default features, nothing installed".to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Without anything that could help: no device compiler, CUDA folder, MPI or compiler flag in the environment.

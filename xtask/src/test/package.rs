@@ -1,0 +1,96 @@
+//! The published crates as `cargo publish` would upload them: packed, looked into, and unpacked for somebody to build on.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::process::Cmd;
+
+/// What the registry takes at most.
+const LARGEST: u64 = 10 << 20;
+/// What every package has at its root.
+const FILES: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
+/// What the registry wants to know, and warns about where it is missing.
+const FIELDS: [&str; 4] = ["description", "license", "readme", "repository"];
+
+/// From this one on, cargo packs crates that depend on each other before the registry has them.
+const PACKS_SEVERAL: (u32, u32) = (1, 90);
+
+/// A crate that somebody can build on.
+pub(super) struct Package {
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
+    /// Bytes of the archive that it was unpacked from; none if it is the member itself.
+    pub(super) size: Option<u64>,
+}
+
+/// Packs every member of the workspace that is published, by way of cargo's output folder `target`, and unpacks it in `to`. Where cargo is too
+/// old for that, gives back the members themselves.
+pub(super) fn pack(target: &Path, to: &Path) -> Result<Vec<Package>> {
+    let members = published()?;
+    if cargo_version()? < PACKS_SEVERAL {
+        let folder = |member: &Member| member.manifest_path.with_file_name("");
+        return Ok(members
+            .into_iter()
+            .map(|member| Package { folder: folder(&member), name: member.name, size: None })
+            .collect());
+    }
+    // Nothing is compiled in here: whoever builds on the unpacked crates does that.
+    let pack = Cmd::cargo("package").args(["--quiet", "--no-verify", "--allow-dirty", "--target-dir"]).arg(target);
+    pack.args(members.iter().flat_map(|member| ["--package", member.name.as_str()])).run()?;
+    members.into_iter().map(|member| unpack(target, to, member)).collect()
+}
+
+fn unpack(target: &Path, to: &Path, member: Member) -> Result<Package> {
+    let full_name = format!("{}-{}", member.name, member.version);
+    let archive = target.join("package").join(format!("{full_name}.crate"));
+    let size = fs::metadata(&archive).with_context(|| format!("cannot find {}", archive.display()))?.len();
+    ensure!(size <= LARGEST, "{} has {size} bytes, and the registry takes {LARGEST}", archive.display());
+    Cmd::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(to).quiet().run()?;
+    let folder = to.join(full_name);
+    for file in FILES {
+        // A link that was packed as such would lead nowhere.
+        let is_file = fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
+        ensure!(is_file, "{} has no {file}", archive.display());
+    }
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).context("cannot read a packed manifest")?;
+    for field in FIELDS {
+        let is_there = manifest.lines().any(|line| line.starts_with(&format!("{field} = ")));
+        ensure!(is_there, "{} does not say its {field}", archive.display());
+    }
+    Ok(Package { name: member.name, folder, size: Some(size) })
+}
+
+/// A member of the workspace.
+#[derive(Deserialize)]
+struct Member {
+    name: String,
+    version: String,
+    manifest_path: PathBuf,
+    /// The registries that may have it: any, if it does not say.
+    publish: Option<Vec<String>>,
+}
+
+/// The members that may be published.
+fn published() -> Result<Vec<Member>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Member>,
+    }
+    let text = Cmd::cargo("metadata").args(["--format-version", "1", "--no-deps"]).quiet().read()?;
+    let metadata: Metadata = serde_json::from_str(&text).context("cannot understand `cargo metadata`")?;
+    let members: Vec<_> = metadata.packages.into_iter().filter(|member| member.publish.is_none()).collect();
+    ensure!(!members.is_empty(), "no member of the workspace is published");
+    Ok(members)
+}
+
+/// Of `cargo 1.90.0 (840b83a10 2025-07-30)`, 1 and 90.
+fn cargo_version() -> Result<(u32, u32)> {
+    let text = Cmd::cargo("--version").quiet().read()?;
+    let mut numbers = text.split([' ', '.']).skip(1).map_while(|number| number.parse().ok());
+    numbers.next().zip(numbers.next()).with_context(|| format!("cannot understand cargo's version, {text:?}"))
+}
