@@ -7,7 +7,9 @@
 //! difference. Ranks exchange only hashes as long as these are equal; where they differ, they find the first different line by bisection, and exchange
 //! only its text.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
+
+use twox_hash::XxHash3_64;
 
 use crate::buffer::TensorTable;
 use crate::call::{Value, Visit, scope};
@@ -38,9 +40,10 @@ impl<'a> Plan<'a> {
         Self { operation, lines: &[], names: ("", &[]), tables: &[] }
     }
 
-    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines.
+    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines. It is XXH3, because ranks may be programs of
+    /// different Rust releases, and the standard library's default hash may change between them.
     pub(crate) fn hash(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = XxHash3_64::new();
         self.visit_head(&mut |_, value| value.hash(&mut hasher));
         self.tables.iter().for_each(|(_, table)| table.fingerprint().hash(&mut hasher));
         hasher.finish()
@@ -70,7 +73,7 @@ impl<'a> Plan<'a> {
 
     /// Hashes of the beginnings of the list, each of one line more.
     fn beginnings(&self) -> Vec<u64> {
-        let (mut hasher, mut beginnings) = (DefaultHasher::new(), Vec::new());
+        let (mut hasher, mut beginnings) = (XxHash3_64::new(), Vec::new());
         self.visit(&mut |_, value| {
             value.hash(&mut hasher);
             beginnings.push(hasher.finish());

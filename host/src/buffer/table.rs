@@ -3,8 +3,10 @@
 //! It owns no elements.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
+
+use twox_hash::XxHash3_64;
 
 use crate::call::{Value, Visit};
 use crate::dtype::DType;
@@ -53,7 +55,7 @@ impl TensorTable {
         }
         let layout = Layout::new(dtype, world_size, &lens)?;
         let mut table = Self { dtype, world_size, layout, names, shapes, index, fingerprint: 0 };
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = XxHash3_64::new();
         table.visit(&mut |_, value| value.hash(&mut hasher));
         table.fingerprint = hasher.finish();
         Ok(table)

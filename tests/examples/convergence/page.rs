@@ -79,11 +79,29 @@ fn filled(mut text: String, blocks: &[(String, String)], path: &Path) -> Result<
     Ok(text)
 }
 
+/// The words in lines of at most 100 characters, for pages that are read as plain text as well; a longer word has a line of its own.
+fn wrapped(text: &str) -> String {
+    const WIDTH: usize = 100;
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is a line from the start");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= WIDTH {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.join("\n")
+}
+
 fn blocks(study: &Study<'_>) -> Vec<(String, String)> {
     let (sgd, momentum, text) = (Family::IMAGES_SGD, Family::IMAGES_MOMENTUM, Family::TEXT_ADAM);
     let pairs = [(ADASUM, MEAN_TUNED), (ADASUM, MEAN), (ADASUM_TUNED, ADASUM), (TREE, ADASUM)];
     let blocks = [
-        ("headline", headline(study, sgd)),
+        ("headline", wrapped(&headline(study, sgd))),
         ("sgd", study.table(sgd, &WAYS).markdown()),
         ("sgd differences", study.differences(sgd, &pairs).markdown()),
         ("sgd rates", study.rates_table(sgd).markdown()),
@@ -179,6 +197,17 @@ mod tests {
         assert_eq!(filled, "words\n<!-- a -->\n| new |\n<!-- end -->\nmore <!-- end -->\n");
         let error = super::filled("<!-- b -->\n".into(), &blocks, Path::new("page.md")).unwrap_err();
         assert!(matches!(error, PageError::Mark { .. }), "{error}");
+    }
+
+    #[test]
+    fn long_texts_break_at_words_and_lose_none() {
+        let text = ["gets", "±", "61.2", "%"].repeat(40).join(" ");
+        let wrapped = wrapped(&text);
+        assert_eq!(wrapped.replace('\n', " "), text);
+        let widths: Vec<usize> = wrapped.lines().map(|line| line.chars().count()).collect();
+        assert!(widths.len() > 1 && widths.iter().all(|width| (1..=100).contains(width)), "{widths:?}");
+        let long = "x".repeat(120);
+        assert_eq!(super::wrapped(&format!("a {long} b")), format!("a\n{long}\nb"));
     }
 
     /// `cargo xtask study --publish` writes them.
