@@ -1,7 +1,7 @@
-//! The threads that serve connections: they are counted, so that whoever ends a group can wait for them.
+//! The threads that serve connections. They are counted, so that the end of a group can wait for them.
 //!
 //! Each connection has a thread that reads and one that writes, so that no call ever waits for a peer that has stopped
-//! reading. What is read or written means nothing here.
+//! reading. The meaning of the messages is no concern of this module.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -71,7 +71,7 @@ impl Drop for Running {
 pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
-    /// `seal` tags what is sent.
+    /// `seal` tags the frames that are sent.
     pub(super) fn start(socket: &Arc<TcpStream>, seal: Seal, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let socket = socket.clone();

@@ -1,7 +1,7 @@
 //! The rendezvous file: where rank 0 listens and the secret of this one group, for ranks that share a file system.
 //!
-//! Readable by its owner only, and there only while ranks join. A file that others may have put there is not read; and
-//! whoever reads one still proves the secret to whoever answers, so that a file of a former group leads nowhere.
+//! Only its owner can read it, and it exists only while ranks join. A file that another user may have put there is not read. A rank that has
+//! read a file still has to prove the secret to the process at its address, and that process to it, so that a file of a former group does no harm.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use super::secret::Secret;
 use super::trust::{self, Refusal};
 use crate::error::BootstrapError;
 
-/// What the file begins with; another version's is as good as none.
+/// The first line of the file. A file of another version counts as no file.
 const MAGIC: &[u8] = b"gradsync rendezvous 2\n";
 /// More than a rendezvous file ever holds; of anything else that lies there, no more is read.
 const LONGEST: u64 = 1 << 16;
@@ -61,7 +61,7 @@ impl RendezvousFile {
     }
 }
 
-/// The place of the file, without what a former group may have left there.
+/// Removes a file that a former group has left there, and returns the resolved path.
 pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
     let clear = || -> Result<PathBuf, Refusal> {
         let place = trust::resolve(path)?;
@@ -88,7 +88,7 @@ impl Drop for RendezvousFile {
     }
 }
 
-/// What the file says, if it is there, to be trusted, and of this version.
+/// The contents of the file, if it exists, can be trusted and has this version.
 pub(super) fn read(path: &Path) -> Result<Invitation, Refusal> {
     Ok(understand(&bytes(path)?)?)
 }
@@ -129,7 +129,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a call until no signal interrupts it, as those of file systems over a network may be.
+/// Repeats a call as long as signals interrupt it, which happens on file systems over a network.
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

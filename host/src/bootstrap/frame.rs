@@ -1,7 +1,7 @@
 //! Frames on a connection: four bytes of length, then one message in postcard's format.
 //!
-//! A length beyond the limit is refused before anything is allocated. Knows nothing of what the messages mean, nor of the
-//! tags that follow frames (see [`seal`](super::seal)).
+//! A length beyond the limit is refused before anything is allocated. The meaning of messages and the tags
+//! behind frames (see [`seal`](super::seal)) are no concern of this module.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is stopped goes on after the end of what it waits for, with the answer there.
+    /// A process that was stopped continues after its deadline, and the answer has arrived in the meantime.
     #[test]
     fn bytes_that_have_come_by_the_end_are_read_after_it() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

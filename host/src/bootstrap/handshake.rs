@@ -7,8 +7,8 @@
 //! Both sides make two keys by HKDF-SHA256 (RFC 5869) of the secret: the salt is both nonces, the joining rank's first, and the context is
 //! the protocol, its version, and the side that uses the key. A proof is the tag of a side's first frame under its key (see
 //! [`seal`](super::seal)), so that none can be sent back, or again, or in another conversation; all frames that follow are tagged under
-//! the same keys. Whoever answers in rank 0's place gets a proof to try secrets on: that is why a [`Secret`] cannot be one that a person
-//! chose.
+//! the same keys. An impostor in rank 0's place receives a proof, and can test guesses of the secret on it: that is why a [`Secret`] cannot be one
+//! that a person chose.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -19,10 +19,10 @@ use super::seal::{Seal, Session, TAG};
 use super::secret::{Secret, random};
 use crate::error::BootstrapError;
 
-/// What every conversation begins with.
+/// The first bytes of every greeting and answer.
 const MAGIC: [u8; 8] = *b"gradsync";
-/// Ranks of different versions do not understand each other, nor try. It goes up with every change of what they say, which is also what
-/// [`Call`](crate::Call), operations and errors look like as bytes.
+/// Ranks of different versions refuse each other. The version goes up with every change of the messages, and so also with every change of the
+/// bytes of a [`Call`](crate::Call), an operation or an error.
 pub(super) const VERSION: u32 = 3;
 
 /// The magic, the version and a nonce.
@@ -31,12 +31,12 @@ const GREETING: usize = 44;
 const NONCE_AT: usize = 12;
 /// The numbers of an [`Identity`].
 const IDENTITY: usize = 24;
-/// All that a joining rank says before it is believed.
+/// The whole answer of a joining rank.
 const ANSWER: usize = GREETING + IDENTITY + TAG;
 
 type Nonce = [u8; 32];
 
-/// What a rank says about itself; believed once it is proven.
+/// The identity that a rank claims; it is used only after the proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) rank: u64,
@@ -61,7 +61,7 @@ pub(super) enum HandshakeError {
     Randomness(#[from] BootstrapError),
 }
 
-/// Rank 0's side of a handshake, with what has come of the other's answer.
+/// Rank 0's side of a handshake, with the bytes of the other side's answer that have arrived.
 #[derive(Debug)]
 pub(super) struct Challenge {
     nonce: Nonce,
@@ -74,13 +74,13 @@ impl Challenge {
         Ok(Challenge { nonce: random()?, answer: [0; ANSWER], len: 0 })
     }
 
-    /// What rank 0 says first.
+    /// The first message, which rank 0 sends.
     pub(super) fn greeting(&self) -> [u8; GREETING] {
         greeting(self.nonce)
     }
 
-    /// Reads what has come, and no more than the answer. Says who has come, once that is proven, and has told the other side; `None` if
-    /// the answer is not complete and the connection does not block.
+    /// Reads the bytes that have arrived, and none behind the answer. When the answer is complete and its proof right, sends rank 0's own proof and
+    /// returns the identity of the joining rank; `None` if the answer is not complete and the connection does not block.
     pub(super) fn hear(
         &mut self,
         connection: &mut (impl Read + Write),

@@ -1,7 +1,7 @@
-//! Where ranks of other machines may find this one, in which order to try what another says of itself, and the addresses
-//! of names.
+//! The addresses at which ranks of other machines may reach this one, the order in which to try the addresses that another rank gives, and the
+//! addresses of names.
 //!
-//! Never connects to a rank, and takes no address for granted: whoever answers there has to prove that it is meant.
+//! It never connects to a rank, and trusts no address: the process that answers there has to prove that it belongs to the group.
 
 use std::collections::HashMap;
 use std::io;

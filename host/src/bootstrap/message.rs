@@ -59,7 +59,7 @@ pub(super) enum Event {
     Gathered { contributions: Vec<Vec<u8>> },
     /// This rank's post is complete.
     Released,
-    /// So many of this rank's announced calls, from the first on, have been matched with those of other ranks.
+    /// The number of this rank's announced calls, from the first on, that have been matched with calls of other ranks.
     Matched { calls: u64 },
     /// The group has failed.
     Failed(CommError),

@@ -51,7 +51,7 @@ impl Seal {
         std::array::from_fn(|index| tag[index])
     }
 
-    /// Whether `tag` is that of the next frame. The comparison takes the same time whatever differs.
+    /// Whether `tag` belongs to the next frame. The comparison takes the same time for equal and for different tags.
     pub(super) fn fits(&mut self, frame: &[u8], tag: &[u8; TAG]) -> bool {
         self.next(frame).verify_truncated_left(tag).is_ok()
     }
@@ -93,7 +93,7 @@ mod tests {
         [frame, tag.to_vec()].concat()
     }
 
-    /// What a receiver makes of these bytes: the messages, up to the first that it refuses.
+    /// The messages that a receiver reads from these bytes, up to the first that it refuses.
     fn received(mut bytes: &[u8]) -> Vec<String> {
         let mut seal = Seal::new(&KEY);
         std::iter::from_fn(|| seal.read(&mut bytes, 64).ok()).collect()

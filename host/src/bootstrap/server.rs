@@ -106,7 +106,7 @@ fn unavailable(error: io::Error) -> BootstrapError {
     BootstrapError::CannotListen { address: "its port".into(), reason: error.to_string() }
 }
 
-/// What the threads of rank 0's process share.
+/// The state that the threads of rank 0's process share.
 struct Server {
     gathering: Gathering,
     connections: Arc<Connections>,
@@ -114,7 +114,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves whoever comes, each on a thread of its own once it has proven itself, until the alarm.
+    /// Accepts connections until the alarm, and serves each rank that has proven itself on a thread of its own.
     fn accept(self: &Arc<Self>, listener: TcpListener) {
         let report = |outcome| match outcome {
             Ok(proven) => self.admit(proven),
@@ -172,7 +172,7 @@ impl Server {
         drain(socket);
     }
 
-    /// Passes on what a rank asks for, until it leaves or its connection ends.
+    /// Forwards the requests of a rank, until it leaves or its connection ends.
     fn listen_to(&self, rank: usize, socket: &TcpStream, mut seal: Seal) {
         let mut socket = BufReader::new(socket);
         let mut coordinator = None;

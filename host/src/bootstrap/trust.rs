@@ -1,8 +1,8 @@
-//! Which files a rank believes: those that nobody but its own user, or root, can have put in their place.
+//! The files that a rank trusts: nobody but its own user, or root, can have put them in their place.
 //!
-//! The rule is that of OpenSSH for `authorized_keys`, but stricter for the file, which holds a secret, and looser for
-//! folders with the sticky bit, in which only owners rename and remove. Where the system is no Unix, a file only has to
-//! be a regular one. Knows nothing of what the files hold.
+//! The rule is OpenSSH's for `authorized_keys`, but stricter for the file, which holds a secret, and looser for
+//! folders with the sticky bit, in which only owners rename and remove files. Where the system is no Unix, a file only has to
+//! be a regular one. This module does not look at the contents of files.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -69,7 +69,7 @@ pub(super) fn open(path: &Path) -> Result<File, Refusal> {
     Ok(file)
 }
 
-/// Refuses what is no regular file.
+/// Refuses everything but a regular file.
 pub(super) fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
     if metadata.is_file() {
         return Ok(());

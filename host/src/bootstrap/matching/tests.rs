@@ -1,5 +1,5 @@
-//! The decisions of the matching: each rule by itself, then random programs in random interleavings against an account
-//! of what has met what, kept by other means.
+//! The decisions of the matching: each rule by itself, then random programs in random interleavings against a second record
+//! of the calls that belong together, which is kept in another way.
 
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ fn pair(left_rank: usize, left: Call, right_rank: usize, right: Call) -> CommErr
     CommError::mismatch((left_rank, left), (right_rank, right))
 }
 
-/// Makes posts in order; what the last one led to.
+/// Posts calls in order, and returns the decisions that the last of them led to.
 fn after(world_size: usize, posts: &[(usize, &[Call])]) -> Result<Vec<usize>, CommError> {
     let mut matching = Matching::new(world_size);
     let mut outcome = Ok(Vec::new());
@@ -161,7 +161,7 @@ fn missing_ranks_are_found_through_others() {
     assert!(matching.needs(0, 1) && !matching.needs(0, 2) && matching.needs(4, 0) && !matching.needs(4, 4));
 }
 
-/// What a rank does, post by post.
+/// The program of a rank: its posts in order.
 pub(in crate::bootstrap) type Program = Vec<Vec<Call>>;
 
 /// One step that all ranks know of: some collectives, and some transfers from rank to rank.

@@ -1,4 +1,4 @@
-//! The queues of the ranks: what is told to whom and when, and random programs whose ranks run ahead of each other.
+//! The queues of the ranks: which rank receives which event and when, and random programs whose ranks run ahead of each other.
 
 use proptest::prelude::*;
 

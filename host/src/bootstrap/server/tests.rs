@@ -1,5 +1,5 @@
-//! Members of other minds, and those whose connection somebody meddles with: what is no frame, not the next frame, or no
-//! request, ends only the connection that it came by, as a lost rank.
+//! Ranks that do not keep to the protocol, and connections that an attacker changes bytes on. Bytes that are no frame, not the next frame or no
+//! request end only the connection that carried them, and the group takes its rank for lost.
 
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -31,7 +31,8 @@ fn sealed(seal: &mut Seal, frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().flat_map(|frame| [frame.clone(), seal.tag(frame).to_vec()].concat()).collect()
 }
 
-/// A group of three, whose rank 2 has proven itself and then says what `words` makes of its seal; what the others hear of it.
+/// A group of three, whose rank 2 has proven itself and then sends the bytes that `words` makes with its seal. Returns the events that the other
+/// ranks receive.
 fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
     let loopback = Some(Ipv4Addr::LOCALHOST.into());
     let listener = listen(loopback, 0).unwrap();
@@ -114,7 +115,7 @@ fn what_was_altered_injected_or_repeated_loses_its_rank() {
     );
 }
 
-/// Whoever listens to a group while another is split off from it hears nothing of the new group's secret.
+/// A reader of a group's connections learns nothing of the secret of a group that is split off from it.
 #[test]
 fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
     let loopback = Some(Ipv4Addr::LOCALHOST.into());
@@ -152,7 +153,7 @@ fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
     assert!(heard.windows(32).all(|window| *window != old && *window != new), "a secret travelled");
 }
 
-/// Passes on what one side says, until it ends, and returns it.
+/// Forwards the bytes of one side until its connection ends, and returns them.
 fn overhear(mut from: &TcpStream, mut to: &TcpStream) -> Vec<u8> {
     let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
     while let Ok(len @ 1..) = from.read(&mut bytes) {
@@ -164,7 +165,7 @@ fn overhear(mut from: &TcpStream, mut to: &TcpStream) -> Vec<u8> {
     all
 }
 
-/// Rank 0 that says what is no event is lost to the others.
+/// A rank 0 that sends bytes which are no event is lost to the other ranks.
 #[test]
 fn a_hub_that_talks_rubbish_is_lost() {
     let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
