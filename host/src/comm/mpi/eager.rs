@@ -1,8 +1,7 @@
 //! The eager protocol, for collectives of few bytes: the payload of each rank travels with its call, in the record or in the mailbox.
 //!
 //! That saves the messages that would follow. Every rank gets all operands that it needs and reduces them in rank order, so results have the same
-//! bits
-//! as those of `transfer`. Never used for more bytes than [`Handshake::is_eager`] allows.
+//! bits as with `transfer`. [`Handshake::is_eager`] limits the bytes.
 
 use std::borrow::Cow;
 

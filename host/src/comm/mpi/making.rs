@@ -2,7 +2,7 @@
 //! deadline limits how long a rank waits for the others.
 //!
 //! Ranks first hand each other a byte, which shows the ranks that do not come; then MPI makes the duplicate. A rank that gives up leaves both under
-//! way. MPI takes what the other ranks do later for a part of them, and would put together what does not belong together, so no further duplicate of
+//! way. MPI would take later messages of the other ranks for a part of these two, and match messages of different calls, so no further duplicate of
 //! that communicator is made.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ enum Attempt {
 /// Makes a duplicate; all ranks of the original have to call it.
 ///
 /// # Safety
-/// `original` is a live communicator. If it is freed later, then by `MPI_Comm_free`, which lets what is under way end (MPI-4.1, 7.4.3).
+/// `original` is a live communicator. If it is freed later, then by `MPI_Comm_free`, which lets pending messages end (MPI-4.1, 7.4.3).
 pub(super) unsafe fn duplicate(original: ffi::MPI_Comm, deadline: Duration) -> Result<Channel> {
     let library = Library::get()?;
     let mut is_inter = 0;

@@ -11,8 +11,8 @@
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
-//! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results are the same bits as
-//! those of [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
+//! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results have the same bits as
+//! with [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
 //! 7.4.2) and are never matched with the caller's own.
 //!
 //! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; collectives of few data within an exposure
@@ -319,7 +319,7 @@ unsafe fn incoming(call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
 }
 
 impl Split for MpiCommunicator {
-    /// Keep what it gives: making it takes several rounds, and each group uses up two of MPI's tags (in Open MPI there are 2³¹).
+    /// Keep the groups instead of making them again: that takes several rounds, and each uses up two of MPI's tags (in Open MPI there are 2³¹).
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
         let world_size = self.world_size();

@@ -31,7 +31,7 @@ pub(super) trait End {
     /// Why the data are not correct, if they are not. Asked once, when the transfer is done.
     fn failure(&mut self) -> Option<String>;
 
-    /// Whether the sender confirms what it has sent, because it can fail between two messages. Equal on both sides.
+    /// Whether the sender confirms its data behind the last message, because it can fail between two messages. Equal on both sides.
     fn is_confirmed(&self) -> bool;
 
     /// Whether this rank can return while messages are under way, because MPI uses no memory of the caller.

@@ -181,8 +181,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// As [`broadcast`](Self::broadcast) of memory that MPI reads and writes as it is, down a binomial tree: what every CUDA-aware MPI takes
-    /// device memory in.
+    /// As [`broadcast`](Self::broadcast) of memory that MPI reads and writes as it is, down a binomial tree of plain sends and receives, in which
+    /// every CUDA-aware MPI takes device memory.
     ///
     /// # Safety
     /// As for that method.
@@ -213,7 +213,7 @@ impl Transfer<'_> {
     /// moves for the deadline, the ranks whose messages are not over are late.
     ///
     /// # Safety
-    /// Both give valid memory of the host and its bytes; what is received into overlaps nothing.
+    /// Both give valid memory of the host and its bytes; the receiving memory overlaps nothing.
     pub(super) unsafe fn pairwise(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),

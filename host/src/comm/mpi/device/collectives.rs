@@ -165,7 +165,7 @@ impl MpiDeviceCommunicator {
         }
         self.admit(queue, call.operation)?;
         let transfer = self.comm.agree(call)?;
-        // In a block everybody's part of this rank's input lies before that of its output; its own is in the first alone.
+        // A block holds the parts of this rank's input for all ranks, and behind them the parts of its output. Its own part is in the input alone.
         let part = (BLOCK_BYTES / 2 / world_size).clamp(1, bytes.max(1));
         let range = |index: usize| (index * part, part.min(bytes - index * part));
         let fetch = |index: usize| {

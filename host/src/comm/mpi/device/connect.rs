@@ -15,7 +15,7 @@ use crate::memory::Cuda;
 /// With NCCL, `comm` is freed.
 ///
 /// # Errors
-/// Those of a collective of `comm`, and of [`MpiDeviceCommunicator::new`].
+/// The errors of a collective of `comm`, and of [`MpiDeviceCommunicator::new`].
 pub fn connect(
     comm: MpiCommunicator,
     queue: &Queue,

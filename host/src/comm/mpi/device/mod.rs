@@ -20,15 +20,14 @@
 //! next is on its way from the device, on a stream of its own, and the last one on its way back, on the caller's. 32 MiB of pinned
 //! memory serve a communicator for its whole life, whatever the length of the data.
 //!
-//! Where MPI takes device memory itself, what is only moved goes directly ([`MpiPath::Direct`]). Whether it does is asked, by
-//! `MPIX_Query_cuda_support`, and never assumed: an MPI that does not would read the addresses as the host's. Reductions are staged
-//! always.
+//! Where MPI takes device memory itself, data that are only moved go directly ([`MpiPath::Direct`]). `MPIX_Query_cuda_support` is asked for that,
+//! and nothing is assumed: another MPI would read the addresses as addresses of the host. Reductions are always staged.
 //!
 //! # Numerics
 //!
-//! Reductions are those of the host's transport, and give the same bits: sums run in `f64` in rank order and are rounded once. Factors
-//! are applied to the `f64`s too, `before` to every element before it is added or compared and `after` to the total, in front of that
-//! one rounding. So a factor costs no accuracy that the dtype could show, except for data in `f64`, where each is one more rounding.
+//! The host's transport computes all reductions, so that they give the same bits as there: sums run in `f64` in rank order and are rounded once.
+//! Factors are applied to the `f64`s too, `before` to every element before it is added or compared and `after` to the total, in front of that one
+//! rounding. So a factor costs no accuracy that the dtype could show, except for data in `f64`, where each is one more rounding.
 //!
 //! # Order
 //!
@@ -160,7 +159,7 @@ impl MpiDeviceCommunicator {
         self.comm.abort(code)
     }
 
-    /// Prepares `queue` for an operation: what is in it now runs before data are fetched.
+    /// Prepares `queue` for an operation: work that is in it now runs before data are fetched.
     fn admit(&self, queue: &Queue, operation: Operation) -> Result<()> {
         self.comm.handshake.check(operation)?;
         if queue.ordinal() != self.queue.ordinal() {
@@ -225,7 +224,7 @@ fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
 }
 
 impl Split for MpiDeviceCommunicator {
-    /// With the queue and the options that this communicator was made with. Keep what it gives: making it takes several rounds, and
+    /// With the queue and the options that this communicator was made with. Keep the groups: making one takes several rounds, and
     /// pinned memory.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);

@@ -2,7 +2,7 @@
 //!
 //! A sender holds a block from when it fetches a piece until MPI has sent it, a receiver only from when the piece's message has come, so
 //! that a block always becomes free without another one's help, however many transfers there are. A device that fails keeps no message
-//! from being sent or received; the sender says afterwards that they were not what they should be.
+//! from being sent or received; the sender tells the receiver afterwards that the data were wrong.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use crate::driver::{CudaError, Pinned, Queue};
 /// How many blocks one transfer may hold: one is copied while the other is in a message.
 const MOST_BLOCKS: usize = 2;
 
-/// The blocks of one call: the first half is for what is sent, the second for what is received.
+/// The blocks of one call: the first half is for sent pieces, the second for received ones.
 pub(super) struct Slots<'a> {
     pinned: &'a Pinned,
     /// Carries pieces from the device; it waits already for what `queue` held before the call.

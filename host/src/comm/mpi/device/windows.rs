@@ -33,10 +33,10 @@ impl Windows<'_> {
     /// Inputs have been read when this returns; outputs are written in the order of the operands' queue.
     ///
     /// # Errors
-    /// Those of `work`, at once.
+    /// The errors of `work`, at once.
     ///
     /// # Safety
-    /// Pieces lie within memory of the queues' device, which stays until `queue` has got past the call, and those of the outputs are used
+    /// Pieces lie within memory of the queues' device, which stays until `queue` has got past the call, and the pieces of the outputs are used
     /// by nothing else but work in `queue`. No window's output is another's input.
     pub(super) unsafe fn run(
         &self,
