@@ -13,8 +13,7 @@ pub struct NcclOptions {
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
     /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks.
     pub checks: bool,
-    /// Whether calls of NCCL may block the host (see the [module](super)). True by default; keep it where ranks share a GPU, on which NCCL's calls
-    /// that do not block have been seen to hang (page "Testing").
+    /// Whether calls of NCCL may block the host (see the [module](super)). True by default.
     pub blocking: bool,
     /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
     /// choice where `None`, the default. NCCL lowers what is more than it can do, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment

@@ -99,7 +99,7 @@ pub(super) struct Session {
     handle: AtomicPtr<std::ffi::c_void>,
     /// Tells kernels that meet those of other ranks to give up.
     pub(super) abort: Arc<HostFlag>,
-    /// Held while a call of NCCL uses `handle`.
+    /// Held while a call of NCCL uses `handle`, and until a communicator that does not block has taken the call in.
     in_call: Mutex<()>,
     /// The end of the last kernels that met those of other ranks.
     last_kernels: Mutex<Option<Event>>,
@@ -332,7 +332,7 @@ impl Session {
             } else {
                 std::thread::yield_now();
             }
-            code = self.async_error();
+            code = self.ask_nccl();
         }
         if code == ResultCode::SUCCESS {
             return Ok(());
@@ -340,14 +340,23 @@ impl Session {
         Err(Refused { call: "ncclCommGetAsyncError", code })
     }
 
-    /// What NCCL says about the communicator's background work.
-    pub(super) fn async_error(&self) -> ResultCode {
+    /// NCCL's report on the communicator's background work, for the watching thread; `None` where the rank's thread may be asking too.
+    ///
+    /// Of a communicator that does not block, `ncclCommGetAsyncError` joins the thread of the background work, and of two threads that ask at
+    /// once and join it both, one never returns (seen with 2.32.3).
+    pub(super) fn async_error(&self) -> Option<ResultCode> {
+        let _in_call = if self.options.blocking { None } else { Some(self.in_call.try_lock().ok()?) };
+        Some(self.ask_nccl())
+    }
+
+    /// The same, for the only thread that asks.
+    fn ask_nccl(&self) -> ResultCode {
         let handle = self.handle.load(Ordering::Acquire);
         if handle.is_null() {
             return ResultCode::SUCCESS;
         }
         let mut code = ResultCode::SUCCESS;
-        // SAFETY: the handle is live; NCCL allows this call from any thread at any time.
+        // SAFETY: the handle is live: an abort is preceded by a failure, which ends `settle`, and waits for `in_call` longer than that takes.
         let asked = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(handle, &mut code) };
         if asked == ResultCode::SUCCESS { code } else { asked }
     }

@@ -43,7 +43,7 @@ pub(super) fn watch(session: &Arc<Session>) {
         }
         if asked.elapsed() > ASK_NCCL {
             asked = Instant::now();
-            let code = session.async_error();
+            let code = session.async_error().unwrap_or(ResultCode::SUCCESS);
             if code != ResultCode::SUCCESS && code != ResultCode::IN_PROGRESS {
                 let operation =
                     session.lock().outstanding.front().map_or(Operation::Exchange, |front| front.begun.call.called());

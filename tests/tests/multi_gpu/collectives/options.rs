@@ -5,7 +5,7 @@ use gradsync::comm::{Collectives, ReduceOp, Scaling};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
-use super::{Cases, concat};
+use super::{Cases, concat, part};
 use crate::checks::{Checks, assert_same, reduced};
 use crate::placed::Placed;
 use crate::report::Report;
@@ -20,6 +20,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("calls that are neither checked nor block", || {
         compare(cases, 202, &NcclOptions { checks: false, blocking: false, ..cases.context.options() });
     });
+    report.case("many calls that do not block", || many(cases));
     // With other blocks NCCL may add in another order.
     report.case("a number of blocks", || {
         let options = NcclOptions { min_ctas: Some(4), max_ctas: Some(8), ..cases.context.options() };
@@ -36,6 +37,22 @@ fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
         assert_same(&what, &got.patterns(), &expected.patterns());
     }
     sums(cases, &comm);
+}
+
+/// Takes some seconds, in which the thread that watches over the communicator asks NCCL about its background work many times, which this thread
+/// does too.
+fn many(cases: &Cases<'_>) {
+    let options = NcclOptions { checks: false, blocking: false, ..cases.context.options() };
+    let comm = cases.context.communicator(205, &options);
+    let inputs = cases.inputs(Format::F32, 33 * cases.world_size());
+    let input = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);
+    let mut blocks = Placed::unwritten(&cases.context.queue, Format::F32, 33 * cases.world_size(), 0);
+    for _ in 0..4000 {
+        comm.all_to_all(input.slice(), blocks.slice_mut()).unwrap();
+    }
+    let own = cases.rank() * 33..(cases.rank() + 1) * 33;
+    let expected = inputs.iter().map(|input| part(&Array::new(Format::F32, input), own.clone())).collect::<Vec<_>>();
+    assert_same("the last of them", &blocks.read(&comm).patterns(), &concat(&expected).patterns());
 }
 
 /// The ranks' results are those of the communicator of all other cases, here over the control channel of the new one.
