@@ -1,10 +1,12 @@
 //! Where the tensors of a [`GradientBuffer`](crate::GradientBuffer) lie.
 //!
 //! Each tensor starts at a multiple of [`TENSOR_ALIGNMENT`] bytes, and the whole is padded so that every rank's shard has the
-//! same length and starts at such a multiple too. Pure arithmetic; every overflow is an error.
+//! same length and starts at such a multiple too, and at the start of a chunk of the tensor that it cuts, if it cuts one. Pure arithmetic;
+//! every overflow is an error.
 
 use std::ops::Range;
 
+use super::chunks::chunk_len;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -35,14 +37,19 @@ impl Layout {
             reason: format!("{} tensors of {dtype} for {world_size} ranks exceed the address space", lens.len()),
         };
         let align = TENSOR_ALIGNMENT / dtype.size_bytes();
+        let granule = granule(lens).max(align);
         let mut segments = Vec::with_capacity(lens.len());
         let mut end = 0usize;
         for &len in lens {
-            let begin = end.checked_next_multiple_of(align).ok_or_else(too_large)?;
+            let mut begin = end.checked_next_multiple_of(align).ok_or_else(too_large)?;
+            if len > granule - begin % granule {
+                // An edge of a shard may be inside the tensor, and is then at the start of a chunk.
+                begin = begin.checked_next_multiple_of(chunk_len(len).min(granule)).ok_or_else(too_large)?;
+            }
             end = begin.checked_add(len).ok_or_else(too_large)?;
             segments.push(begin..end);
         }
-        let shard_len = end.div_ceil(world_size).checked_next_multiple_of(align).ok_or_else(too_large)?;
+        let shard_len = end.div_ceil(world_size).checked_next_multiple_of(granule).ok_or_else(too_large)?;
         let bytes = shard_len.checked_mul(world_size).and_then(|len| len.checked_mul(dtype.size_bytes()));
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(too_large());
@@ -51,17 +58,29 @@ impl Layout {
     }
 }
 
+/// The number of elements of which every shard's length is a multiple: the longest chunk of any of these tensors, rounded up to a power of two.
+fn granule(lens: &[usize]) -> usize {
+    let chunk = |&len: &usize| chunk_len(len).min(len).next_power_of_two();
+    lens.iter().map(chunk).max().unwrap_or(1)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::chunks::chunks;
 
     proptest! {
         #[test]
-        fn tensors_are_aligned_in_order_and_inside(lens in prop::collection::vec(0usize..5000, 0..20), world in 1usize..20) {
+        fn tensors_are_aligned_in_order_and_inside(
+            lens in prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..50_000, 0usize..600_000], 0..20),
+            world in 1usize..20,
+        ) {
             for dtype in DType::ALL {
                 let layout = Layout::new(dtype, world, &lens).unwrap();
+                let is_cut = |chunk: std::ops::Range<usize>| chunk.start / layout.shard_len != (chunk.end - 1) / layout.shard_len;
+                prop_assert!(!layout.segments.iter().cloned().flat_map(chunks).any(is_cut), "shards of {}", layout.shard_len);
                 let mut end = 0;
                 for (segment, &len) in layout.segments.iter().zip(&lens) {
                     prop_assert_eq!(segment.len(), len);

@@ -3,6 +3,7 @@
 //! | module | question |
 //! |---|---|
 //! | [`layout`], [`segments`] | where does each tensor of a [`GradientBuffer`](crate::GradientBuffer) lie, and which part of it is in a rank's shard? |
+//! | [`chunks`] | over which parts of a tensor are products added up, so that their bits do not depend on buffers and shards? |
 //! | [`tree`] | which ranks exchange which halves in Adasum by the tree? |
 //! | [`cost`] | which algorithm of Adasum is the fastest for so many ranks and bytes? |
 //! | [`ownership`] | which rank owns a tensor (ONNX Runtime's NcclAllGather and NcclReduceScatter)? |
@@ -14,6 +15,7 @@
 //! Nothing here touches memory, a device or a transport, so that a test can simulate every rank of any world.
 
 pub mod bundle;
+pub mod chunks;
 pub mod cost;
 pub mod groups;
 pub mod layout;

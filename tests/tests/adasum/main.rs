@@ -7,6 +7,7 @@ mod double;
 mod gaps;
 mod grid;
 mod known;
+mod layouts;
 mod nodes;
 mod nonfinite;
 mod on_nodes;

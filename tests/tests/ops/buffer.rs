@@ -1,5 +1,6 @@
 //! The layout of a gradient buffer: alignment, padding, shards, names, and gaps that are and stay zero.
 
+use gradsync::plan::chunks::chunk_len;
 use gradsync::{GradientBuffer, TensorView};
 use gradsync_tests::array::{dtype, patterns_of, values_of, write};
 use gradsync_tests::inputs::vector;
@@ -22,13 +23,27 @@ fn check_layout(format: Format, world_size: usize, shapes: &[Vec<usize>]) {
     assert_eq!(buffer.as_slice().len(), buffer.len(), "{what}");
     assert_eq!(buffer.shard_len() * world_size, buffer.len(), "{what}: shards cover the buffer");
     assert_eq!(buffer.shard_len() * size % 16, 0, "{what}: shards are not 16-byte multiples");
+    // No more room is wasted than alignment asks for, and the chunks that no edge of a shard may cut.
+    let chunk = |len: usize| chunk_len(len).min(len.next_power_of_two()) * size;
+    let longest = shapes.iter().map(|shape| chunk(shape.iter().product())).max().unwrap_or(0).max(256);
     let mut end = 0;
     for (i, (segment, shape)) in buffer.segments().iter().zip(shapes).enumerate() {
         assert_eq!(segment.len(), shape.iter().product::<usize>(), "{what}: tensor {i}");
         assert_eq!(segment.start * size % 256, 0, "{what}: tensor {i} starts at byte {}", segment.start * size);
         assert!(segment.start >= end, "{what}: tensor {i} overlaps the one before");
-        // No more room is wasted than alignment asks for.
-        assert!((segment.start - end) * size < 256, "{what}: a gap of {} before tensor {i}", segment.start - end);
+        let is_cut = |edge: usize| {
+            segment.start < edge && edge < segment.end && (edge - segment.start) * size % chunk(segment.len()) != 0
+        };
+        assert!(
+            !(1..world_size).any(|rank| is_cut(rank * buffer.shard_len())),
+            "{what}: a shard cuts a chunk of tensor {i}"
+        );
+        let most = longest.min(chunk_len(segment.len()) * size);
+        assert!(
+            (segment.start - end) * size < 256.max(most),
+            "{what}: a gap of {} before tensor {i}",
+            segment.start - end
+        );
         end = segment.end;
         assert_eq!(buffer.name(i), format!("layer.{i}"));
         assert_eq!(buffer.shape(i), &shape[..]);
@@ -36,7 +51,7 @@ fn check_layout(format: Format, world_size: usize, shapes: &[Vec<usize>]) {
     }
     assert_eq!(buffer.index_of("no such tensor"), None);
     assert!(end <= buffer.len(), "{what}");
-    assert!((buffer.len() - end) * size < 256 + 256 * world_size, "{what}: {} elements of tail", buffer.len() - end);
+    assert!((buffer.len() - end) * size < longest * world_size, "{what}: {} elements of tail", buffer.len() - end);
     assert!(patterns_of(buffer.as_slice()).iter().all(|&bits| bits == 0), "{what}: a new buffer is not zero");
 }
 

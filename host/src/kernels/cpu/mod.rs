@@ -26,11 +26,13 @@ pub(crate) use elementwise::{accumulate_chunk, cast_chunk};
 pub(crate) use fingerprint::{fingerprint, fingerprint_of_words};
 pub use many::{accumulate_all, cast_all, zero_all};
 pub use pack::{pack, unpack};
+pub(crate) use products::add_gram;
 pub use products::{Coefficients, coefficients, coefficients_by, dots, gram, squared_norms};
+pub(crate) use tree::add_tree_dots;
 pub use tree::{Trees, tree_combine, tree_dots};
 
-/// Elements of a chunk: what one thread takes at a time, counted from the begin of each segment. Sums over segments are those of their
-/// chunks, added in order. A power of two, so that chunks of every dtype keep alignment.
+/// Elements that one thread takes at a time, counted from the begin of each segment, where nothing is added up (sums have
+/// [chunks](crate::plan::chunks) of their own). A power of two, so that every dtype keeps its alignment.
 pub const CHUNK_LEN: usize = 1 << 16;
 /// Elements that are widened to `f64` at a time inside a chunk, small enough for the first-level cache.
 const BLOCK_LEN: usize = 256;

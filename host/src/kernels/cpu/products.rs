@@ -3,7 +3,7 @@
 //!
 //! Vectors are multiplied block by block while these are in the cache, widened there unless there is a way to do that in registers, so that
 //! memory is read once whatever the number of vectors. Products of f32, f16 and bf16 values are exact in `f64`; sums run in eight
-//! interleaved lanes a chunk, then over the lanes, then over the chunks in order.
+//! interleaved lanes a [chunk](crate::plan::chunks), then over the lanes, then over the chunks in order.
 
 use std::ops::Range;
 
@@ -12,9 +12,10 @@ use gradsync_device::math::{Element as Formula, elementwise};
 
 use super::elementwise::{cast_chunk, cast_near};
 use super::isa::{return_on_avx2, return_on_avx512, vectorized};
-use super::{BLOCK_LEN, CHUNK_LEN, elements, map};
+use super::{BLOCK_LEN, map};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
+use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::plan::segments;
 use crate::slice::{Element, storage};
 use crate::slice::{Slice, with_typed};
@@ -122,22 +123,18 @@ fn widen_slice<T: Formula>(block: &mut [f64; BLOCK_LEN], halfway: &mut Halfway, 
     }
 }
 
-/// Adds up, for each segment of so many vectors, what `of_chunk` returns for its chunks: `count` numbers a segment.
+/// Adds what `of_chunk` returns for each chunk of so many vectors, `width` numbers, to the chunk's row of the totals; chunk by chunk, in order.
 pub(super) fn sum_chunks(
     vectors: usize,
-    segments: &[Range<usize>],
-    count: usize,
-    of_chunk: impl Fn(usize, Range<usize>) -> Vec<f64> + Sync + Send,
-) -> Vec<f64> {
-    let chunks: Vec<_> = segments::chunks(segments, CHUNK_LEN).collect();
-    let partials = map(chunks, elements(vectors, segments), |(segment, range)| (segment, of_chunk(segment, range)));
-    let mut totals = vec![0.0; segments.len() * count];
-    for (segment, partial) in partials {
-        for (total, value) in totals[segment * count..].iter_mut().zip(partial) {
-            *total += value;
-        }
+    chunks: &[Chunk],
+    (totals, width): (&mut [f64], usize),
+    of_chunk: impl Fn(&Chunk) -> Vec<f64> + Sync + Send,
+) {
+    let elements = vectors * chunks.iter().map(|chunk| chunk.range.len()).sum::<usize>();
+    let sums = map(chunks.iter().collect(), elements, |chunk: &Chunk| (chunk.row, of_chunk(chunk)));
+    for (row, sums) in sums {
+        totals[row * width..][..width].iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
     }
-    totals
 }
 
 /// The blocks of a chunk.
@@ -177,15 +174,22 @@ pub fn gram(vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>
 
 fn all_products(operation: &'static str, vectors: &[Slice<'_>], segments: &[Range<usize>]) -> Result<Vec<f64>> {
     check_vectors(operation, vectors, segments)?;
-    let count = products(vectors.len());
+    let mut totals = vec![0.0; segments.len() * products(vectors.len())];
+    add_gram(&mut totals, vectors, &chunks_of_all(segments));
+    Ok(totals)
+}
+
+/// Adds the products of all vectors with each other over each chunk, as in [`gram`], to the chunk's row of the totals. The vectors must be one at
+/// least, of one length, and reach over the chunks.
+pub(crate) fn add_gram(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk]) {
     // Products of f32 and narrower are exact in f64: there, and only there, a fused addition gives the same sum.
     let fused = vectors.iter().all(|vector| vector.dtype() != DType::F64);
     with_typed!(Slice, vectors[0], first => {
         let alike = of_one_type(first, vectors);
-        Ok(sum_chunks(vectors.len(), segments, count, |_, chunk| {
-            products_of_chunk(alike.as_deref(), vectors, chunk, fused).into_iter().map(lane_sum).collect()
-        }))
-    })
+        sum_chunks(vectors.len(), chunks, (totals, products(vectors.len())), |chunk| {
+            products_of_chunk(alike.as_deref(), vectors, chunk.range.clone(), fused).into_iter().map(lane_sum).collect()
+        });
+    });
 }
 
 /// The products of all vectors with each other in a chunk. `alike` are the same vectors, if they are of one type; `fused` is for products that
@@ -297,6 +301,7 @@ pub(super) fn check_vectors(operation: &'static str, vectors: &[Slice<'_>], segm
 mod tests {
     use super::*;
     use crate::kernels::cpu::isa;
+    use crate::plan::chunks::chunks;
 
     /// With and without fusing, on any machine: what one product at a time gives, for every shape of a tile.
     #[test]
@@ -342,12 +347,16 @@ mod tests {
                 for segment in SEGMENTS {
                     for (i, x) in wide[..count].iter().enumerate() {
                         expected.extend(wide[i..count].iter().map(|y| {
-                            let mut lanes = [0.0; LANES];
-                            for (place, index) in segment.clone().enumerate() {
-                                let sum = &mut lanes[place % LANES];
-                                *sum = elementwise::add_product(*sum, x[index], y[index]);
+                            let mut total = 0.0;
+                            for chunk in chunks(segment.clone()) {
+                                let mut lanes = [0.0; LANES];
+                                for (place, index) in chunk.enumerate() {
+                                    let sum = &mut lanes[place % LANES];
+                                    *sum = elementwise::add_product(*sum, x[index], y[index]);
+                                }
+                                total += lane_sum(lanes);
                             }
-                            lane_sum(lanes)
+                            total
                         }));
                     }
                 }

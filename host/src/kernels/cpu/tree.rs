@@ -18,6 +18,7 @@ use super::isa::vectorized;
 use super::products::{LANES, add_dot, blocks, check_vectors, check_world, lane_sum, sum_chunks, widen};
 use super::{BLOCK_LEN, elements, for_each};
 use crate::error::{Error, Result, same_len};
+use crate::plan::chunks::{Chunk, chunks_of_all};
 use crate::slice::{Slice, SliceMut, with_typed};
 use crate::slice::{storage, storage_mut};
 
@@ -277,13 +278,21 @@ fn precise_node(
 pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees, pair: Pair) -> Result<Vec<f64>> {
     trees.check("tree_dots", vectors, segments)?;
     trees.check_pair("tree_dots", pair)?;
+    let mut totals = vec![0.0; segments.len() * trees.sums()];
+    add_tree_dots(&mut totals, vectors, &chunks_of_all(segments), trees, pair);
+    Ok(totals)
+}
+
+/// Adds the sums of [`tree_dots`] over each chunk to the chunk's row of the totals. Chunks of layers that are not wanted are not read. The pair is
+/// one of the tree's; the vectors are as many as its ranks, of one length, and reach over the chunks.
+pub(crate) fn add_tree_dots(totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk], trees: &Trees, pair: Pair) {
     let (left, right) = (pair.begin..pair.middle, pair.middle..pair.end);
-    Ok(sum_chunks(vectors.len(), segments, trees.sums(), |segment, chunk| match trees.wanted(segment) {
+    sum_chunks(vectors.len(), chunks, (totals, trees.sums()), |chunk| match trees.wanted(chunk.layer) {
         None => vec![0.0; trees.sums()],
         Some(kind @ (Tree::Plain(tree) | Tree::Rounded(tree))) => {
             let rounded = matches!(kind, Tree::Rounded(_));
             let mut lanes = [[0.0; LANES]; 3];
-            for block in blocks(chunk) {
+            for block in blocks(chunk.range.clone()) {
                 let left = node(vectors, block.clone(), left.clone(), tree, rounded);
                 let right = node(vectors, block, right.clone(), tree, rounded);
                 add_dot(&mut lanes[0], &left, &right);
@@ -295,7 +304,7 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
         Some(Tree::Precise(tree, squared_norms)) => {
             let mut sums = [0.0; precise::SUMS];
             let scales = Scales::of(pair, |rank| squared_norms[rank]);
-            for block in blocks(chunk) {
+            for block in blocks(chunk.range.clone()) {
                 let left = precise_node(vectors, block.clone(), left.clone(), tree);
                 let right = precise_node(vectors, block, right.clone(), tree);
                 for (&left, &right) in left.iter().zip(&right) {
@@ -304,7 +313,7 @@ pub fn tree_dots(vectors: &[Slice<'_>], segments: &[Range<usize>], trees: &Trees
             }
             sums.to_vec()
         }
-    }))
+    });
 }
 
 /// `dst[i] = D(factor × root[i])`: the root of each wanted segment's tree, rounded once; other elements are left alone. All pairs

@@ -16,11 +16,13 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::memory::HostBuffer;
+use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
-/// Bytes of one rank's share of a chunk: what two ranks send each other at a time.
+/// Bytes of one rank's share of a chunk: what two ranks send each other at a time. Pieces begin where chunks of tensors do.
 const PIECE_BYTES: usize = 1 << 20;
+const _: () = assert!(PIECE_BYTES / DType::F64.size_bytes() % LONGEST_CHUNK == 0);
 
 /// The division of vectors: each into as many parts as there are vectors, and each part into chunks.
 #[derive(Clone, Copy, Debug)]
@@ -140,9 +142,11 @@ pub(crate) struct Gram<'a> {
     /// The ranks whose products belong together: all that hold a part of the vectors.
     pub(crate) all: &'a dyn Communicator,
     pub(crate) cut: Cut,
-    /// The layers of this rank's part.
-    pub(crate) layers: &'a [Range<usize>],
-    /// The criterion of the exact path for each of them.
+    /// The table of products of all layers, whose windows are the parts of all ranks.
+    pub(crate) table: &'a SumTable,
+    /// The begin of this rank's part in the arena of the table.
+    pub(crate) begin: usize,
+    /// The criterion of the exact path for each layer.
     pub(crate) criteria: &'a [Criterion],
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
@@ -163,7 +167,8 @@ pub(super) struct Solution {
 #[derive(Clone, Copy)]
 struct Part<'a> {
     cut: Cut,
-    layers: &'a [Range<usize>],
+    table: &'a SumTable,
+    begin: usize,
     tensors: &'a [Range<usize>],
 }
 
@@ -175,14 +180,14 @@ impl Gram<'_> {
         vector: &mut dyn Vector,
         workspace: &mut Workspace,
     ) -> Result<AdasumReport> {
-        let Gram { across, cut, layers, tensors, extent, .. } = *self;
-        let part = Part { cut, layers, tensors };
+        let Gram { across, cut, extent, .. } = *self;
+        let part = self.part();
         let rank = across.rank();
         workspace.make(cut)?;
         let own = own.ranges_mut((0..cut.chunks()).map(|chunk| cut.chunk(chunk)));
         let mut free = own.into_iter().zip(std::mem::take(&mut workspace.received));
 
-        let mut products = vec![0.0; layers.len() * adasum::products(cut.vectors)];
+        let mut products = self.no_products();
         if cut.chunks() > 0 {
             vector.fetch(0)?;
         }
@@ -198,8 +203,7 @@ impl Gram<'_> {
         };
         let mut chunks = Vec::new();
         receive(cut.chunks(), exchange, |chunk, gathered| {
-            let sums = cpu::gram(&gathered.vectors(rank), &part.layers_of(chunk))?;
-            products.iter_mut().zip(sums).for_each(|(product, sum)| *product += sum);
+            cpu::add_gram(&mut products, &gathered.vectors(rank), &part.chunks_of(chunk));
             chunks.push(gathered);
             Ok(())
         })?;
@@ -221,6 +225,15 @@ impl Gram<'_> {
         Ok(report)
     }
 
+    fn part(&self) -> Part<'_> {
+        Part { cut: self.cut, table: self.table, begin: self.begin, tensors: self.tensors }
+    }
+
+    /// Products of all layers, to which nothing has been added.
+    pub(super) fn no_products(&self) -> Vec<f64> {
+        vec![0.0; self.table.row_count() * adasum::products(self.cut.vectors)]
+    }
+
     /// Finds the weights, given this rank's products. `vectors_of` returns every rank's vector in a chunk.
     pub(super) fn solve<'v>(
         &self,
@@ -229,6 +242,7 @@ impl Gram<'_> {
     ) -> Result<Solution> {
         let (vectors, tensors) = (self.cut.vectors, self.tensors.len());
         self.all.all_reduce(&mut products, ReduceOp::Sum)?;
+        let products = self.table.fold(&products, adasum::products(vectors));
         let criterion = |layer: usize| self.criteria[layer];
         let cpu::Coefficients { mut weights, cancelled } = cpu::coefficients_by(&products, vectors, criterion)?;
         let recomputed = cancelled.iter().filter(|&&cancelled| cancelled).count();
@@ -240,7 +254,7 @@ impl Gram<'_> {
         };
         // Weights belong to layers, results to tensors: the gaps between tensors stay unchanged.
         let of_tensors = for_tensors(&weights, vectors, tensors);
-        let trees = trees.map(|trees| if self.layers.len() == tensors { trees } else { trees.repeated(tensors) });
+        let trees = trees.map(|trees| if self.table.layers() == tensors { trees } else { trees.repeated(tensors) });
         let report = AdasumReport { algorithm: Algorithm::Gram, weights: Some(weights), recomputed };
         Ok(Solution { report, of_tensors, trees })
     }
@@ -254,8 +268,7 @@ impl Gram<'_> {
         cancelled: Vec<bool>,
         weights: &mut [f64],
     ) -> Result<cpu::Trees> {
-        let part = Part { cut: self.cut, layers: self.layers, tensors: self.tensors };
-        let vectors = self.cut.vectors;
+        let (part, vectors) = (self.part(), self.cut.vectors);
         for (weights, _) in weights.chunks_exact_mut(vectors).zip(&cancelled).filter(|(_, cancelled)| **cancelled) {
             weights.fill(1.0);
         }
@@ -276,18 +289,17 @@ impl Gram<'_> {
             trees.set_pair(pair, &sums, weights)?;
         }
         // The pairs of one level are independent: their sums travel together.
-        let width = self.layers.len() * trees.sums();
+        let width = self.table.row_count() * trees.sums();
         for level in pairs.chunk_by(|one, other| one.middle - one.begin == other.middle - other.begin) {
             let mut sums = vec![0.0; level.len() * width];
             for (&pair, sums) in level.iter().zip(sums.chunks_exact_mut(width)) {
                 for chunk in 0..self.cut.chunks() {
-                    let of_chunk = cpu::tree_dots(&vectors_of(chunk), &part.layers_of(chunk), &trees, pair)?;
-                    sums.iter_mut().zip(of_chunk).for_each(|(sum, dot)| *sum += dot);
+                    cpu::add_tree_dots(sums, &vectors_of(chunk), &part.chunks_of(chunk), &trees, pair);
                 }
             }
             self.all.all_reduce(&mut sums, ReduceOp::Sum)?;
             for (&pair, sums) in level.iter().zip(sums.chunks_exact(width)) {
-                trees.set_pair(pair, sums, weights)?;
+                trees.set_pair(pair, &self.table.fold(sums, trees.sums()), weights)?;
             }
         }
         Ok(trees)
@@ -295,8 +307,10 @@ impl Gram<'_> {
 }
 
 impl Part<'_> {
-    fn layers_of(&self, chunk: usize) -> Vec<Range<usize>> {
-        segments::clip(self.layers, self.cut.chunk(chunk))
+    /// The chunks of tensors in a chunk of the part.
+    fn chunks_of(&self, chunk: usize) -> Vec<Chunk> {
+        let Range { start, end } = self.cut.chunk(chunk);
+        self.table.within(self.begin + start..self.begin + end)
     }
 
     fn tensors_of(&self, chunk: usize) -> Vec<Range<usize>> {
@@ -464,7 +478,8 @@ pub(super) fn shared_memory(
 /// The part of an arena that a rank reduces.
 struct OwnPart {
     cut: Cut,
-    layers: Vec<Range<usize>>,
+    table: SumTable,
+    begin: usize,
     criteria: Vec<Criterion>,
     tensors: Vec<Range<usize>>,
     /// Of each layer that is a tensor, whether all of it is reduced here; of layers of many, no.
@@ -476,21 +491,22 @@ impl OwnPart {
         let (len, tensors) = (parts.arena.len(), parts.tensors);
         let part_len = len / comm.world_size();
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let layers = granularity.layers(len, tensors);
-        let is_whole = |layer: &Range<usize>| {
-            granularity == Granularity::Tensor && window.start <= layer.start && layer.end <= window.end
-        };
+        let is_whole = |tensor: &Range<usize>| window.start <= tensor.start && tensor.end <= window.end;
         Self {
-            are_whole: layers.iter().map(is_whole).collect(),
+            are_whole: match granularity {
+                Granularity::Tensor => tensors.iter().map(is_whole).collect(),
+                Granularity::Whole => vec![false],
+            },
             cut: Cut::new(parts.arena.dtype(), comm.world_size(), part_len),
-            layers: segments::clip(&layers, window.clone()),
+            table: granularity.table(tensors, part_len),
+            begin: window.start,
             criteria: granularity.criteria(parts.arena.dtype(), tensors),
             tensors: segments::clip(tensors, window),
         }
     }
 
     fn gram<'a>(&'a self, comm: &'a dyn Communicator, extent: Extent) -> Gram<'a> {
-        let OwnPart { layers, criteria, tensors, .. } = self;
-        Gram { across: comm, all: comm, cut: self.cut, layers, criteria, tensors, extent }
+        let OwnPart { cut, table, begin, criteria, tensors, .. } = self;
+        Gram { across: comm, all: comm, cut: *cut, table, begin: *begin, criteria, tensors, extent }
     }
 }

@@ -4,9 +4,6 @@
 //! Each rank of a node exchanges only its shard with the ranks in the same place on other nodes, and inner products are added up over
 //! all ranks, so that coefficients belong to whole tensors. Which ranks make a node is the caller's choice.
 
-use std::hash::{BuildHasher, RandomState};
-use std::ops::Range;
-
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
 use super::{AdasumOptions, AdasumReport, Algorithm};
@@ -21,6 +18,7 @@ use crate::memory::{Host, Memory};
 use crate::ops::memory_kind;
 use crate::plan::cost::{self, Alternatives, Scheme};
 use crate::plan::segments;
+use std::hash::{BuildHasher, RandomState};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
@@ -200,7 +198,7 @@ pub fn hierarchical_adasum_all_reduce(
         };
     }
     let Parts { mut arena, tensors, scratch } = parts;
-    let layers = options.granularity.layers(arena.len(), tensors);
+    let table = &options.granularity.table(tensors, arena.len() / all.world_size());
     let criteria = options.granularity.criteria(arena.dtype(), tensors);
 
     if across.world_size() == 1 {
@@ -211,7 +209,7 @@ pub fn hierarchical_adasum_all_reduce(
                 gram::in_place(node, parts, options.granularity, Extent::All)?;
             }
         }
-        return Ok(if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(layers.len()) });
+        return Ok(if is_tree { AdasumReport::of_tree() } else { AdasumReport::of_one_vector(table.layers()) });
     }
 
     let node_len = arena.len() / node.world_size();
@@ -228,18 +226,16 @@ pub fn hierarchical_adasum_all_reduce(
 
     // The part of the nodes' results that this rank combines: its shard, which the tree divides further by itself.
     let window = node.rank() * node_len..(node.rank() + 1) * node_len;
-    let clip = |window: Range<usize>| (segments::clip(&layers, window.clone()), segments::clip(tensors, window));
     let report = if is_tree {
-        let (layers, tensors) = clip(window);
-        Tree { across, node: Some(node), layers: &layers, tensors: &tensors }.run(shard.as_mut_slice(), scratch)?;
+        let (begin, tensors) = (window.start, &segments::clip(tensors, window));
+        Tree { across, node: Some(node), table, begin, tensors }.run(shard.as_mut_slice(), scratch)?;
         AdasumReport::of_tree()
     } else {
         let part_len = node_len / across.world_size();
         let begin = window.start + across.rank() * part_len;
-        let (layers, tensors) = clip(begin..begin + part_len);
+        let (criteria, tensors) = (&criteria, &segments::clip(tensors, begin..begin + part_len));
         let cut = Cut::new(arena.dtype(), across.world_size(), part_len);
-        let (layers, criteria, tensors) = (&layers, &criteria, &tensors);
-        let gram = Gram { across, all, cut, layers, criteria, tensors, extent: Extent::All };
+        let gram = Gram { across, all, cut, table, begin, criteria, tensors, extent: Extent::All };
         let mut workspace = Workspace::take(scratch, cut)?;
         let (own, mut others) = InPlace::new(shard.as_mut_slice(), cut, across.rank());
         let report = gram.run(own, &mut others, &mut workspace)?;

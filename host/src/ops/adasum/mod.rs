@@ -30,6 +30,7 @@ use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::ops::memory_kind;
+use crate::plan::chunks::SumTable;
 use crate::plan::cost::{self, Alternatives, Scheme};
 
 pub use crate::call::{AdasumOptions, Algorithm, Granularity};
@@ -134,12 +135,17 @@ impl Algorithm {
 }
 
 impl Granularity {
-    /// The layers of an arena of `len` elements that holds these tensors.
-    pub(crate) fn layers(self, len: usize, tensors: &[Range<usize>]) -> Vec<Range<usize>> {
+    /// How many layers so many tensors make.
+    pub(crate) fn layer_count(self, tensors: usize) -> usize {
         match self {
-            Granularity::Tensor => tensors.to_vec(),
-            Granularity::Whole => std::iter::once(0..len).collect(),
+            Granularity::Tensor => tensors,
+            Granularity::Whole => tensors.min(1),
         }
+    }
+
+    /// The table of products of the layers of an arena that holds these tensors, of which every rank has a window of so many elements.
+    pub(crate) fn table(self, tensors: &[Range<usize>], window_len: usize) -> SumTable {
+        SumTable::new(tensors, self.layer_count(tensors.len()), window_len)
     }
 
     /// The criterion of the exact path for each of these layers; gaps between tensors do not count.

@@ -13,6 +13,7 @@ use super::gram::{Gram, Solution};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::memory::SharedWindows;
+use crate::plan::chunks::Chunk;
 use crate::slice::{Slice, SliceMut};
 
 /// Bytes of a tile, of all vectors together: a tile is read and replaced before the next, and fits into the caches of most processors.
@@ -47,17 +48,23 @@ impl Gram<'_> {
     fn replace(&self, mut parts: Vec<SliceMut<'_>>, are_whole: &[bool]) -> Result<AdasumReport> {
         let (vectors, size) = (parts.len(), parts[0].dtype().size_bytes());
         let count = adasum::products(vectors);
-        let mut products = vec![0.0; self.layers.len() * count];
+        let mut products = self.no_products();
+        let chunks = self.table.within(self.begin..self.begin + parts[0].len());
         // The elements of each tensor that are still to be replaced.
         let mut left: Vec<Range<usize>> = self.tensors.to_vec();
-        for Tile { layers, are_whole } in tiles(self.layers, are_whole, TILE_BYTES / size / vectors) {
-            let of_tile = &mut products[layers.start * count..layers.end * count];
-            self.add_products(&views(&parts), layers.clone(), of_tile)?;
+        for Tile { layers, are_whole } in tiles(&lens(&chunks, are_whole.len()), are_whole, TILE_BYTES / size / vectors)
+        {
+            let of_tile = chunks.partition_point(|chunk| chunk.layer < layers.start)
+                ..chunks.partition_point(|chunk| chunk.layer < layers.end);
+            cpu::add_gram(&mut products, &views(&parts), &chunks[of_tile]);
             if !are_whole {
                 continue;
             }
+            let rows = self.table.rows(layers.clone());
             let cpu::Coefficients { weights, cancelled } =
-                cpu::coefficients_by(of_tile, vectors, |layer| self.criteria[layers.start + layer])?;
+                cpu::coefficients_by(&products[rows.start * count..rows.end * count], vectors, |layer| {
+                    self.criteria[layers.start + layer]
+                })?;
             // Layers on the exact path wait for the sums of all ranks.
             let mut ready = self.tensors[layers.clone()].to_vec();
             let states = ready.iter_mut().zip(&mut left[layers]).zip(&cancelled);
@@ -70,26 +77,13 @@ impl Gram<'_> {
         cpu::combine_in_place(&mut operands(&mut parts), &of_tensors, trees.as_ref(), &left)?;
         Ok(report)
     }
+}
 
-    /// Adds the products of some layers: each chunk's products are summed first, and then added to the sums of the earlier chunks.
-    fn add_products(&self, vectors: &[Slice<'_>], layers: Range<usize>, products: &mut [f64]) -> Result<()> {
-        let count = adasum::products(vectors.len());
-        let pieces: Vec<(usize, Range<usize>)> = self.pieces(&self.layers[layers]).collect();
-        let ranges: Vec<Range<usize>> = pieces.iter().map(|(_, range)| range.clone()).collect();
-        for ((layer, _), sums) in pieces.into_iter().zip(cpu::gram(vectors, &ranges)?.chunks_exact(count)) {
-            products[layer * count..].iter_mut().zip(sums).for_each(|(product, sum)| *product += sum);
-        }
-        Ok(())
-    }
-
-    /// The intersections of each chunk with each of these layers, without the empty ones.
-    fn pieces<'l>(&'l self, layers: &'l [Range<usize>]) -> impl Iterator<Item = (usize, Range<usize>)> + 'l {
-        (0..self.cut.chunks()).flat_map(move |chunk| {
-            let chunk = self.cut.chunk(chunk);
-            let within = move |layer: &Range<usize>| layer.start.max(chunk.start)..layer.end.min(chunk.end);
-            layers.iter().map(within).enumerate().filter(|(_, piece)| !piece.is_empty())
-        })
-    }
+/// The elements of each layer in a window with these chunks.
+fn lens(chunks: &[Chunk], layers: usize) -> Vec<usize> {
+    let mut lens = vec![0; layers];
+    chunks.iter().for_each(|chunk| lens[chunk.layer] += chunk.range.len());
+    lens
 }
 
 fn views<'a>(parts: &'a [SliceMut<'_>]) -> Vec<Slice<'a>> {
@@ -105,19 +99,20 @@ fn truncate(range: &mut Range<usize>) {
     range.end = range.start;
 }
 
-/// Groups all layers into tiles, in order: whole layers with at most `most` elements together, or a single one, and runs of layers that are not whole.
-fn tiles(layers: &[Range<usize>], are_whole: &[bool], most: usize) -> Vec<Tile> {
+/// Groups all layers, of these lengths, into tiles, in order: whole layers with at most `most` elements together, or a single one, and runs of layers
+/// that are not whole.
+fn tiles(lens: &[usize], are_whole: &[bool], most: usize) -> Vec<Tile> {
     let mut tiles: Vec<Tile> = Vec::new();
-    let mut len = 0;
-    for (index, (layer, &is_whole)) in layers.iter().zip(are_whole).enumerate() {
+    let mut of_tile = 0;
+    for (index, (&len, &is_whole)) in lens.iter().zip(are_whole).enumerate() {
         match tiles.last_mut() {
-            Some(tile) if tile.are_whole == is_whole && (!is_whole || len + layer.len() <= most) => {
+            Some(tile) if tile.are_whole == is_whole && (!is_whole || of_tile + len <= most) => {
                 tile.layers.end = index + 1;
-                len += layer.len();
+                of_tile += len;
             }
             _ => {
                 tiles.push(Tile { layers: index..index + 1, are_whole: is_whole });
-                len = layer.len();
+                of_tile = len;
             }
         }
     }
@@ -130,16 +125,16 @@ mod tests {
 
     #[test]
     fn tiles_hold_every_layer_once_and_no_more_than_fits() {
-        let layers = [0..10, 10..30, 30..30, 32..42, 42..92, 92..93, 93..95];
+        let lens = [10, 20, 0, 10, 50, 1, 2];
         let tile = |layers, are_whole| Tile { layers, are_whole };
         let are_whole = [false, true, true, true, true, true, false];
         assert_eq!(
-            tiles(&layers, &are_whole, 30),
+            tiles(&lens, &are_whole, 30),
             [tile(0..1, false), tile(1..4, true), tile(4..5, true), tile(5..6, true), tile(6..7, false)]
         );
-        assert_eq!(tiles(&layers, &[false; 7], 1), [tile(0..7, false)]);
-        assert_eq!(tiles(&layers, &[true; 7], 1000), [tile(0..7, true)]);
-        assert_eq!(tiles(&layers, &[true; 7], 20).len(), 5, "an empty layer has room anywhere");
+        assert_eq!(tiles(&lens, &[false; 7], 1), [tile(0..7, false)]);
+        assert_eq!(tiles(&lens, &[true; 7], 1000), [tile(0..7, true)]);
+        assert_eq!(tiles(&lens, &[true; 7], 20).len(), 5, "an empty layer has room anywhere");
         assert_eq!(tiles(&[], &[], 30), []);
     }
 }

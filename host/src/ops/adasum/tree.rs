@@ -14,14 +14,15 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::memory::HostBuffer;
+use crate::plan::chunks::SumTable;
 use crate::plan::{segments, tree};
 use crate::slice::SliceMut;
 
 /// Replaces the arena, which holds `tensors`, by the Adasum of all ranks' arenas.
 pub(super) fn in_place(comm: &dyn Communicator, parts: Parts<'_>, granularity: Granularity) -> Result<AdasumReport> {
     let Parts { arena, tensors, scratch } = parts;
-    let layers = granularity.layers(arena.len(), tensors);
-    Tree { across: comm, node: None, layers: &layers, tensors }.run(arena, scratch)?;
+    let table = granularity.table(tensors, arena.len() / comm.world_size());
+    Tree { across: comm, node: None, table: &table, begin: 0, tensors }.run(arena, scratch)?;
     Ok(AdasumReport::of_tree())
 }
 
@@ -31,8 +32,10 @@ pub(crate) struct Tree<'a> {
     pub(crate) across: &'a dyn Communicator,
     /// The ranks that hold the other parts of the vectors, if they are divided: as many ranks for every vector.
     pub(crate) node: Option<&'a dyn Communicator>,
-    /// The layers of this rank's part.
-    pub(crate) layers: &'a [Range<usize>],
+    /// The table of products of all layers, whose windows are those of all ranks at the last level.
+    pub(crate) table: &'a SumTable,
+    /// The begin of this rank's part in the arena of the table.
+    pub(crate) begin: usize,
     /// The tensors of this rank's part: each a layer of its own, or all together one.
     pub(crate) tensors: &'a [Range<usize>],
 }
@@ -53,7 +56,7 @@ impl Tree<'_> {
 
     /// Replaces this rank's part of its vector by its part of the Adasum of all vectors.
     pub(crate) fn run(&self, mut arena: SliceMut<'_>, scratch: &mut Scratch) -> Result<()> {
-        let Tree { across, layers, tensors, .. } = *self;
+        let Tree { across, table, begin, tensors, .. } = *self;
         let [mut mine, mut theirs] = Self::halves(scratch, arena.dtype(), arena.len())?;
         let steps = tree::steps(across.rank(), across.world_size(), arena.len());
 
@@ -67,9 +70,11 @@ impl Tree<'_> {
 
             let (left, right) =
                 if step.is_left { (mine.as_slice(), theirs.as_slice()) } else { (theirs.as_slice(), mine.as_slice()) };
-            let mut sums = cpu::dots(left, right, &segments::clip(layers, step.keep.clone()))?;
-            self.sum(step.group.len(), sums.as_flattened_mut())?;
-            let pairs = sums.iter().map(|&[dot, left, right]| adasum::coefficients(dot, left, right));
+            let mut sums = vec![0.0; table.row_count() * adasum::products(2)];
+            cpu::add_gram(&mut sums, &[left, right], &table.within(begin + step.keep.start..begin + step.keep.end));
+            self.sum(step.group.len(), &mut sums)?;
+            let sums = table.fold(&sums, adasum::products(2));
+            let pairs = sums.chunks_exact(3).map(|gram| adasum::coefficients(gram[1], gram[0], gram[2]));
             let weights: Vec<f64> = pairs.flat_map(<[f64; 2]>::from).collect();
             let weights = for_tensors(&weights, 2, tensors.len());
             let parts = segments::clip(tensors, step.keep.clone());
@@ -86,7 +91,7 @@ impl Tree<'_> {
     }
 
     /// Adds `values` over the ranks of this one's node, and then over the aligned group of `group_size` vectors that this rank's is in, by
-    /// recursive doubling: every rank adds the same numbers in the same tree, and addition commutes, so that all get the same bits.
+    /// recursive doubling.
     fn sum(&self, group_size: usize, values: &mut [f64]) -> Result<()> {
         if let Some(node) = self.node {
             node.all_reduce(&mut *values, ReduceOp::Sum)?;

@@ -1,7 +1,6 @@
 //! [`HierarchicalAdasum`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
 use super::gram::Gram;
-use super::layer_count;
 use super::tree::Tree;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
@@ -98,7 +97,7 @@ impl Steps {
         let table = buffer.table();
         let (len, node_len) = (table.arena_len(), table.arena_len() / node.world_size());
         let gram = |of: &dyn Communicator<Cuda>, range| Gram::new(of, buffer, range, granularity).map(Box::new);
-        let layers = layer_count(granularity, table.tensor_count());
+        let layers = granularity.layer_count(table.tensor_count());
         let inside = || {
             Ok::<_, Error>(match within_node {
                 WithinNode::Reduce(op) => Inside::Reduce(op),

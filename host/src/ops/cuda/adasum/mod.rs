@@ -114,14 +114,6 @@ fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<us
     }
 }
 
-/// The number of layers of `tensors` tensors.
-fn layer_count(granularity: Granularity, tensors: usize) -> usize {
-    match granularity {
-        Granularity::Tensor => tensors,
-        Granularity::Whole => tensors.min(1),
-    }
-}
-
 /// Puts zeros between the tensors of an arena, in its queue: the processors, and the exact path of the kernels over peers' memory, multiply whole
 /// arenas where these are one layer, and zeros change nothing there.
 fn clear_gaps(arena: DeviceSliceMut<'_>, tensors: &[Range<usize>]) -> Result<()> {

@@ -3,10 +3,10 @@
 //!
 //! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
 
+use super::OPERATION;
 use super::gram::Gram;
 use super::over_peers::Peers;
 use super::tree::Tree;
-use super::{OPERATION, layer_count};
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
@@ -60,7 +60,7 @@ impl Steps {
             Algorithm::Tree if comm.world_size() == 1 => Steps::Alone(AdasumReport::of_tree()),
             Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, all, granularity)?)),
             _ if comm.world_size() == 1 => {
-                Steps::Alone(AdasumReport::of_one_vector(layer_count(granularity, table.tensor_count())))
+                Steps::Alone(AdasumReport::of_one_vector(granularity.layer_count(table.tensor_count())))
             }
             _ => Steps::Gram(Box::new(Gram::new(comm, buffer, all, granularity)?)),
         })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{OPERATION, clear_gaps, gram, layer_count, whole_lens};
+use super::{OPERATION, clear_gaps, gram, whole_lens};
 use crate::buffer::GradientBuffer;
 use crate::comm::{Call, Communicator, Operation};
 use crate::error::Result;
@@ -44,7 +44,7 @@ impl Peers {
             layers.with_whole_lens(&whole_lens(buffer, options.granularity))
         };
         let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
-        let count = layer_count(options.granularity, table.tensor_count());
+        let count = options.granularity.layer_count(table.tensor_count());
         let connected = Connection::new(operation, comm, buffer, (kernel, count), layers)?;
         Ok(connected.map(|(connection, layers)| Self { layers, is_whole: is_shared, connection }))
     }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{OPERATION, clear_gaps, layer_count};
+use super::OPERATION;
 use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::{GradientBuffer, Scratch};
 use crate::call::scope;
@@ -16,7 +16,7 @@ use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
 use crate::memory::HostBuffer;
 use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
-use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
 
@@ -77,7 +77,7 @@ impl<'c> StagedAdasum<'c> {
             let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
             let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
             let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
-            let weights = Some(vec![0.0; layer_count(granularity, table.tensor_count()) * comm.world_size()]);
+            let weights = Some(vec![0.0; granularity.layer_count(table.tensor_count()) * comm.world_size()]);
             let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
             (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
         };
@@ -101,23 +101,20 @@ impl<'c> StagedAdasum<'c> {
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
         let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
         let tensors = buffer.table().segments().to_vec();
-        let layers = self.options.granularity.layers(len, &tensors);
-        if self.options.granularity == Granularity::Whole {
-            clear_gaps(buffer.as_mut_slice(), &tensors)?;
-        }
+        let table = &self.options.granularity.table(&tensors, part_len);
         let criteria = &self.options.granularity.criteria(buffer.table().dtype(), &tensors);
         let Self { pinned, queue, steps, report, .. } = self;
         let (own, workspace) = match steps {
             Steps::Tree(scratch) => {
-                let tree = Tree { across: comm, node: None, layers: &layers, tensors: &tensors };
+                let tree = Tree { across: comm, node: None, table, begin: 0, tensors: &tensors };
                 return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
             }
             Steps::Gram { own, workspace } => (own, workspace),
         };
         let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
-        let (layers, tensors) = (&segments::clip(&layers, window.clone()), &segments::clip(&tensors, window));
+        let (begin, tensors) = (window.start, &segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
-        let gram = Gram { across: comm, all: comm, cut, layers, criteria, tensors, extent: Extent::All };
+        let gram = Gram { across: comm, all: comm, cut, table, begin, criteria, tensors, extent: Extent::All };
         let mut vector = Staged { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
         Ok(())

@@ -1,0 +1,161 @@
+//! Chunks: the parts of a tensor over which products are added up in one go.
+//!
+//! A chunk's place and length follow from its tensor alone, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)), and
+//! the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits whatever else lies in the arena,
+//! and however many ranks share the work.
+
+use std::ops::Range;
+
+/// The length of the longest chunks.
+pub const LONGEST_CHUNK: usize = 8192;
+
+/// The length of the chunks of a tensor of `len` elements, a power of two; the last of them may be shorter.
+///
+/// Longer chunks cost less to begin and leave fewer sums; shorter ones divide small tensors among more ranks. No tensor has fewer than 32
+/// chunks for that reason unless they have 512 elements, which are the least.
+pub const fn chunk_len(len: usize) -> usize {
+    match len {
+        0..=0x4000 => 512,
+        0x4001..=0x4_0000 => 2048,
+        _ => LONGEST_CHUNK,
+    }
+}
+
+/// The chunks of a tensor that lies there, in order.
+pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
+    let (end, chunk_len) = (tensor.end, chunk_len(tensor.len()));
+    tensor.step_by(chunk_len).map(move |begin| begin..end.min(begin + chunk_len))
+}
+
+/// A chunk, with the row of a [`SumTable`] to which its sums are added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The layer that it belongs to.
+    pub layer: usize,
+    /// A row, of which a layer that lies in several windows has one for each of its chunks, and any other one for all of them.
+    pub row: usize,
+    /// Its elements.
+    pub range: Range<usize>,
+}
+
+/// The chunks of several tensors, each of which is a layer of its own with one row.
+pub fn chunks_of_all(tensors: &[Range<usize>]) -> Vec<Chunk> {
+    let of_tensor = |(layer, tensor): (usize, &Range<usize>)| {
+        chunks(tensor.clone()).map(move |range| Chunk { layer, row: layer, range })
+    };
+    tensors.iter().enumerate().flat_map(of_tensor).collect()
+}
+
+/// The table in which the ranks of a group add up products over the layers of an arena, of which each has a window.
+///
+/// A rank fills the rows of the chunks in its window, and leaves the others zero. So the sum of all ranks' tables adds zeros to each number only,
+/// which is exact in any order, and [`fold`](Self::fold) then adds the rows of each layer in the order of its chunks, on every rank.
+#[derive(Clone, Debug)]
+pub struct SumTable {
+    chunks: Vec<Chunk>,
+    /// The rows of each layer.
+    layers: Vec<Range<usize>>,
+}
+
+impl SumTable {
+    /// For layers of consecutive tensors, `layers` of them with as many tensors each, in an arena that is divided into windows of `window_len`
+    /// elements, or undivided for 0.
+    pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
+        let (mut chunks, mut rows_of_layers, mut rows) = (Vec::new(), Vec::with_capacity(layers), 0);
+        let each = tensors.len().checked_div(layers).unwrap_or(0);
+        for layer in 0..layers {
+            let first = chunks.len();
+            let of_layer = tensors[layer * each..(layer + 1) * each].iter().cloned().flat_map(self::chunks);
+            chunks.extend(of_layer.map(|range| Chunk { layer, row: rows, range }));
+            let window_of = |chunk: &Chunk| chunk.range.start.checked_div(window_len);
+            let own = &mut chunks[first..];
+            let is_divided = own.first().map(window_of) != own.last().map(window_of);
+            let count = if is_divided { own.len() } else { 1 };
+            if is_divided {
+                own.iter_mut().enumerate().for_each(|(index, chunk)| chunk.row += index);
+            }
+            rows_of_layers.push(rows..rows + count);
+            rows += count;
+        }
+        Self { chunks, layers: rows_of_layers }
+    }
+
+    /// The number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The rows of some layers.
+    pub fn rows(&self, layers: Range<usize>) -> Range<usize> {
+        let row = |layer: usize| self.layers.get(layer).map_or(self.row_count(), |rows| rows.start);
+        row(layers.start)..row(layers.end)
+    }
+
+    /// The number of rows.
+    pub fn row_count(&self) -> usize {
+        self.layers.last().map_or(0, |rows| rows.end)
+    }
+
+    /// The chunks in a window, with elements counted from the window's start. No chunk may reach over its edges.
+    pub fn within(&self, window: Range<usize>) -> Vec<Chunk> {
+        let first = self.chunks.partition_point(|chunk| chunk.range.start < window.start);
+        let end = self.chunks.partition_point(|chunk| chunk.range.start < window.end);
+        let from_window = |chunk: &Chunk| {
+            let Range { start, end } = chunk.range;
+            assert!(end <= window.end, "the window {window:?} cuts the chunk {start}..{end}");
+            Chunk { range: start - window.start..end - window.start, ..chunk.clone() }
+        };
+        self.chunks[first..end].iter().map(from_window).collect()
+    }
+
+    /// Adds the rows of each layer in their order: `layers × width` numbers from `rows × width`.
+    pub fn fold(&self, rows: &[f64], width: usize) -> Vec<f64> {
+        let mut totals = vec![0.0; self.layers() * width];
+        for (layer, of_layer) in self.layers.iter().enumerate() {
+            let totals = &mut totals[layer * width..][..width];
+            for row in rows[of_layer.start * width..of_layer.end * width].chunks_exact(width) {
+                totals.iter_mut().zip(row).for_each(|(total, sum)| *total += sum);
+            }
+        }
+        totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_follow_from_the_tensor() {
+        for (len, expected) in [(0, 512), (512, 512), (0x4000, 512), (0x4001, 2048), (0x4_0000, 2048), (0x4_0001, 8192)]
+        {
+            assert_eq!(chunk_len(len), expected, "{len} elements");
+        }
+        assert_eq!(chunks(7..7).count(), 0);
+        assert_eq!(chunks(100..1400).collect::<Vec<_>>(), [100..612, 612..1124, 1124..1400]);
+    }
+
+    #[test]
+    fn only_layers_in_several_windows_have_a_row_for_each_chunk() {
+        let tensors = [0..1300, 1536..1536, 1536..2000, 2048..3072];
+        let table = SumTable::new(&tensors, 4, 1024);
+        assert_eq!([0..1, 1..2, 2..3, 3..4].map(|layers| table.rows(layers)), [0..3, 3..4, 4..5, 5..6]);
+        let rows = |window| table.within(window).into_iter().map(|chunk| (chunk.row, chunk.range)).collect::<Vec<_>>();
+        assert_eq!(rows(0..1024), [(0, 0..512), (1, 512..1024)]);
+        assert_eq!(rows(1024..2048), [(2, 0..276), (4, 512..976)]);
+        assert_eq!(rows(2048..3072), [(5, 0..512), (5, 512..1024)]);
+        let sums = [1e16, 1.0, -1e16, 0.0, 5.0, 7.0];
+        assert_eq!(table.fold(&sums, 1), [(1e16 + 1.0) - 1e16, 0.0, 5.0, 7.0]);
+
+        let whole = SumTable::new(&tensors, 1, 4096);
+        assert_eq!((whole.layers(), whole.row_count(), whole.within(0..4096).len()), (1, 1, 6));
+        assert_eq!(SumTable::new(&tensors, 1, 1024).row_count(), 6);
+        assert_eq!(SumTable::new(&[], 1, 0).fold(&[0.0], 1), [0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "cuts the chunk")]
+    fn a_window_that_cuts_a_chunk_is_a_mistake() {
+        SumTable::new(&[0..1024], 1, 256).within(0..256);
+    }
+}
