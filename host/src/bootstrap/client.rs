@@ -2,12 +2,12 @@
 //! wait for the others, and keep the connection.
 
 use std::io::{self, BufReader, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connection::{LINGER, Outbox, Threads, drain};
+use super::connection::{LINGER, Link, Outbox, Threads, drain};
 use super::endpoint::Endpoint;
 use super::frame::{self, FRAME_LIMIT, Timed};
 use super::gathering::Applicant;
@@ -213,28 +213,6 @@ fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpo
                 }
                 return endpoint.disconnected();
             }
-        }
-    }
-}
-
-/// A member's connection to the coordinator.
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) outbox: Outbox,
-    pub(super) socket: Arc<TcpStream>,
-    pub(super) secret: Secret,
-    threads: Arc<Threads>,
-}
-
-impl Link {
-    /// Ends the connection: in good order within a moment, or by force.
-    pub(super) fn finish(&self) {
-        self.outbox.close();
-        self.threads.wait(LINGER);
-        // A socket that is gone already cannot be shut, and need not be.
-        let _ = self.socket.shutdown(Shutdown::Both);
-        if !self.threads.wait(LINGER) {
-            tracing::warn!("a thread of the control channel did not end");
         }
     }
 }

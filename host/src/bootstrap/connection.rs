@@ -1,12 +1,14 @@
-//! The threads that serve connections. They are counted, so that the end of a group can wait for them.
+//! The connections of the control channel, and the threads that serve them: [`Link`] on a member's side, [`Connections`] on rank 0's.
+//! Threads are counted, so that the end of a group can wait for them.
 //!
 //! Each connection has a thread that reads and one that writes, so that no call ever waits for a peer that has stopped
 //! reading. The meaning of the messages is no concern of this module.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use serde::Serialize;
 
 use super::frame::{FRAME_LIMIT, Timed, encode};
 use super::seal::Seal;
+use super::secret::Secret;
 
 /// How long the end of a connection waits for the other side to read the last words.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
@@ -142,6 +145,92 @@ pub(super) fn is_closed(socket: &TcpStream) -> bool {
     match socket.peek(&mut [0]) {
         Ok(bytes) => bytes == 0,
         Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
+
+/// A member's connection to the coordinator.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) outbox: Outbox,
+    pub(super) socket: Arc<TcpStream>,
+    pub(super) secret: Secret,
+    pub(super) threads: Arc<Threads>,
+}
+
+impl Link {
+    /// Ends the connection: in good order within a moment, or by force.
+    pub(super) fn finish(&self) {
+        self.outbox.close();
+        self.threads.wait(LINGER);
+        // A socket that is gone already cannot be shut, and need not be.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if !self.threads.wait(LINGER) {
+            tracing::warn!("a thread of the control channel did not end");
+        }
+    }
+}
+
+/// The connections of rank 0's process that have proven themselves, and the means to end them; with the group's secret.
+#[derive(Debug)]
+pub(super) struct Connections {
+    secret: Secret,
+    sockets: Mutex<Sockets>,
+    pub(super) threads: Arc<Threads>,
+}
+
+#[derive(Debug, Default)]
+struct Sockets {
+    next: u64,
+    open: HashMap<u64, Arc<TcpStream>>,
+    /// Nobody is admitted any more.
+    is_closed: bool,
+}
+
+impl Connections {
+    pub(super) fn new(secret: Secret) -> Self {
+        Connections { secret, sockets: Mutex::default(), threads: Arc::default() }
+    }
+
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sockets> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new connection, or `None` if nobody is admitted any more.
+    pub(super) fn enter(&self, socket: &Arc<TcpStream>) -> Option<u64> {
+        let mut sockets = self.lock();
+        if sockets.is_closed {
+            return None;
+        }
+        sockets.next += 1;
+        let id = sockets.next;
+        sockets.open.insert(id, socket.clone());
+        Some(id)
+    }
+
+    pub(super) fn leave(&self, id: u64) {
+        self.lock().open.remove(&id);
+    }
+
+    /// Admits nobody any more.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+    }
+
+    /// Ends all connections: in good order within a moment, or by force.
+    pub(super) fn finish(&self) {
+        self.threads.wait(LINGER);
+        let mut sockets = self.lock();
+        sockets.is_closed = true;
+        // A socket that is gone already cannot be shut, and need not be.
+        sockets.open.values().for_each(|socket| _ = socket.shutdown(Shutdown::Both));
+        drop(sockets);
+        if !self.threads.wait(LINGER) {
+            tracing::warn!("a thread of the control channel did not end");
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 //! It receives the requests of all members, by calls from its own process and through connections from others; every answer is
 //! an event for one member or for all. It owns no thread and no clock: members report when their deadlines pass.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +12,6 @@ use super::frame::{FRAME_LIMIT, encode};
 use super::matching::check;
 use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
 use super::pending::{Pending, Post};
-use super::rendezvous::Rendezvous;
 use crate::error::{CommError, Departure, Operation};
 
 /// The most bytes of contributions in one frame.
@@ -75,9 +73,6 @@ struct State {
 pub(super) struct Coordinator {
     state: Mutex<State>,
     pub(super) network: Network,
-    /// The rendezvous of groups that are being split off, where all ranks are in this process: by the number of the split, and
-    /// colour.
-    pending_groups: Mutex<HashMap<(u64, u64), Rendezvous>>,
 }
 
 impl Coordinator {
@@ -94,7 +89,7 @@ impl Coordinator {
             inquiries: 0,
             is_closed: false,
         };
-        Coordinator { state: Mutex::new(state), network, pending_groups: Mutex::default() }
+        Coordinator { state: Mutex::new(state), network }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -154,17 +149,6 @@ impl Coordinator {
                 outbox.close();
             }
         }
-    }
-
-    /// The rendezvous of the ranks of one colour.
-    pub(super) fn pending_group(&self, split: u64, color: u64) -> Rendezvous {
-        let mut pending_groups = self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner);
-        pending_groups.entry((split, color)).or_insert_with(Rendezvous::in_process).clone()
-    }
-
-    /// Drops the rendezvous of a colour, whose ranks have joined or have failed to.
-    pub(super) fn remove_pending_group(&self, split: u64, color: u64) {
-        self.pending_groups.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
     }
 }
 

@@ -1,13 +1,15 @@
 //! The gathering of a group: the ranks that have joined, until all have and the coordinator starts.
 //!
 //! Threads of rank 0's process arrive here by calls, other ranks through the threads that serve their connections. Ranks are admitted
-//! or refused here; secrets are proven before.
+//! or refused here; secrets are proven before. Groups that are split off in one process gather in places that their parent group holds.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::coordinator::{Coordinator, Route, Violation};
+use super::endpoint::Endpoint;
 use super::message::{Event, Network, Request};
 use crate::error::{BootstrapError, Strangers};
 
@@ -57,13 +59,15 @@ pub(super) struct Gathering {
     loopback: Option<IpAddr>,
     state: Mutex<State>,
     changed: Condvar,
+    /// For members in this process, if all are.
+    pub(super) subgroups: Arc<Subgroups>,
 }
 
 impl Gathering {
     pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
         let state = Mutex::new(State { arrivals, strangers: Strangers::default(), outcome: None });
-        Gathering { world_size, generation, loopback, state, changed: Condvar::new() }
+        Gathering { world_size, generation, loopback, state, changed: Condvar::new(), subgroups: Arc::default() }
     }
 
     /// No user code runs under the lock, so a poisoned one still guards consistent state.
@@ -191,10 +195,49 @@ impl Gathering {
     }
 }
 
+/// The gatherings of ranks that are threads of one process, one after another.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InProcess(Arc<Mutex<Option<Arc<Gathering>>>>);
+
+impl InProcess {
+    /// Admits a rank to the current gathering, or to a new one if that is over.
+    ///
+    /// # Errors
+    /// As [`Gathering::arrive`].
+    pub(super) fn arrive(
+        &self,
+        applicant: &Applicant,
+        endpoint: &Arc<Endpoint>,
+    ) -> Result<Arc<Gathering>, BootstrapError> {
+        let &Applicant { rank, world_size, generation, .. } = applicant;
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = current.take().filter(|gathering| !gathering.is_over());
+        let gathering = open.unwrap_or_else(|| Arc::new(Gathering::new(world_size, generation, None)));
+        *current = Some(gathering.clone());
+        gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
+        Ok(gathering)
+    }
+}
+
+/// Where groups gather that are being split off from a group in one process: by the number of the split, and colour.
+#[derive(Debug, Default)]
+pub(super) struct Subgroups(Mutex<HashMap<(u64, u64), InProcess>>);
+
+impl Subgroups {
+    /// Where the ranks of one colour gather.
+    pub(super) fn of(&self, split: u64, color: u64) -> InProcess {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry((split, color)).or_default().clone()
+    }
+
+    /// Drops the entry of a colour, whose ranks have joined or have failed to.
+    pub(super) fn remove(&self, split: u64, color: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::endpoint::Endpoint;
 
     fn arrive(gathering: &Gathering, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
         let route = Route::Local(Arc::new(Endpoint::new(rank, world_size, false)));

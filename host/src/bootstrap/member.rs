@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::client::Link;
+use super::connection::{Connections, Link};
 use super::coordinator::{Coordinator, Route};
 use super::endpoint::Endpoint;
+use super::gathering::Subgroups;
 use super::matching::check;
 use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
-use super::server::Connections;
 use crate::error::{Call, CommError, Departure, Operation};
 
 /// How long [`Member::late`] waits for other ranks' answers.
@@ -23,11 +23,11 @@ const COORDINATOR_TIME: Duration = Duration::from_secs(1);
 /// How a member reaches the coordinator.
 #[derive(Debug)]
 pub(super) enum Uplink {
-    /// By calls; rank 0 of a group that spans processes answers for the connections of the others.
-    Local {
-        coordinator: Arc<Coordinator>,
-        connections: Option<Arc<Connections>>,
-    },
+    /// By calls, where all ranks are in this process.
+    InProcess { coordinator: Arc<Coordinator>, subgroups: Arc<Subgroups> },
+    /// By calls, from rank 0 of a group that spans processes; it answers for the connections of the others.
+    Server { coordinator: Arc<Coordinator>, connections: Arc<Connections> },
+    /// By a connection, from the other ranks.
     Remote(Link),
 }
 
@@ -56,14 +56,24 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member in the coordinator's process.
-    pub(super) fn local(
+    /// A member of a group in one process.
+    pub(super) fn in_process(
         coordinator: Arc<Coordinator>,
         endpoint: Arc<Endpoint>,
-        connections: Option<Arc<Connections>>,
+        subgroups: Arc<Subgroups>,
     ) -> Self {
         let network = coordinator.network.clone();
-        Member::new(endpoint, Uplink::Local { coordinator, connections }, network)
+        Member::new(endpoint, Uplink::InProcess { coordinator, subgroups }, network)
+    }
+
+    /// Rank 0 of a group that spans processes.
+    pub(super) fn server(
+        coordinator: Arc<Coordinator>,
+        endpoint: Arc<Endpoint>,
+        connections: Arc<Connections>,
+    ) -> Self {
+        let network = coordinator.network.clone();
+        Member::new(endpoint, Uplink::Server { coordinator, connections }, network)
     }
 
     /// A member at the other end of a connection.
@@ -75,7 +85,7 @@ impl Member {
     pub(super) fn single() -> Self {
         let endpoint = Arc::new(Endpoint::new(0, 1, false));
         let coordinator = Coordinator::new(vec![Route::Local(endpoint.clone())], Network::default());
-        Member::local(Arc::new(coordinator), endpoint, None)
+        Member::in_process(Arc::new(coordinator), endpoint, Arc::default())
     }
 
     fn new(endpoint: Arc<Endpoint>, uplink: Uplink, network: Network) -> Self {
@@ -274,11 +284,11 @@ impl Member {
         }
         self.send(Request::Leave { departure, sequence: self.endpoint.recorder.sequence() });
         match &self.uplink {
-            Uplink::Local { coordinator, connections: Some(connections) } => {
+            Uplink::Server { coordinator, connections } => {
                 coordinator.close();
                 connections.finish();
             }
-            Uplink::Local { connections: None, .. } => {}
+            Uplink::InProcess { .. } => {}
             Uplink::Remote(link) => link.finish(),
         }
     }
@@ -358,7 +368,7 @@ impl Member {
 
     fn send(&self, request: Request) {
         match &self.uplink {
-            Uplink::Local { coordinator, .. } => {
+            Uplink::InProcess { coordinator, .. } | Uplink::Server { coordinator, .. } => {
                 if let Err(violation) = coordinator.receive(self.rank(), request) {
                     unreachable!("a member of this process made {violation}");
                 }

@@ -4,15 +4,14 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
-use super::coordinator::Route;
 use super::endpoint::Endpoint;
 use super::environment::Launch;
 use super::file::{self, RendezvousFile};
-use super::gathering::{Applicant, Gathering};
+use super::gathering::{Applicant, InProcess};
 use super::hosts::OWN_NAME_TIME;
 use super::member::Member;
 use super::secret::Secret;
@@ -25,7 +24,7 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Way {
-    InProcess(Arc<Mutex<Option<Arc<Gathering>>>>),
+    InProcess(InProcess),
     Tcp { host: String, port: u16, secret: Secret },
     File(PathBuf),
 }
@@ -46,7 +45,12 @@ impl Rendezvous {
     /// For ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next
     /// one can meet here.
     pub fn in_process() -> Self {
-        Rendezvous::new(Way::InProcess(Arc::default()))
+        Rendezvous::among_threads(InProcess::default())
+    }
+
+    /// For ranks that gather there.
+    pub(super) fn among_threads(gatherings: InProcess) -> Self {
+        Rendezvous::new(Way::InProcess(gatherings))
     }
 
     /// Rank 0 listens on `port`, and the others look for it at `host`. It listens on all interfaces, or on loopback
@@ -124,7 +128,7 @@ impl Rendezvous {
         let end = Instant::now().checked_add(self.deadline);
         let applicant = Applicant { rank, world_size, generation: self.generation, deadline: self.deadline, end };
         let member = match &self.way {
-            Way::InProcess(current) => join_in_process(current, &applicant),
+            Way::InProcess(gatherings) => join_in_process(gatherings, &applicant),
             Way::Tcp { host, port, secret } => join_at(host, *port, secret, &applicant),
             Way::File(path) => join_by_file(path, &applicant),
         };
@@ -132,18 +136,10 @@ impl Rendezvous {
     }
 }
 
-fn join_in_process(current: &Mutex<Option<Arc<Gathering>>>, applicant: &Applicant) -> Result<Member, BootstrapError> {
-    let &Applicant { rank, world_size, generation, .. } = applicant;
-    let endpoint = Arc::new(Endpoint::new(rank, world_size, false));
-    let gathering = {
-        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = current.take().filter(|gathering| !gathering.is_over());
-        let gathering = open.unwrap_or_else(|| Arc::new(Gathering::new(world_size, generation, None)));
-        *current = Some(gathering.clone());
-        gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
-        gathering
-    };
-    Ok(Member::local(gathering.wait(applicant)?, endpoint, None))
+fn join_in_process(gatherings: &InProcess, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    let endpoint = Arc::new(Endpoint::new(applicant.rank, applicant.world_size, false));
+    let gathering = gatherings.arrive(applicant, &endpoint)?;
+    Ok(Member::in_process(gathering.wait(applicant)?, endpoint, gathering.subgroups.clone()))
 }
 
 fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Result<Member, BootstrapError> {

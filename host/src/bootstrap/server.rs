@@ -5,12 +5,11 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::io::{self, BufReader};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 
-use super::connection::{LINGER, Outbox, Threads, drain, is_closed};
+use super::connection::{Connections, LINGER, Outbox, Threads, drain, is_closed};
 use super::coordinator::Route;
 use super::endpoint::Endpoint;
 use super::frame::FRAME_LIMIT;
@@ -94,7 +93,7 @@ pub(super) fn join(
         Err(error) => Err(unavailable(error)),
     };
     match outcome {
-        Ok(coordinator) => Ok(Member::local(coordinator, endpoint, Some(connections))),
+        Ok(coordinator) => Ok(Member::server(coordinator, endpoint, connections)),
         Err(error) => {
             connections.finish();
             Err(error)
@@ -200,70 +199,6 @@ impl Server {
                     return;
                 }
             }
-        }
-    }
-}
-
-/// The connections of rank 0's process that have proven themselves, and the means to end them; with the group's secret.
-#[derive(Debug)]
-pub(super) struct Connections {
-    secret: Secret,
-    sockets: Mutex<Sockets>,
-    threads: Arc<Threads>,
-}
-
-#[derive(Debug, Default)]
-struct Sockets {
-    next: u64,
-    open: HashMap<u64, Arc<TcpStream>>,
-    /// Nobody is admitted any more.
-    is_closed: bool,
-}
-
-impl Connections {
-    fn new(secret: Secret) -> Self {
-        Connections { secret, sockets: Mutex::default(), threads: Arc::default() }
-    }
-
-    pub(super) fn secret(&self) -> &Secret {
-        &self.secret
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sockets> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A new connection, or `None` if nobody is admitted any more.
-    fn enter(&self, socket: &Arc<TcpStream>) -> Option<u64> {
-        let mut sockets = self.lock();
-        if sockets.is_closed {
-            return None;
-        }
-        sockets.next += 1;
-        let id = sockets.next;
-        sockets.open.insert(id, socket.clone());
-        Some(id)
-    }
-
-    fn leave(&self, id: u64) {
-        self.lock().open.remove(&id);
-    }
-
-    /// Admits nobody any more.
-    fn close(&self) {
-        self.lock().is_closed = true;
-    }
-
-    /// Ends all connections: in good order within a moment, or by force.
-    pub(super) fn finish(&self) {
-        self.threads.wait(LINGER);
-        let mut sockets = self.lock();
-        sockets.is_closed = true;
-        // A socket that is gone already cannot be shut, and need not be.
-        sockets.open.values().for_each(|socket| _ = socket.shutdown(Shutdown::Both));
-        drop(sockets);
-        if !self.threads.wait(LINGER) {
-            tracing::warn!("a thread of the control channel did not end");
         }
     }
 }

@@ -14,6 +14,7 @@ use super::client::{self, Invitation};
 use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
+use super::rendezvous::Rendezvous;
 use super::secret::random;
 use super::server;
 use crate::call::scope;
@@ -52,13 +53,14 @@ impl Member {
         let rank = group.iter().position(|&rank| rank == self.rank());
 
         let own_secret = match &self.uplink {
-            Uplink::Local { coordinator, connections: None } => {
+            Uplink::InProcess { subgroups, .. } => {
                 let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
-                let joined = coordinator.pending_group(number, color).with_deadline(left()).join(rank, group.len());
-                coordinator.remove_pending_group(number, color);
+                let rendezvous = Rendezvous::among_threads(subgroups.of(number, color)).with_deadline(left());
+                let joined = rendezvous.join(rank, group.len());
+                subgroups.remove(number, color);
                 return joined.map(Some);
             }
-            Uplink::Local { connections: Some(connections), .. } => connections.secret(),
+            Uplink::Server { connections, .. } => connections.secret(),
             Uplink::Remote(link) => &link.secret,
         };
 
@@ -128,7 +130,7 @@ impl Member {
         let seen = self.network.addresses.get(rank).copied().flatten();
         let coordinator = match &self.uplink {
             Uplink::Remote(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
-            Uplink::Local { .. } => None,
+            Uplink::InProcess { .. } | Uplink::Server { .. } => None,
         };
         // A rank that came to rank 0 by way of loopback is on rank 0's machine.
         let elsewhere = seen.filter(|address| !address.is_loopback());

@@ -9,6 +9,7 @@
 //! | [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`], on GPUs `cuda::AdasumAllReduce` | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
 //! | `cuda::OrderedAllReduce`, `cuda::PeerAllReduce` | Megatron-LM's reduce-scatter with wide sums |
 //! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
+//! | [`offline`]: the same reductions by one process that reads the tensors of all ranks | |
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
 //! | [`tensor_parallel`] | TransformerEngine's AllReduce, AllGather, ReduceScatter |
 //!
@@ -22,6 +23,7 @@ mod all_reduce;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod gradient;
+pub mod offline;
 pub mod send_recv;
 pub mod tensor_parallel;
 mod tensors;

@@ -103,12 +103,6 @@ impl Checkpoints {
         self.ranks.iter().zip(copies).map(vector).collect()
     }
 
-    /// Every rank's bytes of the elements `range` of a tensor.
-    pub(crate) fn bytes(&self, tensor: usize, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
-        let dtype = self.tensors.dtype(tensor);
-        self.ranks.iter().map(move |rank| &rank.map[rank.place(tensor, dtype, &range)])
-    }
-
     /// Gives back the memory that reading took, of a part that has been read; the pages stay in the system's cache for another pass.
     pub(crate) fn release(&self, tensor: usize, range: Range<usize>) {
         let dtype = self.tensors.dtype(tensor);

@@ -1,31 +1,27 @@
 //! `gradsync reduce`: sum, mean or Adasum of the checkpoints of several ranks.
 //!
-//! Inputs are mapped and read piece by piece, so that memory use does not grow with their size. Every check of the inputs comes
-//! before the output is begun.
+//! The arithmetic is the library's ([`gradsync::ops::offline`]). Inputs are mapped and read piece by piece, so that memory use does not grow
+//! with their size. Every check of the inputs comes before the output is begun.
 
 mod report;
-mod tree;
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use gradsync::kernels::cpu::{self, Trees};
+use gradsync::kernels::cpu;
+use gradsync::ops::offline::{OfflineOp, OfflineReduction, RankTensors};
+use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, GradientBuffer, Slice};
-use gradsync_device::math::adasum::{self, Criterion};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use self::report::{Found, Report};
-use self::tree::Arena;
-use crate::backend::{self, Backend, BackendChoice};
+use crate::backend::BackendChoice;
 use crate::checkpoint::{Checkpoints, FileError, HeaderLimits, Tensor, write_header};
 use gradsync_cli::messages::Listener;
 use gradsync_cli::output::{Destination, OutputError, OutputFile};
 use gradsync_cli::text::shown;
-
-/// Elements of every rank that are worked on at a time.
-const PIECE_LEN: usize = 1 << 22;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Op {
@@ -39,7 +35,7 @@ enum Op {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AlgorithmChoice {
-    /// What the cost model finds fastest: gram up to some hundred ranks.
+    /// Gram, which reads the files twice.
     Auto,
     /// Weights from the inner products of all ranks' tensors; any number of ranks.
     Gram,
@@ -142,12 +138,20 @@ impl Reduce {
         let mut order: Vec<u32> = (0..ranks.tensors.len() as u32).collect();
         let size = |tensor: &u32| self.output_dtype(ranks.tensors.dtype(*tensor as usize)).size_bytes();
         order.sort_by_key(|tensor| std::cmp::Reverse(size(tensor)));
-        let backend = backend::open(self.backend).map_err(ReduceError::Backend)?;
-        let arenas = if self.is_tree() { Arena::of_all(&ranks)? } else { vec![] };
-        let output = destination.open()?;
         let progress = self.progress_bar(&ranks);
-        let reduction = Reduction { options: &self, ranks: &ranks, order: &order, arenas, backend, progress };
-        let report = reduction.run(output)?;
+        let source = Source { ranks: &ranks, progress: &progress };
+        let processor = self.backend.open().map_err(ReduceError::Backend)?;
+        let backend = processor.name();
+        let reduction = OfflineReduction::new(&source, self.offline_op(), self.scale, processor)?;
+        let tensors = self.write(&ranks, &order, reduction, destination.open()?)?;
+        progress.finish_and_clear();
+        let (op, algorithm) = match self.op {
+            Op::Sum => ("sum", None),
+            Op::Mean => ("mean", None),
+            Op::Adasum if self.is_tree() => ("adasum", Some("tree")),
+            Op::Adasum => ("adasum", Some("gram")),
+        };
+        let report = Report { op, algorithm, backend, ranks: ranks.len(), tensors };
         if let Some(names) = report.not_finite() {
             gradsync_cli::messages::say("warning", format_args!("the result is not finite in {names}"));
         }
@@ -159,6 +163,60 @@ impl Reduce {
         self.op == Op::Adasum && self.algorithm == AlgorithmChoice::Tree
     }
 
+    fn offline_op(&self) -> OfflineOp {
+        let algorithm = match self.algorithm {
+            AlgorithmChoice::Auto => Algorithm::Auto,
+            AlgorithmChoice::Gram => Algorithm::Gram,
+            AlgorithmChoice::Tree => Algorithm::Tree,
+        };
+        let granularity = match self.granularity {
+            GranularityChoice::Tensor => Granularity::Tensor,
+            GranularityChoice::Whole => Granularity::Whole,
+        };
+        match self.op {
+            Op::Sum => OfflineOp::Sum,
+            Op::Mean => OfflineOp::Mean,
+            Op::Adasum => OfflineOp::Adasum(AdasumOptions { algorithm, granularity }),
+        }
+    }
+
+    /// Writes the result of all tensors, in this order.
+    fn write<'a>(
+        &self,
+        ranks: &'a Checkpoints,
+        order: &'a [u32],
+        mut reduction: OfflineReduction<'_>,
+        mut output: OutputFile,
+    ) -> Result<Found<'a>, ReduceError> {
+        let tensors = &ranks.tensors;
+        let written = || {
+            let tensors = order.iter().map(|&tensor| tensors.get(tensor as usize));
+            tensors.map(|tensor| Tensor { dtype: self.output_dtype(tensor.dtype), ..tensor })
+        };
+        write_header(&mut output, ranks.metadata(), written)?;
+        let (coefficients, norms, finite) = Default::default();
+        let mut found = Found { tensors, order, output_dtype: self.output_dtype, coefficients, norms, finite };
+        for &tensor in order {
+            let tensor = tensor as usize;
+            let (mut norm, mut is_finite) = (0.0f64, true);
+            let dtype = self.output_dtype(tensors.dtype(tensor));
+            let coefficients = reduction.reduce(tensor, dtype, |piece| {
+                norm = norm.hypot(piece_norm(piece)?);
+                is_finite &= cpu::all_finite(piece);
+                Ok::<_, ReduceError>(output.write(piece.as_bytes())?)
+            })?;
+            if self.fail_on_non_finite && !is_finite {
+                let tensor = tensors.get(tensor).name.to_owned();
+                return Err(ReduceError::NotFinite { tensor, output: self.output.clone() });
+            }
+            found.coefficients.extend(coefficients);
+            found.norms.push(norm);
+            found.finite.push(is_finite);
+        }
+        output.finish()?;
+        Ok(found)
+    }
+
     fn output_dtype(&self, own: DType) -> DType {
         self.output_dtype.unwrap_or(own)
     }
@@ -167,7 +225,8 @@ impl Reduce {
     fn progress_bar(&self, ranks: &Checkpoints) -> ProgressBar {
         let bytes: usize = ranks.tensors.iter().map(|tensor| tensor.bytes()).sum();
         let passes = match (self.op, self.algorithm) {
-            (Op::Adasum, AlgorithmChoice::Tree) => ranks.len().ilog2() as usize + 1,
+            // One for each pair, and one to combine.
+            (Op::Adasum, AlgorithmChoice::Tree) => ranks.len(),
             (Op::Adasum, _) => 2,
             _ => 1,
         };
@@ -177,195 +236,32 @@ impl Reduce {
     }
 }
 
-/// How the ranks combine: by one weight each, and along a tree where those weights alone would amplify rounding.
-#[derive(Clone)]
-struct Combination {
-    weights: Vec<f64>,
-    tree: Option<Trees>,
-}
-
-/// A reduction of checkpoints that are known to match.
-struct Reduction<'a> {
-    options: &'a Reduce,
+/// The files of all ranks, with a bar of the bytes that have been read.
+struct Source<'a> {
     ranks: &'a Checkpoints,
-    /// In which the tensors are written.
-    order: &'a [u32],
-    /// For the tree.
-    arenas: Vec<Arena<'a>>,
-    backend: Box<dyn Backend>,
-    progress: ProgressBar,
+    progress: &'a ProgressBar,
 }
 
-impl<'a> Reduction<'a> {
-    fn run(mut self, mut output: OutputFile) -> Result<Report<'a>, ReduceError> {
-        let Self { options, ranks, order, .. } = self;
-        let written = || {
-            let tensors = order.iter().map(|&tensor| ranks.tensors.get(tensor as usize));
-            tensors.map(|tensor| Tensor { dtype: options.output_dtype(tensor.dtype), ..tensor })
-        };
-        write_header(&mut output, ranks.metadata(), written)?;
-
-        let shared = match (options.op, options.granularity) {
-            (Op::Adasum, GranularityChoice::Whole) => Some(self.adasum(0..ranks.tensors.len())?),
-            _ => None,
-        };
-        let (tensors, output_dtype) = (&ranks.tensors, options.output_dtype);
-        let (coefficients, norms, finite) = Default::default();
-        let mut found = Found { tensors, order, output_dtype, coefficients, norms, finite };
-        for &tensor in order {
-            let combination = match &shared {
-                Some(combination) => combination.clone(),
-                None => self.combination(tensor as usize)?,
-            };
-            let is_finite = self.combine(tensor as usize, combination, &mut output, &mut found)?;
-            if options.fail_on_non_finite && !is_finite {
-                let tensor = tensors.get(tensor as usize).name.to_owned();
-                return Err(ReduceError::NotFinite { tensor, output: options.output.clone() });
-            }
-        }
-        output.finish()?;
-        self.progress.finish_and_clear();
-
-        let algorithm = match (options.op, options.algorithm) {
-            (Op::Adasum, AlgorithmChoice::Tree) => Some("tree"),
-            (Op::Adasum, _) => Some("gram"),
-            _ => None,
-        };
-        let op = match options.op {
-            Op::Sum => "sum",
-            Op::Mean => "mean",
-            Op::Adasum => "adasum",
-        };
-        Ok(Report { op, algorithm, backend: self.backend.name(), ranks: ranks.len(), tensors: found })
+impl RankTensors for Source<'_> {
+    fn ranks(&self) -> usize {
+        self.ranks.len()
     }
 
-    /// How the ranks combine in one tensor.
-    fn combination(&mut self, tensor: usize) -> Result<Combination, ReduceError> {
-        let ranks = self.ranks.len();
-        match self.options.op {
-            Op::Sum | Op::Mean => Ok(Combination { weights: vec![1.0; ranks], tree: None }),
-            Op::Adasum => self.adasum(tensor..tensor + 1),
-        }
+    fn tensor_count(&self) -> usize {
+        self.ranks.tensors.len()
     }
 
-    /// How Adasum combines some tensors taken as one vector.
-    fn adasum(&mut self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
-        let ranks = self.ranks.len();
-        if self.options.algorithm == AlgorithmChoice::Tree {
-            return self.rounded_tree(tensors);
-        }
-        // Tensors taken as one vector may differ in dtype: the narrowest says what the result can hold.
-        let own = || tensors.clone().map(|tensor| self.ranks.tensors.get(tensor));
-        let is_double = own().all(|tensor| tensor.dtype == DType::F64);
-        let criterion = Criterion::of(is_double, own().map(|tensor| tensor.len).sum());
-        let mut gram = vec![0.0; adasum::products(ranks)];
-        self.for_each_piece(tensors.clone(), |backend, vectors| {
-            gram.iter_mut().zip(backend.gram(vectors)?).for_each(|(total, part)| *total += part);
-            Ok(())
-        })?;
-        let found = cpu::coefficients_by(&gram, ranks, |_| criterion)?;
-        if !found.cancelled[0] {
-            return Ok(Combination { weights: found.weights, tree: None });
-        }
-        // The norms have lost their digits to cancellation: take the tree's way, from the vectors themselves. Such layers are
-        // rare or short, and the passes over them run on the CPU whatever the backend, which has the same bits.
-        let mut tree = match is_double {
-            true => Trees::precise(ranks, vec![true], &gram)?,
-            false => Trees::new(ranks, vec![true])?,
-        };
-        let mut weights = vec![1.0; ranks];
-        for pair in adasum::pairs(ranks) {
-            let mut sums = vec![0.0; tree.sums()];
-            self.for_each_piece(tensors.clone(), |_, vectors| {
-                let part = cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?;
-                sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
-                Ok(())
-            })?;
-            tree.set_pair(pair, &sums, &mut weights)?;
-        }
-        Ok(Combination { weights, tree: Some(tree) })
+    fn tensor(&self, index: usize) -> (DType, usize) {
+        let Tensor { dtype, len, .. } = self.ranks.tensors.get(index);
+        (dtype, len)
     }
 
-    /// The same by the algorithm of that name.
-    fn rounded_tree(&self, tensors: Range<usize>) -> Result<Combination, ReduceError> {
-        let ranks = self.ranks.len();
-        let layers: Vec<_> = self.arenas.iter().filter_map(|arena| Some((arena, arena.layer(&tensors)?))).collect();
-        let (mut tree, mut weights) = (Trees::rounded(ranks, vec![true])?, vec![1.0; ranks]);
-        for pair in adasum::pairs(ranks) {
-            let mut sums = vec![0.0; tree.sums()];
-            for (arena, layer) in &layers {
-                let part = arena.sums(layer, &tree, pair, |bytes| self.progress.inc(bytes as u64))?;
-                sums.iter_mut().zip(part).for_each(|(total, part)| *total += part);
-            }
-            tree.set_pair(pair, &sums, &mut weights)?;
-        }
-        Ok(Combination { weights, tree: Some(tree) })
-    }
-
-    /// Writes one tensor's weighted sum, and says whether it is finite.
-    fn combine(
-        &mut self,
-        tensor: usize,
-        combination: Combination,
-        file: &mut OutputFile,
-        found: &mut Found<'_>,
-    ) -> Result<bool, ReduceError> {
-        let Tensor { len, dtype, .. } = self.ranks.tensors.get(tensor);
-        let dtype = self.options.output_dtype(dtype);
-        let mut output = GradientBuffer::new(dtype, 1, [("output", [len.min(PIECE_LEN)])])?;
-        let Combination { weights, tree } = combination;
-        let factor = self.options.scale;
-        // A mean is the sum divided, rounded once: its wide sums wait here. Everything else is one weighted sum.
-        let divisor = if self.options.op == Op::Mean { self.ranks.len() as f64 } else { 1.0 };
-        let mut wide = match divisor {
-            1.0 => None,
-            _ => Some(GradientBuffer::new(DType::F64, 1, [("wide", [len.min(PIECE_LEN)])])?),
-        };
-        let coefficients: Vec<f64> = weights.iter().map(|weight| weight / divisor * factor).collect();
-        let (mut norm, mut finite) = (0.0f64, true);
-        self.for_each_piece(tensor..tensor + 1, |backend, vectors| {
-            let len = vectors[0].len();
-            match (&tree, &mut wide) {
-                (Some(tree), _) => {
-                    let output = output.as_mut_slice().range_mut(0..len);
-                    cpu::tree_combine(output, vectors, &[0..len], tree, factor)?;
-                }
-                (None, None) => backend.combine(&mut output, vectors, &coefficients)?,
-                (None, Some(wide)) => {
-                    backend.combine(wide, vectors, &weights)?;
-                    let sums = wide.tensor_mut(0).into_data().typed::<f64>().expect("made as f64");
-                    sums.iter_mut().for_each(|sum| *sum = *sum / divisor * factor);
-                    cpu::cast(output.as_mut_slice().range_mut(0..len), wide.as_slice().range(0..len))?;
-                }
-            }
-            let written = output.as_slice().range(0..len);
-            norm = norm.hypot(piece_norm(written)?);
-            finite &= cpu::all_finite(written);
-            Ok(file.write(written.as_bytes())?)
-        })?;
-        found.coefficients.extend(coefficients);
-        found.norms.push(norm);
-        found.finite.push(finite);
-        Ok(finite)
-    }
-
-    /// Calls `work` with every rank's elements of each piece of the tensors.
-    fn for_each_piece(
-        &mut self,
-        tensors: Range<usize>,
-        mut work: impl FnMut(&mut dyn Backend, &[Slice<'_>]) -> Result<(), ReduceError>,
-    ) -> Result<(), ReduceError> {
-        for tensor in tensors {
-            let Tensor { len, dtype, .. } = self.ranks.tensors.get(tensor);
-            for begin in (0..len).step_by(PIECE_LEN) {
-                let range = begin..len.min(begin + PIECE_LEN);
-                let mut copies: Vec<Option<GradientBuffer>> = (0..self.ranks.len()).map(|_| None).collect();
-                let vectors = self.ranks.elements(tensor, range.clone(), &mut copies)?;
-                work(self.backend.as_mut(), &vectors)?;
-                self.progress.inc((range.len() * dtype.size_bytes() * vectors.len()) as u64);
-                self.ranks.release(tensor, range);
-            }
-        }
+    fn read(&self, index: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> gradsync::Result<()> {
+        let mut copies: Vec<Option<GradientBuffer>> = (0..self.ranks.len()).map(|_| None).collect();
+        work(&self.ranks.elements(index, elements.clone(), &mut copies)?);
+        let bytes = elements.len() * self.ranks.tensors.dtype(index).size_bytes();
+        self.progress.inc((bytes * self.ranks.len()) as u64);
+        self.ranks.release(index, elements);
         Ok(())
     }
 }

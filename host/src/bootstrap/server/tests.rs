@@ -2,7 +2,7 @@
 //! request end only the connection that carried them, and the group takes its rank for lost.
 
 use std::io::{Read, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Shutdown};
 use std::thread;
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,358 @@
+//! Reductions by one process that can read the tensors of all ranks, as from their checkpoints, with no rank running.
+//!
+//! Vectors are read piece by piece, so that memory use does not grow with their lengths. Adasum finds weights in a first pass over the
+//! vectors and combines them in another; the weights of layers that lose digits to cancellation take a pass for each pair of vectors.
+//!
+//! ```
+//! use std::ops::Range;
+//!
+//! use gradsync::ops::offline::{OfflineOp, OfflineReduction, Processor, RankTensors};
+//! use gradsync::{DType, Element, Error, Slice};
+//!
+//! /// One tensor of two ranks.
+//! struct Deltas([Vec<f32>; 2]);
+//!
+//! impl RankTensors for Deltas {
+//!     fn ranks(&self) -> usize {
+//!         self.0.len()
+//!     }
+//!     fn tensor_count(&self) -> usize {
+//!         1
+//!     }
+//!     fn tensor(&self, _: usize) -> (DType, usize) {
+//!         (DType::F32, self.0[0].len())
+//!     }
+//!     fn read(&self, _: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<(), Error> {
+//!         let vectors = self.0.each_ref().map(|vector| f32::slice(&vector[elements.clone()]));
+//!         work(&vectors);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let deltas = Deltas([vec![1.0, 0.0], vec![0.0, 2.0]]);
+//! let mut reduction = OfflineReduction::new(&deltas, OfflineOp::Adasum(Default::default()), 1.0, Processor::Cpu)?;
+//! let mut result = Vec::new();
+//! let weights = reduction.reduce(0, DType::F32, |piece| {
+//!     result.extend(piece.to_f64_vec());
+//!     Ok::<_, Error>(())
+//! })?;
+//! assert_eq!((result, weights), (vec![1.0, 2.0], vec![1.0, 1.0])); // orthogonal vectors are added
+//! # Ok::<(), Error>(())
+//! ```
+
+mod processor;
+mod tree;
+
+use std::ops::Range;
+
+use gradsync_device::math::adasum::{self, Criterion};
+
+pub use self::processor::Processor;
+use self::tree::Arena;
+use super::{AdasumOptions, Algorithm, Granularity};
+use crate::buffer::GradientBuffer;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::cpu::{self, Trees};
+use crate::slice::Slice;
+
+const OPERATION: &str = "offline reduction";
+/// Elements of every rank that are worked on at a time.
+const PIECE_LEN: usize = 1 << 22;
+
+/// The same tensors of several ranks, as one process reads them.
+pub trait RankTensors {
+    /// The number of ranks.
+    fn ranks(&self) -> usize;
+
+    /// The number of tensors of each rank.
+    fn tensor_count(&self) -> usize;
+
+    /// The dtype and the number of elements of tensor `index`, the same for every rank.
+    fn tensor(&self, index: usize) -> (DType, usize);
+
+    /// Calls `work` once with the `elements` of tensor `index` of every rank, in rank order.
+    ///
+    /// # Errors
+    /// Failures of the storage.
+    fn read(&self, index: usize, elements: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<()>;
+}
+
+/// The operation over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OfflineOp {
+    /// The sum.
+    Sum,
+    /// The sum divided by the number of ranks.
+    Mean,
+    /// Adasum, with the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). [`Algorithm::Auto`] is `Gram`. The tree gives the bits of
+    /// ranks that hold the tensors of each dtype in a [`GradientBuffer`], where all tensors have one dtype or each is a layer of its own.
+    Adasum(AdasumOptions),
+}
+
+/// How ranks combine: by one weight each, and along a tree where those weights alone would amplify rounding.
+#[derive(Clone)]
+struct Combination {
+    weights: Vec<f64>,
+    tree: Option<Trees>,
+}
+
+/// A reduction of the tensors of all ranks, one tensor after another.
+pub struct OfflineReduction<'a> {
+    source: &'a dyn RankTensors,
+    op: OfflineOp,
+    factor: f64,
+    processor: Processor,
+    /// The buffers of the tree algorithm.
+    arenas: Vec<Arena<'a>>,
+    /// The combination of all tensors as one layer, once it is known.
+    whole: Option<Combination>,
+}
+
+impl<'a> OfflineReduction<'a> {
+    /// Prepares a reduction whose results are multiplied by `factor`. Reads no elements.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no ranks, a factor that is not finite, or tensors that exceed the address space;
+    /// [`Error::UnsupportedWorldSize`] for the tree over a number of ranks that is no power of two.
+    pub fn new(source: &'a dyn RankTensors, op: OfflineOp, factor: f64, processor: Processor) -> Result<Self> {
+        if source.ranks() == 0 {
+            return Err(refused("there are no ranks".into()));
+        }
+        if !factor.is_finite() {
+            return Err(refused(format!("the factor {factor} is not finite")));
+        }
+        let arenas = match op {
+            OfflineOp::Adasum(AdasumOptions { algorithm: algorithm @ Algorithm::Tree, .. }) => {
+                algorithm.check_ranks(OPERATION, source.ranks())?;
+                Arena::of_all(source)?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Self { source, op, factor, processor, arenas, whole: None })
+    }
+
+    /// Gives the result of tensor `index` to `take`, piece by piece in order, each element rounded once to `dtype`. Returns the weight of
+    /// each rank's tensor in it, the factor included.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a tensor that does not exist, or that [`RankTensors::read`] gives otherwise than
+    /// [`RankTensors::tensor`] says; errors of `read`, of `take`, and of a GPU.
+    pub fn reduce<E: From<Error>>(
+        &mut self,
+        index: usize,
+        dtype: DType,
+        mut take: impl FnMut(Slice<'_>) -> Result<(), E>,
+    ) -> Result<Vec<f64>, E> {
+        let count = self.source.tensor_count();
+        if index >= count {
+            return Err(refused(format!("tensor {index} of {count}")).into());
+        }
+        let Combination { weights, tree } = self.combination(index)?;
+        let (ranks, piece_len) = (self.source.ranks(), self.source.tensor(index).1.min(PIECE_LEN));
+        let mut output = GradientBuffer::new(dtype, 1, [("output", [piece_len])])?;
+        // A mean is the sum divided, rounded once: its wide sums wait here. Everything else is one weighted sum.
+        let divisor = if self.op == OfflineOp::Mean { ranks as f64 } else { 1.0 };
+        let mut wide = match divisor {
+            1.0 => None,
+            _ => Some(GradientBuffer::new(DType::F64, 1, [("wide", [piece_len])])?),
+        };
+        let of_ranks: Vec<f64> = weights.iter().map(|weight| weight / divisor * self.factor).collect();
+        self.for_each_piece(index..index + 1, |vectors| {
+            let len = vectors[0].len();
+            let mut piece = output.as_mut_slice().range_mut(0..len);
+            match (&tree, &mut wide) {
+                (Some(tree), _) => cpu::tree_combine(piece, vectors, &[0..len], tree, self.factor)?,
+                (None, None) => self.processor.combine(piece, vectors, &of_ranks)?,
+                (None, Some(wide)) => {
+                    self.processor.combine(wide.as_mut_slice().range_mut(0..len), vectors, &weights)?;
+                    let sums = wide.tensor_mut(0).into_data().typed::<f64>().expect("made as f64");
+                    sums.iter_mut().for_each(|sum| *sum = *sum / divisor * self.factor);
+                    cpu::cast(piece.reborrow(), wide.as_slice().range(0..len))?;
+                }
+            }
+            take(output.as_slice().range(0..len))
+        })?;
+        Ok(of_ranks)
+    }
+
+    /// How ranks combine in one tensor.
+    fn combination(&mut self, index: usize) -> Result<Combination> {
+        match self.op {
+            OfflineOp::Sum | OfflineOp::Mean => Ok(Combination { weights: vec![1.0; self.source.ranks()], tree: None }),
+            OfflineOp::Adasum(AdasumOptions { algorithm, granularity: Granularity::Tensor }) => {
+                self.adasum(algorithm, index..index + 1)
+            }
+            OfflineOp::Adasum(AdasumOptions { algorithm, granularity: Granularity::Whole }) => {
+                let whole = match self.whole.take() {
+                    Some(whole) => whole,
+                    None => self.adasum(algorithm, 0..self.source.tensor_count())?,
+                };
+                Ok(self.whole.insert(whole).clone())
+            }
+        }
+    }
+
+    /// How ranks combine in some tensors taken as one vector.
+    fn adasum(&self, algorithm: Algorithm, tensors: Range<usize>) -> Result<Combination> {
+        if algorithm == Algorithm::Tree { self.rounded_tree(tensors) } else { self.gram(tensors) }
+    }
+
+    fn gram(&self, tensors: Range<usize>) -> Result<Combination> {
+        let ranks = self.source.ranks();
+        // Tensors taken as one vector may differ in dtype: the narrowest limits the precision of the result.
+        let is_double = tensors.clone().all(|tensor| self.source.tensor(tensor).0 == DType::F64);
+        let len = tensors.clone().map(|tensor| self.source.tensor(tensor).1).sum();
+        let mut gram = vec![0.0; adasum::products(ranks)];
+        self.for_each_piece(tensors.clone(), |vectors| {
+            add(&mut gram, &self.processor.gram(vectors)?);
+            Ok::<_, Error>(())
+        })?;
+        let found = cpu::coefficients_by(&gram, ranks, |_| Criterion::of(is_double, len))?;
+        if !found.cancelled[0] {
+            return Ok(Combination { weights: found.weights, tree: None });
+        }
+        // The norms have lost their digits to cancellation: their digits come from the vectors themselves. Such layers are rare or short,
+        // and the passes over them run on the CPU whatever the processor, which has the same bits.
+        let mut tree = match is_double {
+            true => Trees::precise(ranks, vec![true], &gram)?,
+            false => Trees::new(ranks, vec![true])?,
+        };
+        let mut weights = vec![1.0; ranks];
+        for pair in adasum::pairs(ranks) {
+            let mut sums = vec![0.0; tree.sums()];
+            self.for_each_piece(tensors.clone(), |vectors| {
+                add(&mut sums, &cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?);
+                Ok::<_, Error>(())
+            })?;
+            tree.set_pair(pair, &sums, &mut weights)?;
+        }
+        Ok(Combination { weights, tree: Some(tree) })
+    }
+
+    /// [`Algorithm::Tree`].
+    fn rounded_tree(&self, tensors: Range<usize>) -> Result<Combination> {
+        let ranks = self.source.ranks();
+        let layers: Vec<_> = self.arenas.iter().filter_map(|arena| Some((arena, arena.layer(&tensors)?))).collect();
+        let (mut tree, mut weights) = (Trees::rounded(ranks, vec![true])?, vec![1.0; ranks]);
+        for pair in adasum::pairs(ranks) {
+            let mut sums = vec![0.0; tree.sums()];
+            for (arena, layer) in &layers {
+                add(&mut sums, &arena.sums(layer, &tree, pair)?);
+            }
+            tree.set_pair(pair, &sums, &mut weights)?;
+        }
+        Ok(Combination { weights, tree: Some(tree) })
+    }
+
+    /// Calls `work` with every rank's elements of each piece of the tensors.
+    fn for_each_piece<E: From<Error>>(
+        &self,
+        tensors: Range<usize>,
+        mut work: impl FnMut(&[Slice<'_>]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for tensor in tensors {
+            let len = self.source.tensor(tensor).1;
+            for begin in (0..len).step_by(PIECE_LEN) {
+                read(self.source, tensor, begin..len.min(begin + PIECE_LEN), &mut work)??;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads elements of every rank, and returns the result of `work` on them.
+fn read<T>(
+    source: &dyn RankTensors,
+    index: usize,
+    elements: Range<usize>,
+    work: impl FnOnce(&[Slice<'_>]) -> T,
+) -> Result<T> {
+    let (mut work, mut outcome) = (Some(work), None);
+    let (ranks, dtype, len) = (source.ranks(), source.tensor(index).0, elements.len());
+    source.read(index, elements, &mut |vectors| {
+        let is_right = vectors.len() == ranks && vectors.iter().all(|own| own.dtype() == dtype && own.len() == len);
+        outcome = work.take().filter(|_| is_right).map(|work| work(vectors));
+    })?;
+    let reason = || format!("tensor {index} was not read once as {len} elements of {dtype} of each of {ranks} ranks");
+    outcome.ok_or_else(|| refused(reason()))
+}
+
+fn add(totals: &mut [f64], parts: &[f64]) {
+    totals.iter_mut().zip(parts).for_each(|(total, part)| *total += part);
+}
+
+fn refused(reason: String) -> Error {
+    Error::InvalidArgument { operation: OPERATION, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::Element;
+
+    /// One tensor of three elements, of which `read` gives as many as it says.
+    struct Ranks {
+        ranks: usize,
+        given: usize,
+        len: usize,
+        calls: usize,
+    }
+
+    const RIGHT: Ranks = Ranks { ranks: 3, given: 3, len: 3, calls: 1 };
+
+    impl RankTensors for Ranks {
+        fn ranks(&self) -> usize {
+            self.ranks
+        }
+        fn tensor_count(&self) -> usize {
+            1
+        }
+        fn tensor(&self, _: usize) -> (DType, usize) {
+            (DType::F32, 3)
+        }
+        fn read(&self, _: usize, _: Range<usize>, work: &mut dyn FnMut(&[Slice<'_>])) -> Result<()> {
+            (0..self.calls).for_each(|_| work(&vec![f32::slice(&[1.0, 2.0, 3.0][..self.len]); self.given]));
+            Ok(())
+        }
+    }
+
+    fn reduce(source: &Ranks, op: OfflineOp, factor: f64, index: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+        let mut reduction = OfflineReduction::new(source, op, factor, Processor::Cpu)?;
+        let mut result = Vec::new();
+        let weights = reduction.reduce(index, DType::F64, |piece| {
+            result.extend(piece.to_f64_vec());
+            Ok::<_, Error>(())
+        })?;
+        Ok((result, weights))
+    }
+
+    #[test]
+    fn sums_means_and_adasum_with_a_factor() {
+        let adasum = OfflineOp::Adasum(AdasumOptions::default());
+        let reduced = |op, factor| reduce(&RIGHT, op, factor, 0).unwrap();
+        assert_eq!(reduced(OfflineOp::Sum, 2.0), (vec![6.0, 12.0, 18.0], vec![2.0; 3]));
+        assert_eq!(reduced(OfflineOp::Mean, 3.0), (vec![3.0, 6.0, 9.0], vec![1.0 / 3.0 * 3.0; 3]));
+        assert_eq!(reduced(adasum, -1.0), (vec![-1.0, -2.0, -3.0], vec![-0.25, -0.25, -0.5]));
+    }
+
+    #[test]
+    fn mistakes_are_errors_that_say_which() {
+        let tree = OfflineOp::Adasum(AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() });
+        let sum = OfflineOp::Sum;
+        for (source, op, factor, index, words) in [
+            (RIGHT, sum, f64::NAN, 0, "the factor NaN is not finite"),
+            (RIGHT, sum, 1.0, 1, "tensor 1 of 1"),
+            (RIGHT, tree, 1.0, 0, "a power of two of ranks"),
+            (Ranks { ranks: 0, ..RIGHT }, sum, 1.0, 0, "there are no ranks"),
+            (Ranks { given: 2, ..RIGHT }, sum, 1.0, 0, "not read once as 3 elements of f32 of each of 3 ranks"),
+            (Ranks { len: 2, ..RIGHT }, sum, 1.0, 0, "not read once"),
+            (Ranks { calls: 0, ..RIGHT }, sum, 1.0, 0, "not read once"),
+            (Ranks { calls: 2, ..RIGHT }, sum, 1.0, 0, "not read once"),
+        ] {
+            let error = reduce(&source, op, factor, index).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
