@@ -41,24 +41,24 @@
 //! ```
 
 mod processor;
-mod tree;
 
 use std::ops::Range;
 
 use gradsync_device::math::adasum::{self, Criterion};
 
 pub use self::processor::Processor;
-use self::tree::Arena;
 use super::{AdasumOptions, Algorithm, Granularity};
 use crate::buffer::GradientBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cpu::{self, Trees};
+use crate::plan::chunks::{Chunk, LONGEST_CHUNK, SumTable};
 use crate::slice::Slice;
 
 const OPERATION: &str = "offline reduction";
-/// Elements of every rank that are worked on at a time.
+/// Elements of every rank that are worked on at a time: whole chunks of any tensor.
 const PIECE_LEN: usize = 1 << 22;
+const _: () = assert!(PIECE_LEN % LONGEST_CHUNK == 0);
 
 /// The same tensors of several ranks, as one process reads them.
 pub trait RankTensors {
@@ -86,8 +86,8 @@ pub enum OfflineOp {
     Sum,
     /// The sum divided by the number of ranks.
     Mean,
-    /// Adasum, with the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). [`Algorithm::Auto`] is `Gram`. The tree gives the bits of
-    /// ranks that hold the tensors of each dtype in a [`GradientBuffer`], where all tensors have one dtype or each is a layer of its own.
+    /// Adasum, with the numerics of [`adasum_all_reduce`](super::adasum_all_reduce). [`Algorithm::Auto`] is `Gram`. On the CPU, the bits are
+    /// those of ranks that hold the tensors of each dtype in a [`GradientBuffer`], where all tensors have one dtype or each is a layer of its own.
     Adasum(AdasumOptions),
 }
 
@@ -104,8 +104,6 @@ pub struct OfflineReduction<'a> {
     op: OfflineOp,
     factor: f64,
     processor: Processor,
-    /// The buffers of the tree algorithm.
-    arenas: Vec<Arena<'a>>,
     /// The combination of all tensors as one layer, once it is known.
     whole: Option<Combination>,
 }
@@ -123,14 +121,10 @@ impl<'a> OfflineReduction<'a> {
         if !factor.is_finite() {
             return Err(refused(format!("the factor {factor} is not finite")));
         }
-        let arenas = match op {
-            OfflineOp::Adasum(AdasumOptions { algorithm: algorithm @ Algorithm::Tree, .. }) => {
-                algorithm.check_ranks(OPERATION, source.ranks())?;
-                Arena::of_all(source)?
-            }
-            _ => Vec::new(),
-        };
-        Ok(Self { source, op, factor, processor, arenas, whole: None })
+        if let OfflineOp::Adasum(AdasumOptions { algorithm, .. }) = op {
+            algorithm.check_ranks(OPERATION, source.ranks())?;
+        }
+        Ok(Self { source, op, factor, processor, whole: None })
     }
 
     /// Gives the result of tensor `index` to `take`, piece by piece in order, each element rounded once to `dtype`. Returns the weight of
@@ -159,7 +153,7 @@ impl<'a> OfflineReduction<'a> {
             _ => Some(GradientBuffer::new(DType::F64, 1, [("wide", [piece_len])])?),
         };
         let of_ranks: Vec<f64> = weights.iter().map(|weight| weight / divisor * self.factor).collect();
-        self.for_each_piece(index..index + 1, |vectors| {
+        self.for_each_piece(index..index + 1, |vectors, _| {
             let len = vectors[0].len();
             let mut piece = output.as_mut_slice().range_mut(0..len);
             match (&tree, &mut wide) {
@@ -205,10 +199,7 @@ impl<'a> OfflineReduction<'a> {
         let is_double = tensors.clone().all(|tensor| self.source.tensor(tensor).0 == DType::F64);
         let len = tensors.clone().map(|tensor| self.source.tensor(tensor).1).sum();
         let mut gram = vec![0.0; adasum::products(ranks)];
-        self.for_each_piece(tensors.clone(), |vectors| {
-            add(&mut gram, &self.processor.gram(vectors)?);
-            Ok::<_, Error>(())
-        })?;
+        self.for_each_piece(tensors.clone(), |vectors, chunks| self.processor.add_gram(&mut gram, vectors, chunks))?;
         let found = cpu::coefficients_by(&gram, ranks, |_| Criterion::of(is_double, len))?;
         if !found.cancelled[0] {
             return Ok(Combination { weights: found.weights, tree: None });
@@ -219,43 +210,45 @@ impl<'a> OfflineReduction<'a> {
             true => Trees::precise(ranks, vec![true], &gram)?,
             false => Trees::new(ranks, vec![true])?,
         };
-        let mut weights = vec![1.0; ranks];
-        for pair in adasum::pairs(ranks) {
-            let mut sums = vec![0.0; tree.sums()];
-            self.for_each_piece(tensors.clone(), |vectors| {
-                add(&mut sums, &cpu::tree_dots(vectors, &[0..vectors[0].len()], &tree, pair)?);
-                Ok::<_, Error>(())
-            })?;
-            tree.set_pair(pair, &sums, &mut weights)?;
-        }
+        let weights = self.weights(&mut tree, tensors)?;
         Ok(Combination { weights, tree: Some(tree) })
     }
 
     /// [`Algorithm::Tree`].
     fn rounded_tree(&self, tensors: Range<usize>) -> Result<Combination> {
-        let ranks = self.source.ranks();
-        let layers: Vec<_> = self.arenas.iter().filter_map(|arena| Some((arena, arena.layer(&tensors)?))).collect();
-        let (mut tree, mut weights) = (Trees::rounded(ranks, vec![true])?, vec![1.0; ranks]);
-        for pair in adasum::pairs(ranks) {
-            let mut sums = vec![0.0; tree.sums()];
-            for (arena, layer) in &layers {
-                add(&mut sums, &arena.sums(layer, &tree, pair)?);
-            }
-            tree.set_pair(pair, &sums, &mut weights)?;
-        }
+        let mut tree = Trees::rounded(self.source.ranks(), vec![true])?;
+        let weights = self.weights(&mut tree, tensors)?;
         Ok(Combination { weights, tree: Some(tree) })
     }
 
-    /// Calls `work` with every rank's elements of each piece of the tensors.
+    /// Finds the coefficients of a tree of one layer, pair by pair, and the weights of all ranks.
+    fn weights(&self, tree: &mut Trees, tensors: Range<usize>) -> Result<Vec<f64>> {
+        let ranks = self.source.ranks();
+        let mut weights = vec![1.0; ranks];
+        for pair in adasum::pairs(ranks) {
+            let mut sums = vec![0.0; tree.sums()];
+            self.for_each_piece(tensors.clone(), |vectors, chunks| {
+                cpu::add_tree_dots(&mut sums, vectors, chunks, tree, pair);
+                Ok::<_, Error>(())
+            })?;
+            tree.set_pair(pair, &sums, &mut weights)?;
+        }
+        Ok(weights)
+    }
+
+    /// Calls `work` with every rank's elements of each piece of the tensors, and the chunks in it, all of one layer.
     fn for_each_piece<E: From<Error>>(
         &self,
         tensors: Range<usize>,
-        mut work: impl FnMut(&[Slice<'_>]) -> Result<(), E>,
+        mut work: impl FnMut(&[Slice<'_>], &[Chunk]) -> Result<(), E>,
     ) -> Result<(), E> {
         for tensor in tensors {
             let len = self.source.tensor(tensor).1;
+            let table = SumTable::new(std::slice::from_ref(&(0..len)), 1, 0);
             for begin in (0..len).step_by(PIECE_LEN) {
-                read(self.source, tensor, begin..len.min(begin + PIECE_LEN), &mut work)??;
+                let piece = begin..len.min(begin + PIECE_LEN);
+                let chunks = table.within(piece.clone());
+                read(self.source, tensor, piece, |vectors| work(vectors, &chunks))??;
             }
         }
         Ok(())
@@ -277,10 +270,6 @@ fn read<T>(
     })?;
     let reason = || format!("tensor {index} was not read once as {len} elements of {dtype} of each of {ranks} ranks");
     outcome.ok_or_else(|| refused(reason()))
-}
-
-fn add(totals: &mut [f64], parts: &[f64]) {
-    totals.iter_mut().zip(parts).for_each(|(total, part)| *total += part);
 }
 
 fn refused(reason: String) -> Error {

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::kernels::cpu;
 #[cfg(feature = "cuda")]
 use crate::kernels::{cpu::Coefficients, cuda::SegmentWorkspace};
+use crate::plan::chunks::Chunk;
 use crate::slice::{Slice, SliceMut};
 
 /// The processor that multiplies and adds vectors.
@@ -32,16 +33,20 @@ impl Processor {
         }
     }
 
-    /// The P(P+1)/2 inner products of some vectors.
-    pub(super) fn gram(&self, vectors: &[Slice<'_>]) -> Result<Vec<f64>> {
+    /// Adds the P(P+1)/2 inner products of some vectors, which consist of these chunks of one layer, to `totals`.
+    pub(super) fn add_gram(&self, totals: &mut [f64], vectors: &[Slice<'_>], chunks: &[Chunk]) -> Result<()> {
         match self {
-            Processor::Cpu => cpu::gram(vectors, &[0..vectors[0].len()]),
+            Processor::Cpu => cpu::add_gram(totals, vectors, chunks),
             #[cfg(feature = "cuda")]
-            Processor::Cuda(queue) => on_device(queue, vectors, |layers, views| {
-                layers.gram(views)?;
-                layers.read_totals(products(views.len()))
-            }),
+            Processor::Cuda(queue) => {
+                let gram = on_device(queue, vectors, |layers, views| {
+                    layers.gram(views)?;
+                    layers.read_totals(products(views.len()))
+                })?;
+                totals.iter_mut().zip(gram).for_each(|(total, product)| *total += product);
+            }
         }
+        Ok(())
     }
 
     /// The weighted sum of some vectors.
