@@ -3,6 +3,7 @@
 
 mod bad_files;
 mod bad_tensors;
+mod bits;
 mod files;
 mod json;
 mod layouts;
@@ -17,4 +18,3 @@ mod program;
 mod python;
 mod secret;
 mod signals;
-mod tree;

@@ -1,4 +1,4 @@
-//! `--algorithm tree` gives the bits of the library's `Algorithm::Tree` on ranks that hold the same tensors in buffers.
+//! `--op adasum` gives the bits of the library's Adasum on ranks that hold the same tensors in buffers, by both algorithms.
 
 use gradsync::GradientBuffer;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, adasum_all_reduce};
@@ -10,7 +10,7 @@ use gradsync_tests::ranks::agreed;
 use crate::files::{Ranks, Tensor, load, tensor};
 
 /// The bits of every tensor after the library's reduction of the ranks' tensors, which are all of this format.
-fn library(format: Format, inputs: &[Vec<Tensor>], granularity: Granularity) -> Vec<Vec<u64>> {
+fn library(format: Format, inputs: &[Vec<Tensor>], options: AdasumOptions) -> Vec<Vec<u64>> {
     let world_size = inputs.len();
     agreed("the library", world_size, |comm| {
         let own = &inputs[gradsync::comm::Ranks::rank(&comm)];
@@ -19,7 +19,7 @@ fn library(format: Format, inputs: &[Vec<Tensor>], granularity: Granularity) -> 
         for (segment, tensor) in buffer.segments().to_vec().into_iter().zip(own) {
             write(buffer.as_mut_slice(), segment.start, &tensor.data.values());
         }
-        adasum_all_reduce(&comm, &mut buffer, AdasumOptions { algorithm: Algorithm::Tree, granularity }).unwrap();
+        adasum_all_reduce(&comm, &mut buffer, options).unwrap();
         let tensors = 0..buffer.tensor_count();
         tensors.map(|index| patterns_of(buffer.tensor(index).data())).collect::<Vec<_>>()
     })
@@ -28,11 +28,20 @@ fn library(format: Format, inputs: &[Vec<Tensor>], granularity: Granularity) -> 
 #[track_caller]
 fn check(format: Format, inputs: &[Vec<Tensor>]) {
     let ranks = Ranks::new(inputs);
-    for (name, granularity) in [("tensor", Granularity::Tensor), ("whole", Granularity::Whole)] {
-        let what = format!("{format:?}, {} ranks, {name}", inputs.len());
-        ranks.reduce(&["--op", "adasum", "--algorithm", "tree", "--granularity", name]).succeeded(&what);
+    let granularities = [("tensor", Granularity::Tensor), ("whole", Granularity::Whole)];
+    let options = [("tree", Algorithm::Tree), ("gram", Algorithm::Gram)]
+        .into_iter()
+        .flat_map(|of| granularities.map(|by| (of, by)));
+    for ((algorithm_name, algorithm), (name, granularity)) in options {
+        if algorithm == Algorithm::Tree && !inputs.len().is_power_of_two() {
+            continue;
+        }
+        let what = format!("{format:?}, {} ranks, {algorithm_name}, {name}", inputs.len());
+        ranks.reduce(&["--op", "adasum", "--algorithm", algorithm_name, "--granularity", name]).succeeded(&what);
         let got = load(&ranks.output());
-        for (tensor, expected) in inputs[0].iter().zip(library(format, inputs, granularity)) {
+        for (tensor, expected) in
+            inputs[0].iter().zip(library(format, inputs, AdasumOptions { algorithm, granularity }))
+        {
             let found = got[&tensor.name].data.patterns();
             let differ = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
             assert_eq!((found.len(), differ), (expected.len(), 0), "{what}: {} has other bits", tensor.name);
@@ -54,7 +63,7 @@ fn inputs(kind: Kind, format: Format, world_size: usize, lens: &[usize]) -> Vec<
 #[test]
 fn every_dtype_has_the_bits_of_the_library() {
     for format in Format::ALL {
-        for world_size in [1, 2, 4, 8] {
+        for world_size in [1, 2, 3, 4, 8] {
             check(format, &inputs(Kind::Random, format, world_size, &[16]));
             check(format, &inputs(Kind::Random, format, world_size, &[300, 1, 0, 37, 1000]));
         }
@@ -70,7 +79,7 @@ fn every_kind_of_input_has_the_bits_of_the_library() {
     }
 }
 
-/// Parts of several chunks, which straddle the ends of tensors.
+/// Tensors of many chunks, which several ranks divide among them.
 #[test]
 fn long_tensors_have_the_bits_of_the_library() {
     for format in [Format::F16, Format::F64] {
