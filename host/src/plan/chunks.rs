@@ -7,16 +7,18 @@
 use std::ops::Range;
 
 /// The length of the longest chunks.
-pub const LONGEST_CHUNK: usize = 8192;
+pub const LONGEST_CHUNK: usize = 1 << 16;
 
 /// The length of the chunks of a tensor of `len` elements, a power of two; the last of them may be shorter.
 ///
-/// Longer chunks cost less to begin and leave fewer sums; shorter ones divide small tensors among more ranks. No tensor has fewer than 32
-/// chunks for that reason unless they have 512 elements, which are the least.
+/// Longer chunks cost less to begin and leave fewer sums, of which a tensor that several ranks divide sends each; shorter ones divide small tensors
+/// among more ranks. Tensors of 8,192 elements and more have 16 chunks at least, and up to 2²⁹ elements 8,192 at most.
 pub const fn chunk_len(len: usize) -> usize {
     match len {
         0..=0x4000 => 512,
         0x4001..=0x4_0000 => 2048,
+        0x4_0001..=0x400_0000 => 8192,
+        0x400_0001..=0x2000_0000 => len.div_ceil(8192).next_power_of_two(),
         _ => LONGEST_CHUNK,
     }
 }
