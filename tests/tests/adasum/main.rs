@@ -10,5 +10,6 @@ mod known;
 mod layouts;
 mod nodes;
 mod nonfinite;
+mod object;
 mod on_nodes;
 mod refusals;

@@ -4,7 +4,8 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
 use gradsync::memory::{Cuda, PeerMemory};
-use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::Adasum;
+use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes, WithinNode};
 use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
@@ -60,7 +61,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 check(queue, &comm, name, |buffer| {
                     let adasum = match &mut adasum {
                         Some(adasum) => adasum,
-                        none => none.insert(HierarchicalAdasum::new(nodes, buffer, within_node, options)?),
+                        none => none.insert(Adasum::on_nodes(nodes, buffer, within_node, options)?),
                     };
                     adasum.all_reduce(buffer)
                 });

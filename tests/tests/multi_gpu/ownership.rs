@@ -7,8 +7,9 @@ use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
+use gradsync::ops::Adasum;
 use gradsync::ops::AdasumOptions;
-use gradsync::ops::cuda::{Adasum, PeerAllReduce};
+use gradsync::ops::cuda::PeerAllReduce;
 use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;
@@ -29,7 +30,7 @@ fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
     GradientBuffer::on_queue(queue, DType::F32, world_size, [("tensor", [LEN])]).unwrap()
 }
 
-fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adasum<'c> {
+fn adasum<'c>(comm: &'c NcclCommunicator, buffer: &GradientBuffer<Cuda>) -> Adasum<'c, Cuda> {
     let adasum = Adasum::new(comm, buffer, AdasumOptions::default()).unwrap();
     assert!(adasum.uses_peers() || comm.world_size() == 1, "kernels reach all buffers");
     adasum

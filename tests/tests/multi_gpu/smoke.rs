@@ -2,8 +2,8 @@
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::driver::DeviceBuffer;
+use gradsync::ops::Adasum;
 use gradsync::ops::AdasumOptions;
-use gradsync::ops::cuda::Adasum;
 use gradsync::{DType, GradientBuffer};
 
 use crate::context::Context;

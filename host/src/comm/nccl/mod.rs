@@ -11,7 +11,7 @@
 //! use gradsync::comm::{Communicator, Ranks};
 //! use gradsync::driver::Queue;
 //! use gradsync::ops::AdasumOptions;
-//! use gradsync::ops::cuda::Adasum;
+//! use gradsync::ops::Adasum;
 //! use gradsync::{DType, GradientBuffer};
 //!
 //! let launch = Launch::from_env()?;

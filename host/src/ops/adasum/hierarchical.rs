@@ -6,7 +6,7 @@
 
 use super::gram::{self, Cut, Extent, Gram, InPlace, Workspace};
 use super::tree::{self, Tree};
-use super::{AdasumOptions, AdasumReport, Algorithm};
+use super::{Adasum, AdasumMemory, AdasumOptions, AdasumReport, Algorithm, MadeFor, Prepared};
 use crate::agreement::{gather, same_plan};
 use crate::buffer::{GradientBuffer, Parts, TensorTable};
 use crate::call::Value;
@@ -166,25 +166,78 @@ impl Levels {
 /// ranks where its result differs by one rounding only and it is as fast; the report then has weights of ranks. Otherwise it has weights of nodes,
 /// or none for the tree, and counts the layers that were computed again across nodes, not inside them.
 ///
+/// This prepares an [`Adasum::on_nodes`], runs it once and waits for its report. A training loop keeps the object.
+///
 /// # Errors
 /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the buffer
 /// was made for another number of ranks than `all` has; [`Error::Disagreement`] on every rank if ranks have other tensors or options; [`Error::UnsupportedWorldSize`] for
 /// [`Algorithm::Tree`] over a number of nodes that is no power of two; errors of the communicators. After an error of a
 /// communicator, or [`Error::OutOfMemory`], the contents of the buffer are unspecified; the other errors leave it unchanged.
-pub fn hierarchical_adasum_all_reduce(
-    nodes: Nodes<'_>,
-    buffer: &mut GradientBuffer,
+pub fn hierarchical_adasum_all_reduce<M: AdasumMemory>(
+    nodes: Nodes<'_, M>,
+    buffer: &mut GradientBuffer<M>,
     within_node: impl Into<WithinNode>,
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
-    let (Nodes { all, node, across }, within_node) = (nodes, within_node.into());
-    let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(within_node, options));
-    let memory = [("memory", Value::Words(memory_kind(buffer)))];
-    let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
-    let bytes = buffer.as_slice().as_bytes().len();
-    let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
-    let _span = tracing::debug_span!(OPERATION, rank = all.rank(), ?options, len = buffer.len()).entered();
-    let parts = buffer.parts_mut();
+    let mut adasum = Adasum::on_nodes(nodes, buffer, within_node, options)?;
+    adasum.all_reduce(buffer)?;
+    adasum.report()
+}
+
+/// A prepared reduction in host memory.
+#[derive(Debug)]
+pub(super) struct OnNodes<'c> {
+    nodes: Nodes<'c>,
+    within_node: WithinNode,
+    options: AdasumOptions,
+    levels: Levels,
+    made_for: MadeFor,
+}
+
+impl<'c> OnNodes<'c> {
+    pub(super) fn new(
+        nodes: Nodes<'c>,
+        buffer: &GradientBuffer,
+        within_node: WithinNode,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(within_node, options));
+        let memory = [("memory", Value::Words(memory_kind(buffer)))];
+        let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
+        let bytes = buffer.as_slice().as_bytes().len();
+        let levels = Levels::choose(OPERATION, within_node, options, &positions, bytes)?;
+        let (vectors, algorithm) = match levels {
+            Levels::One => (nodes.all.world_size(), Algorithm::Gram),
+            Levels::GramOfNodes => (nodes.across.world_size(), Algorithm::Gram),
+            Levels::TreeOfNodes => (nodes.across.world_size(), Algorithm::Tree),
+        };
+        let made_for = MadeFor::new(buffer, AdasumOptions { algorithm, ..options }, vectors);
+        Ok(Self { nodes, within_node, options, levels, made_for })
+    }
+}
+
+impl Prepared<Host> for OnNodes<'_> {
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
+        let Self { nodes, within_node, options, levels, made_for } = self;
+        made_for.check(OPERATION, buffer)?;
+        let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(*within_node, *options));
+        let _span = tracing::debug_span!(OPERATION, rank = nodes.all.rank(), ?options, len = buffer.len()).entered();
+        made_for.report = on_nodes(*nodes, buffer.parts_mut(), *within_node, *options, *levels)?;
+        Ok(())
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(self.made_for.report.clone())
+    }
+}
+
+fn on_nodes(
+    Nodes { all, node, across }: Nodes<'_>,
+    parts: Parts<'_>,
+    within_node: WithinNode,
+    options: AdasumOptions,
+    levels: Levels,
+) -> Result<AdasumReport> {
     if levels == Levels::One {
         return gram::in_place(all, parts, options.granularity, Extent::All);
     }

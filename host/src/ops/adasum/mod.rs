@@ -6,6 +6,7 @@
 
 mod gram;
 mod hierarchical;
+mod object;
 mod shared_memory;
 mod tree;
 
@@ -20,15 +21,18 @@ pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
 pub(crate) use self::hierarchical::{Levels, agree};
 pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
+pub(crate) use self::object::Prepared;
+pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
 pub(crate) use self::tree::Tree;
 use crate::agreement::same_plan;
-use crate::buffer::GradientBuffer;
+use crate::buffer::{GradientBuffer, Parts};
 use crate::call::Value;
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
+use crate::memory::Host;
 use crate::ops::memory_kind;
 use crate::plan::chunks::SumTable;
 use crate::plan::cost::{self, Alternatives, Scheme};
@@ -68,25 +72,103 @@ impl AdasumReport {
 /// sums are `f64`; the result is rounded once ([`Algorithm::Gram`]) or once a level ([`Algorithm::Tree`]). A NaN or an infinity
 /// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
+/// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
+///
 /// # Errors
-/// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
-/// other tensors, options or kinds of memory; [`Error::UnsupportedWorldSize`] for `Tree` on a
-/// number of ranks that is no power of two, and errors of the communicator. After a communicator's error the contents of the
-/// buffer are unspecified; the other errors leave it alone.
-pub fn adasum_all_reduce(
-    comm: &dyn Communicator,
-    buffer: &mut GradientBuffer,
+/// As [`Adasum::new`] and [`Adasum::all_reduce`]. After a communicator's error the contents of the buffer are unspecified; the other errors leave it
+/// alone.
+pub fn adasum_all_reduce<M: AdasumMemory>(
+    comm: &dyn Communicator<M>,
+    buffer: &mut GradientBuffer<M>,
     options: AdasumOptions,
 ) -> Result<AdasumReport> {
-    let world_size = comm.world_size();
-    let checked = options.algorithm.check_ranks(OPERATION, world_size);
-    let operation = Operation::AdasumAllReduce(options);
-    let _scope = scope::within(operation);
-    same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(memory_kind(buffer)))], checked)?;
-    let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
-    let mut parts = buffer.parts_mut();
+    let mut adasum = Adasum::new(comm, buffer, options)?;
+    adasum.all_reduce(buffer)?;
+    adasum.report()
+}
+
+impl AdasumMemory for Host {
+    fn prepare<'c>(
+        comm: &'c dyn Communicator,
+        buffer: &GradientBuffer,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
+        let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
+        let operation = Operation::AdasumAllReduce(options);
+        let _scope = scope::within(operation);
+        let made_for = MadeFor::new(buffer, options, comm.world_size());
+        same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(made_for.memory))], checked)?;
+        Ok(Box::new(OfAllRanks { comm, options, made_for }))
+    }
+
+    fn prepare_on_nodes<'c>(
+        nodes: Nodes<'c>,
+        buffer: &GradientBuffer,
+        within_node: WithinNode,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
+        Ok(Box::new(hierarchical::OnNodes::new(nodes, buffer, within_node, options)?))
+    }
+}
+
+/// What the ranks have agreed on of their buffers in host memory, and the report of the last reduction.
+#[derive(Debug)]
+struct MadeFor {
+    fingerprint: u64,
+    memory: &'static str,
+    report: AdasumReport,
+}
+
+impl MadeFor {
+    fn new(buffer: &GradientBuffer, options: AdasumOptions, vectors: usize) -> Self {
+        let layers = options.granularity.layer_count(buffer.tensor_count());
+        let report = match options.algorithm {
+            Algorithm::Tree => AdasumReport::of_tree(),
+            _ => AdasumReport { algorithm: Algorithm::Gram, weights: Some(vec![0.0; layers * vectors]), recomputed: 0 },
+        };
+        Self { fingerprint: buffer.table().fingerprint(), memory: memory_kind(buffer), report }
+    }
+
+    /// Refuses a buffer that differs from the one that the ranks agreed on.
+    fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
+        let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
+        if buffer.table().fingerprint() != self.fingerprint {
+            return refuse("the buffer has other tensors than the one that this was made for".into());
+        }
+        let (made_for, found) = (self.memory, memory_kind(buffer));
+        if made_for != found {
+            return refuse(format!("the buffer is in {found}, and this was made for {made_for}"));
+        }
+        Ok(())
+    }
+}
+
+/// All ranks at once, in host memory.
+#[derive(Debug)]
+struct OfAllRanks<'c> {
+    comm: &'c dyn Communicator,
+    options: AdasumOptions,
+    made_for: MadeFor,
+}
+
+impl Prepared<Host> for OfAllRanks<'_> {
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
+        let Self { comm, options, made_for } = self;
+        made_for.check(OPERATION, buffer)?;
+        let _scope = scope::within(Operation::AdasumAllReduce(*options));
+        let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
+        made_for.report = of_all_ranks(*comm, buffer.parts_mut(), *options)?;
+        Ok(())
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(self.made_for.report.clone())
+    }
+}
+
+fn of_all_ranks(comm: &dyn Communicator, mut parts: Parts<'_>, options: AdasumOptions) -> Result<AdasumReport> {
     let bytes = parts.arena.len() * parts.arena.dtype().size_bytes();
-    match options.algorithm.chosen(world_size, bytes) {
+    match options.algorithm.chosen(comm.world_size(), bytes) {
         Algorithm::Tree => {
             if options.algorithm == Algorithm::Auto {
                 // Where nothing is sent but products, as many are no reason for a tree.

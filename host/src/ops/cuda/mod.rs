@@ -1,5 +1,6 @@
-//! The reductions that are other algorithms in the memory of GPUs: Adasum, and sums in rank order, over any
-//! [`Communicator<Cuda>`](crate::comm::Communicator). All other operations serve both memories and stand in [`ops`](super).
+//! The reductions that are other algorithms in the memory of GPUs: sums in rank order, over any
+//! [`Communicator<Cuda>`](crate::comm::Communicator), and the ways of [`Adasum`](super::Adasum). All other operations serve both memories and stand
+//! in [`ops`](super).
 //!
 //! Everything is asynchronous, in the queue of the buffer. An operation that needs workspace, or an agreement of the ranks, is an object,
 //! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.
@@ -9,7 +10,6 @@ mod adasum;
 mod ordered;
 mod peers;
 
-pub use adasum::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo, StagedAdasum};
 pub use ordered::{OrderedAllReduce, PeerAllReduce};
 
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};

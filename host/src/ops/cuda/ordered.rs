@@ -172,7 +172,7 @@ fn wires(places: Vec<(usize, DeviceSliceMut<'_>)>) -> Vec<(usize, DeviceWireSlic
 /// [`OrderedAllReduce`]'s sums, with the same bits, of gradient buffers that the kernels of all ranks reach: in one launch each rank sends
 /// the peers their shards, adds up what it has received and writes the result into every rank's buffer, and one waits for all. Two to eight
 /// ranks on one machine. The memory stays occupied until every rank has dropped its own, as for
-/// [`Adasum`](super::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
+/// [`Adasum`](crate::ops::Adasum). Workspace: the peers' shards, as many bytes as the buffer without its own.
 #[derive(Debug)]
 pub struct PeerAllReduce<'c> {
     comm: &'c dyn Communicator<Cuda>,

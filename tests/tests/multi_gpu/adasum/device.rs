@@ -5,7 +5,7 @@
 use gradsync::comm::Communicator;
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::Adasum;
+use gradsync::ops::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm};
 use gradsync::{GradientBuffer, Result};
 use gradsync_tests::array::{dtype, patterns_of};
@@ -36,7 +36,7 @@ impl Way {
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
-    ) -> Result<Adasum<'c>> {
+    ) -> Result<Adasum<'c, Cuda>> {
         match self {
             Way::Best => Adasum::new(comm, buffer, options),
             Way::Transport => Adasum::over_transport(comm, buffer, options),

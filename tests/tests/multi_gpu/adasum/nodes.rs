@@ -8,7 +8,7 @@ use gradsync::GradientBuffer;
 use gradsync::comm::{Communicator, ReduceOp, Split};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::{Adasum, AdasumAllReduce, HierarchicalAdasum, ReduceAlgo};
+use gradsync::ops::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity, Nodes, WithinNode};
 use gradsync_tests::array::{dtype, fill_gaps, patterns_of, tensor_patterns};
 use gradsync_tests::inputs::Kind;
@@ -122,8 +122,8 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
         let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let dtype = dtype(case.all.format);
         let mut buffer = GradientBuffer::on_queue(self.queue, dtype, comm.world_size(), tensors).unwrap();
-        let algo = ReduceAlgo::GpuHierarchical(self.groups.nodes(), case.within_node.into());
-        let mut adasum = AdasumAllReduce::new(algo, &buffer, case.all.options()).unwrap();
+        let (nodes, options) = (self.groups.nodes(), case.all.options());
+        let mut adasum = Adasum::on_nodes(nodes, &buffer, case.within_node, options).unwrap();
         let mut once = |in_gaps: f64| {
             let mut host = case.all.buffer(comm.rank());
             fill_gaps(&mut host, in_gaps);
@@ -161,7 +161,7 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
         let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
         let mut of_all = Adasum::over_transport(comm, &buffer, gram).unwrap();
         let tree = AdasumOptions { algorithm: Algorithm::Tree, ..auto };
-        let prepare = |options| HierarchicalAdasum::new(nodes, &buffer, WithinNode::Adasum, options).unwrap();
+        let prepare = |options| Adasum::on_nodes(nodes, &buffer, WithinNode::Adasum, options).unwrap();
         let (mut two, mut chosen) = (prepare(gram), prepare(auto));
         let mut along_tree = self.nodes.is_power_of_two().then(|| prepare(tree));
         let mut run = |reduce: &mut dyn FnMut(&mut GradientBuffer<Cuda>)| {
@@ -201,21 +201,20 @@ fn refusals<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C) {
     if !comm.world_size().is_power_of_two() {
         let nodes_of_one = Groups::new(comm, (rank, 0));
         let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
-        let prepared = HierarchicalAdasum::new(nodes_of_one.nodes(), &buffer, ReduceOp::Sum, tree);
+        let prepared = Adasum::on_nodes(nodes_of_one.nodes(), &buffer, ReduceOp::Sum, tree);
         let message = prepared.unwrap_err().to_string();
         assert!(message.contains("tree") && message.contains("a power of two of nodes"), "{message}");
     }
-    let within = HierarchicalAdasum::new(groups.nodes(), &buffer, ReduceOp::Min, AdasumOptions::default());
+    let within = Adasum::on_nodes(groups.nodes(), &buffer, ReduceOp::Min, AdasumOptions::default());
     let message = within.unwrap_err().to_string();
     assert!(message.contains("min"), "{message}");
     if comm.world_size() > 1 {
         let nodes = Nodes::<Cuda> { all: comm, node: comm, across: comm };
-        let grid = HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
+        let grid = Adasum::on_nodes(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
         let message = grid.unwrap_err().to_string();
         assert!(message.contains("in all"), "{message}");
     }
-    let algo = ReduceAlgo::GpuHierarchical(groups.nodes(), ReduceOp::Sum.into());
-    let mut adasum = AdasumAllReduce::new(algo, &buffer, AdasumOptions::default()).unwrap();
+    let mut adasum = Adasum::on_nodes(groups.nodes(), &buffer, ReduceOp::Sum, AdasumOptions::default()).unwrap();
     adasum.all_reduce(&mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
 }

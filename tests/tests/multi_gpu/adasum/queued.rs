@@ -7,7 +7,7 @@ use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 use gradsync::driver::DeviceBuffer;
 use gradsync::kernels::cuda::cast;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::Adasum;
+use gradsync::ops::Adasum;
 use gradsync::ops::{Algorithm, Granularity};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
@@ -47,7 +47,7 @@ fn queued(cases: &Cases<'_>, comm: &NcclCommunicator, algorithm: Algorithm) {
         let mut for_first = runner.way.prepare(comm, &first, case.options()).unwrap();
         // Where peers reach into it, a buffer needs an object of its own; elsewhere one workspace serves both.
         let mut for_second = for_first.uses_peers().then(|| runner.way.prepare(comm, &second, case.options()).unwrap());
-        let step = |adasum: &mut Adasum<'_>, buffer: &mut GradientBuffer<Cuda>| {
+        let step = |adasum: &mut Adasum<'_, Cuda>, buffer: &mut GradientBuffer<Cuda>| {
             adasum.all_reduce(buffer).unwrap();
             if is_waited_for {
                 comm.synchronize(runner.queue).unwrap();

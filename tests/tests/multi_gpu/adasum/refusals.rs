@@ -1,7 +1,7 @@
 //! What Adasum refuses, on every rank and by name, and after which the communicator goes on.
 
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::Adasum;
+use gradsync::ops::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Granularity};
 use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::inputs::Kind;
@@ -107,7 +107,12 @@ fn buffer(cases: &Cases<'_>, (dtype, tensors): Tensors, planned: usize) -> Gradi
     GradientBuffer::on_queue(&cases.context.queue, dtype, planned, tensors).unwrap()
 }
 
-fn prepare<'c>(cases: &Cases<'c>, tensors: Tensors, planned: usize, options: AdasumOptions) -> Result<Adasum<'c>> {
+fn prepare<'c>(
+    cases: &Cases<'c>,
+    tensors: Tensors,
+    planned: usize,
+    options: AdasumOptions,
+) -> Result<Adasum<'c, Cuda>> {
     Adasum::new(cases.runner.comm, &buffer(cases, tensors, planned), options)
 }
 
@@ -121,7 +126,7 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> String {
 
 /// The error with this text, where `LAST` stands for the odd rank, unless that is rank 0.
 #[track_caller]
-fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum<'_>>, expected: &str) {
+fn assert_differs(cases: &Cases<'_>, outcome: Result<Adasum<'_, Cuda>>, expected: &str) {
     let last = cases.world_size() - 1;
     if last > 0 {
         let Err(Error::Disagreement(difference)) = &outcome else { panic!("in place of a disagreement: {outcome:?}") };

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::Cuda;
+use gradsync::ops::Adasum;
 use gradsync::ops::ZeroPartition;
-use gradsync::ops::cuda::{HierarchicalAdasum, OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
 use gradsync::ops::{AdasumOptions, Nodes};
 use gradsync::{DType, Error, GradientBuffer, Result};
 
@@ -117,6 +118,6 @@ fn other_world(world: &World<'_>, odd: usize) {
     let split = |color: usize| world.comm.split(Some(color as u64), 0).unwrap().expect("a colour");
     let (node, across) = (split(0), split(world.rank()));
     let nodes = Nodes::<Cuda> { all: comm, node: &node, across: &across };
-    let prepare = || HierarchicalAdasum::new(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
+    let prepare = || Adasum::on_nodes(nodes, &buffer, ReduceOp::Sum, AdasumOptions::default());
     assert_blames(world, odd, &refused(world, prepare), &why);
 }

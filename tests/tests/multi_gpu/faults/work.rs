@@ -4,8 +4,8 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
+use gradsync::ops::Adasum;
 use gradsync::ops::AdasumOptions;
-use gradsync::ops::cuda::Adasum;
 use gradsync::{DType, GradientBuffer, Result};
 
 /// Elements: 64 MiB.
@@ -29,7 +29,7 @@ pub(super) struct Work<'c> {
 
 enum Operands<'c> {
     AllReduce(DeviceBuffer),
-    Adasum(Box<(Adasum<'c>, GradientBuffer<Cuda>)>),
+    Adasum(Box<(Adasum<'c, Cuda>, GradientBuffer<Cuda>)>),
 }
 
 impl<'c> Work<'c> {

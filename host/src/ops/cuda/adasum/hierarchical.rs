@@ -1,4 +1,4 @@
-//! [`HierarchicalAdasum`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
+//! [`OnNodes`]: a sum, mean or Adasum inside each node, and Adasum of the nodes' results, on shards and on the device.
 
 use super::gram::Gram;
 use super::tree::Tree;
@@ -9,23 +9,14 @@ use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::driver::DeviceSliceMut;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
-use crate::ops::adasum::{Levels, agree};
+use crate::ops::adasum::{Levels, Prepared, agree};
 use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
 
 const OPERATION: &str = "hierarchical_adasum_all_reduce";
 
-/// Adasum across nodes of the gradient buffers of all ranks, with its workspace: made once, run at every step.
-///
-/// Inside a node, a reduce-scatter sums or averages, in the transport's arithmetic, or the ranks' shards combine by Adasum; each rank
-/// then exchanges only its own shard with the ranks of the same position on other nodes, and an all-gather inside the node completes
-/// the result. Inner products are summed over all ranks that hold a part of the vectors, so coefficients belong to whole tensors.
-/// With one node there is only the reduction inside it; nodes of one rank skip that step. The numerics across nodes, and the choice of an algorithm, are
-/// the same as in [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce).
-///
-/// Workspace: at most a shard of the arena of one rank of a node, and the products of [`Adasum`](super::Adasum); with Adasum inside
-/// nodes as much as the arena.
+/// A reduction inside nodes, and Adasum across them.
 #[derive(Debug)]
-pub struct HierarchicalAdasum<'c> {
+pub(super) struct OnNodes<'c> {
     nodes: Nodes<'c, Cuda>,
     /// Includes the options that it was made with.
     operation: Operation,
@@ -124,23 +115,14 @@ impl Steps {
     }
 }
 
-impl<'c> HierarchicalAdasum<'c> {
-    /// Prepares the reduction of buffers like this one, which were made for all ranks, over these groups; every rank must call
-    /// it. The host waits for the other ranks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] on every rank if the groups are no grid of nodes, `within_node` reduces by neither sum nor mean, or the
-    /// buffer was made for another number of ranks than there are in all; [`Error::Disagreement`] on every rank if ranks have other tensors or options;
-    /// [`Error::UnsupportedWorldSize`] for the tree over a number of nodes that is no power of two; [`Error::Cuda`], code 2 when memory
-    /// does not suffice. Where only some ranks have such an error, the others fail with an [`Error::InvalidArgument`] that names one of them. Errors of
-    /// the communicators.
-    pub fn new(
+impl<'c> OnNodes<'c> {
+    pub(super) fn new(
         nodes: Nodes<'c, Cuda>,
         buffer: &GradientBuffer<Cuda>,
-        within_node: impl Into<WithinNode>,
+        within_node: WithinNode,
         options: AdasumOptions,
     ) -> Result<Self> {
-        let (within_node, table) = (within_node.into(), buffer.table());
+        let table = buffer.table();
         let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
         let _scope = scope::within(operation);
         let positions = agree(nodes, table, (within_node, options), &[])?;
@@ -150,13 +132,10 @@ impl<'c> HierarchicalAdasum<'c> {
         let steps = all_prepared(operation, nodes.all, steps)?;
         Ok(Self { nodes, operation, fingerprint: table.fingerprint(), steps })
     }
+}
 
-    /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank. Asynchronous, in the buffer's queue.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for; errors of the communicators, after which the
-    /// contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+impl Prepared<Cuda> for OnNodes<'_> {
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -180,12 +159,7 @@ impl<'c> HierarchicalAdasum<'c> {
         }
     }
 
-    /// The report of the last reduction across nodes, with weights of nodes, of ranks where one Gram matrix was taken, or none for the tree; waits
-    /// for the queue.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn report(&self) -> Result<AdasumReport> {
+    fn report(&self) -> Result<AdasumReport> {
         match &self.steps {
             Steps::AtOnce(gram) | Steps::Across(_, Across::Gram(gram)) => gram.report(),
             Steps::Inside(_, report) => Ok(report.clone()),

@@ -1,6 +1,6 @@
-//! Adasum all-reduce of gradient buffers in device memory, in each of the ways that ONNX Runtime names ([`AdasumAllReduce`]).
+//! How [`Adasum`] reduces gradient buffers in device memory: on the device, over nodes, or staged through the host.
 //!
-//! The numerics are the same as in [`adasum_all_reduce`](crate::ops::adasum_all_reduce). The steps are in `plan`, the arithmetic in
+//! The steps are in `plan`, the arithmetic in
 //! `kernels`; nothing here depends on a transport.
 
 mod gram;
@@ -12,80 +12,78 @@ mod tree;
 
 use std::ops::Range;
 
-pub use self::hierarchical::HierarchicalAdasum;
-pub use self::on_device::Adasum;
-pub use self::staged::StagedAdasum;
+use self::hierarchical::OnNodes;
+use self::on_device::OnDevice;
+use self::staged::Staged;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::driver::DeviceSliceMut;
 use crate::error::Result;
 use crate::kernels::cuda::{SegmentWorkspace, zero_all};
 use crate::memory::Cuda;
-use crate::ops::{AdasumOptions, AdasumReport, Granularity, Nodes, WithinNode};
+use crate::ops::adasum::Prepared;
+use crate::ops::{Adasum, AdasumMemory, AdasumOptions, Granularity, Nodes, WithinNode};
 use crate::plan::segments;
 
 const OPERATION: &str = "adasum_all_reduce";
 
-/// Where and among whom gradients are reduced: ONNX Runtime's attribute `reduce_algo` with the groups that each choice needs.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum ReduceAlgo<'a> {
-    /// Staged through pinned memory and reduced by the processors over a host transport (CpuReduction).
-    Cpu(&'a dyn Communicator),
-    /// Sum, mean or Adasum inside nodes, Adasum across them, on the device (GpuHierarchicalReduction).
-    GpuHierarchical(Nodes<'a, Cuda>, WithinNode),
-    /// Adasum of all ranks, on the device.
-    Gpu(&'a dyn Communicator<Cuda>),
-}
-
-/// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step (AdasumAllReduce).
-#[derive(Debug)]
-pub enum AdasumAllReduce<'c> {
-    /// By the processors.
-    Cpu(StagedAdasum<'c>),
-    /// Inside nodes, then across.
-    GpuHierarchical(HierarchicalAdasum<'c>),
-    /// All ranks at once.
-    Gpu(Adasum<'c>),
-}
-
-impl<'c> AdasumAllReduce<'c> {
-    /// Prepares the reduction of buffers like this one; every rank must call it. The host waits for the other ranks.
-    ///
-    /// # Errors
-    /// As [`StagedAdasum::new`], [`HierarchicalAdasum::new`] and [`Adasum::new`].
-    pub fn new(algo: ReduceAlgo<'c>, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
-        Ok(match algo {
-            ReduceAlgo::Cpu(comm) => Self::Cpu(StagedAdasum::new(comm, buffer, options)?),
-            ReduceAlgo::GpuHierarchical(nodes, within_node) => {
-                Self::GpuHierarchical(HierarchicalAdasum::new(nodes, buffer, within_node, options)?)
-            }
-            ReduceAlgo::Gpu(comm) => Self::Gpu(Adasum::new(comm, buffer, options)?),
-        })
+impl AdasumMemory for Cuda {
+    fn prepare<'c>(
+        comm: &'c dyn Communicator<Self>,
+        buffer: &GradientBuffer<Self>,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
+        Ok(Box::new(OnDevice::new(comm, buffer, options, true)?))
     }
 
-    /// Replaces every rank's buffer by the result, in place and in the buffer's queue.
+    fn prepare_on_nodes<'c>(
+        nodes: Nodes<'c, Self>,
+        buffer: &GradientBuffer<Self>,
+        within_node: WithinNode,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>> {
+        Ok(Box::new(OnNodes::new(nodes, buffer, within_node, options)?))
+    }
+}
+
+/// On a GPU, every vector, every product and every weight stays on the device, and the host waits for nothing.
+///
+/// Where the kernels of all ranks, two to eight, reach each other's memory, [`new`](Self::new) needs no transport: in one launch each rank
+/// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
+/// rank's arena, and one waits for all (the tree multiplies and exchanges once a level). The peers' kernels may write to this rank's memory after
+/// it has dropped the buffer or this: the memory is used for something else when every rank has dropped its own, and until then it stays
+/// occupied.
+///
+/// Elsewhere [`Algorithm::Gram`](crate::ops::Algorithm::Gram) exchanges the vectors once, forms partial Gram matrices of every layer on each rank's
+/// shard, adds them up in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks
+/// up to 4096. [`Algorithm::Tree`](crate::ops::Algorithm::Tree) is upstream's vector halving, distance doubling, for powers of two.
+/// [`on_nodes`](Self::on_nodes) reduces inside a node by the transport's reduce-scatter, or by Adasum of the ranks' shards.
+///
+/// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and up to 36 numbers of 8 bytes for
+/// each chunk of 2048 elements or more; on nodes at most a shard of the arena of one rank of a node and the products, or with Adasum inside nodes as
+/// much as the arena.
+impl<'c> Adasum<'c, Cuda> {
+    /// Like [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
     ///
     /// # Errors
-    /// As [`StagedAdasum::all_reduce`], [`HierarchicalAdasum::all_reduce`] and [`Adasum::all_reduce`].
-    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        match self {
-            Self::Cpu(staged) => staged.all_reduce(buffer),
-            Self::GpuHierarchical(nodes) => nodes.all_reduce(buffer),
-            Self::Gpu(adasum) => adasum.all_reduce(buffer),
-        }
+    /// As [`new`](Self::new).
+    pub fn over_transport(
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        OnDevice::new(comm, buffer, options, false).map(Self::of)
     }
 
-    /// The report of the last reduction; waits for the queue.
+    /// Like [`new`](Self::new), by the processors over a transport of host memory: with the bits of buffers there. The host takes part in every
+    /// reduction.
+    ///
+    /// Workspace: as many bytes of the host's memory as the arena has, and of pinned memory a few MiB for every rank, or for the tree as many again.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
-    pub fn report(&self) -> Result<AdasumReport> {
-        match self {
-            Self::Cpu(staged) => Ok(staged.report()),
-            Self::GpuHierarchical(nodes) => nodes.report(),
-            Self::Gpu(adasum) => adasum.report(),
-        }
+    /// As [`new`](Self::new), and [`Error::OutOfMemory`](crate::Error::OutOfMemory) for memory of the host.
+    pub fn staged(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
+        Staged::new(comm, buffer, options).map(Self::of)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Adasum all-reduce on GPUs ([`Adasum`]), with the numerics of [`adasum_all_reduce`](crate::ops::adasum_all_reduce): every vector,
+//! Adasum of all ranks at once on GPUs ([`OnDevice`]): every vector,
 //! every product and every weight stays on the device, and the host waits for nothing.
 //!
 //! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
@@ -13,24 +13,12 @@ use crate::call::scope;
 use crate::comm::Communicator;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
+use crate::ops::adasum::Prepared;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 
-/// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step.
-///
-/// Where the kernels of all ranks, two to eight, reach each other's memory, Adasum needs no transport: in one launch each rank
-/// sends the peers their shards, multiplies what it has received, exchanges products, finds the weights and writes the result into every
-/// rank's arena, and one waits for all (the tree multiplies and exchanges once a level). The peers' kernels may write to this rank's memory after
-/// it has dropped the buffer or this: the memory is used for something else when every rank has dropped its own, and until then it stays
-/// occupied.
-///
-/// Elsewhere [`Algorithm::Gram`] exchanges the vectors once, forms partial Gram matrices of every layer on each rank's shard, adds them up
-/// in one small all-reduce, computes the same weights on every rank, and gathers the shards of the result; any number of ranks up to 4096.
-/// [`Algorithm::Tree`] is upstream's vector halving, distance doubling, for powers of two.
-///
-/// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and up to 36 numbers of 8 bytes for
-/// each chunk of 2048 elements or more.
+/// Adasum of all ranks at once.
 #[derive(Debug)]
-pub struct Adasum<'c> {
+pub(super) struct OnDevice<'c> {
     comm: &'c dyn Communicator<Cuda>,
     /// With the options that it was made with.
     operation: Operation,
@@ -67,37 +55,10 @@ impl Steps {
     }
 }
 
-impl<'c> Adasum<'c> {
-    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it. The host waits for
-    /// the other ranks. Kernels over peers' memory are loaded here. Where the crate has no code of them for the GPU, the driver compiles them the first time on a machine, in up
-    /// to a quarter of a second.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
-    /// other tensors or options; [`Error::UnsupportedWorldSize`] for `Tree` on a number of ranks that is no power of two;
-    /// [`Error::Cuda`], code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
-    /// [`Error::InvalidArgument`] that names one. Errors of the communicator.
-    pub fn new(
-        comm: &'c dyn Communicator<Cuda>,
-        buffer: &GradientBuffer<Cuda>,
-        options: AdasumOptions,
-    ) -> Result<Self> {
-        Self::prepare(comm, buffer, options, true)
-    }
-
-    /// Like [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn over_transport(
-        comm: &'c dyn Communicator<Cuda>,
-        buffer: &GradientBuffer<Cuda>,
-        options: AdasumOptions,
-    ) -> Result<Self> {
-        Self::prepare(comm, buffer, options, false)
-    }
-
-    fn prepare(
+impl<'c> OnDevice<'c> {
+    /// Prepares it by kernels over peers' memory, where the ranks' kernels reach that and `with_peers` says so, or else over the communicator's own
+    /// collectives.
+    pub(super) fn new(
         comm: &'c dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
         options: AdasumOptions,
@@ -117,19 +78,10 @@ impl<'c> Adasum<'c> {
         };
         Ok(Self { comm, operation, fingerprint: table.fingerprint(), steps })
     }
+}
 
-    /// Whether the ranks' kernels reach into each other's memory.
-    pub fn uses_peers(&self) -> bool {
-        matches!(self.steps, Steps::Peers(_))
-    }
-
-    /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank and in every run on the same
-    /// machines. Asynchronous, in the buffer's queue.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors than this was made for, and where peers reach into it for another buffer
-    /// at all; errors of the communicator, after which the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+impl Prepared<Cuda> for OnDevice<'_> {
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
             return Err(Error::InvalidArgument { operation: OPERATION, reason });
@@ -145,16 +97,16 @@ impl<'c> Adasum<'c> {
         }
     }
 
-    /// The report of the last reduction; waits for the queue.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn report(&self) -> Result<AdasumReport> {
+    fn report(&self) -> Result<AdasumReport> {
         Ok(match &self.steps {
             Steps::Alone(report) => report.clone(),
             Steps::Peers(peers) => peers.report()?,
             Steps::Gram(gram) => gram.report()?,
             Steps::Tree(_) => AdasumReport::of_tree(),
         })
+    }
+
+    fn uses_peers(&self) -> bool {
+        matches!(self.steps, Steps::Peers(_))
     }
 }

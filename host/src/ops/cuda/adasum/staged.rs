@@ -1,4 +1,4 @@
-//! [`StagedAdasum`]: gradients in device memory, reduced by the processors over a host transport.
+//! [`Staged`]: gradients in device memory, reduced by the processors over a host transport.
 //!
 //! A chunk at a time goes through pinned memory: while the transport moves one, the device copies the next and the processors work on
 //! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory. The tree, whose every level
@@ -15,7 +15,7 @@ use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Error, Operation, Result};
 use crate::memory::Cuda;
 use crate::memory::HostBuffer;
-use crate::ops::adasum::{Cut, Extent, Gram, Tree, Vector, Workspace};
+use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector, Workspace};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
 use crate::plan::segments;
 use crate::slice::{Slice, SliceMut};
@@ -23,12 +23,9 @@ use crate::slice::{Slice, SliceMut};
 /// Chunks that are on their way at a time.
 const DEPTH: usize = 2;
 
-/// Adasum of the gradient buffers of a group of ranks by their processors, with its workspace: made once, run at every step.
-///
-/// The steps and the numerics are those of [`adasum_all_reduce`](crate::ops::adasum_all_reduce). Workspace: as many bytes of the host's
-/// memory as the arena has, and of pinned memory a few MiB for every rank, or for the tree as many again.
+/// Adasum of all ranks by their processors.
 #[derive(Debug)]
-pub struct StagedAdasum<'c> {
+pub(super) struct Staged<'c> {
     comm: &'c dyn Communicator,
     fingerprint: u64,
     options: AdasumOptions,
@@ -48,15 +45,12 @@ enum Steps {
     Tree(Scratch),
 }
 
-impl<'c> StagedAdasum<'c> {
-    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every one of them must call it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if ranks have
-    /// other tensors or options; [`Error::UnsupportedWorldSize`] for the tree on a number of ranks that is no power of two;
-    /// [`Error::Cuda`], code 2 when memory does not suffice; [`Error::OutOfMemory`] for that of the host. Where that is so on some ranks
-    /// only, the others fail with an [`Error::InvalidArgument`] that names one. Errors of the communicator.
-    pub fn new(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
+impl<'c> Staged<'c> {
+    pub(super) fn new(
+        comm: &'c dyn Communicator,
+        buffer: &GradientBuffer<Cuda>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
         let _scope = scope::within(operation);
@@ -83,14 +77,11 @@ impl<'c> StagedAdasum<'c> {
         };
         Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
     }
+}
 
-    /// Replaces every rank's buffer by the Adasum of all ranks', in place: bitwise the same on every rank. Ordered on the buffer's
-    /// queue; the host takes part, and returns when the last copy back to the device is in the queue.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors, or of another queue, than this was made for; [`Error::Cuda`]; errors of the communicator.
-    /// After one of those the contents of the buffer are unspecified.
-    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+impl Prepared<Cuda> for Staged<'_> {
+    /// The host takes part, and returns when the last copy back to the device is in the queue.
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let comm = self.comm;
         if buffer.table().fingerprint() != self.fingerprint {
             let reason = "the buffer has other tensors than the one that this was made for".into();
@@ -115,19 +106,18 @@ impl<'c> StagedAdasum<'c> {
         let (begin, tensors) = (window.start, &segments::clip(&tensors, window));
         let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
         let gram = Gram { across: comm, all: comm, cut, table, begin, criteria, tensors, extent: Extent::All };
-        let mut vector = Staged { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
+        let mut vector = StagedVector { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
         *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
         Ok(())
     }
 
-    /// The report of the last reduction.
-    pub fn report(&self) -> AdasumReport {
-        self.report.clone()
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(self.report.clone())
     }
 }
 
 /// A vector in device memory that is copied to and from the host through pinned memory.
-struct Staged<'a> {
+struct StagedVector<'a> {
     arena: DeviceSliceMut<'a>,
     cut: Cut,
     rank: usize,
@@ -135,7 +125,7 @@ struct Staged<'a> {
     queue: &'a Queue,
 }
 
-impl Staged<'_> {
+impl StagedVector<'_> {
     /// The pieces of a chunk, each with the byte where it lies in its block.
     fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let size = self.cut.dtype().size_bytes();
@@ -179,7 +169,7 @@ fn bytes(memory: DeviceSlice<'_>) -> usize {
     memory.len() * memory.dtype().size_bytes()
 }
 
-impl Vector for Staged<'_> {
+impl Vector for StagedVector<'_> {
     fn fetch(&mut self, chunk: usize) -> Result<()> {
         for (offset, piece) in self.pieces_in_block(chunk) {
             let from = self.arena.as_slice().range(piece);

@@ -6,7 +6,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks, ReduceOp};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::{Adasum, HierarchicalAdasum, StagedAdasum};
+use gradsync::ops::Adasum;
 use gradsync::ops::{AdasumOptions, Algorithm, Nodes};
 
 use super::collectives::unreachable_peers;
@@ -26,7 +26,7 @@ const MOST_WORKSPACES: usize = 8;
 /// What an Adasum is held against.
 enum Baseline<'a> {
     /// The staged mode over a transport of the hosts' memory.
-    Staged(Box<StagedAdasum<'a>>),
+    Staged(Adasum<'a, Cuda>),
     /// Where there is none, or none can be recorded: the plain sum of as many bytes.
     Sum(&'a Plain),
 }
@@ -44,12 +44,6 @@ pub(super) fn baseline(host: Option<&dyn Communicator>, counts: Counts) -> Basel
     BaselineName { column: "plain NCCL's sum", full }
 }
 
-/// What combines the ranks of a buffer.
-enum Way<'a> {
-    AtOnce(Adasum<'a>),
-    InNodes(HierarchicalAdasum<'a>),
-}
-
 /// The groups of ranks that a row reduces in, if it has nodes. Every rank has to call it.
 pub(super) fn groups(comm: &NcclCommunicator, row: &Row) -> Result<Option<Groups<NcclCommunicator>>, PerfError> {
     row.nodes().map(|nodes| Groups::new(comm, comm.rank(), nodes.per_node)).transpose()
@@ -60,7 +54,7 @@ pub(super) struct Reduction<'a> {
     comm: &'a NcclCommunicator,
     queue: &'a Queue,
     row: Row,
-    buffers: Vec<(GradientBuffer<Cuda>, Way<'a>)>,
+    buffers: Vec<(GradientBuffer<Cuda>, Adasum<'a, Cuda>)>,
     host: GradientBuffer,
     baseline: Option<Baseline<'a>>,
 }
@@ -86,8 +80,8 @@ impl<'a> Reduction<'a> {
             let buffer = GradientBuffer::on_queue(queue, row.types.to, row.ranks, tensors)?;
             if let (Some(on), Some(groups)) = (row.nodes(), groups) {
                 let nodes: Nodes<'a, Cuda> = Nodes { all: comm, node: &groups.node, across: &groups.across };
-                let adasum = HierarchicalAdasum::new(nodes, &buffer, on.within(), on.options())?;
-                buffers.push((buffer, Way::InNodes(adasum)));
+                let adasum = Adasum::on_nodes(nodes, &buffer, on.within(), on.options())?;
+                buffers.push((buffer, adasum));
                 continue;
             }
             let make = if with_peers { Adasum::new } else { Adasum::over_transport };
@@ -95,13 +89,13 @@ impl<'a> Reduction<'a> {
             if with_peers && !adasum.uses_peers() {
                 return Err(unreachable_peers());
             }
-            buffers.push((buffer, Way::AtOnce(adasum)));
+            buffers.push((buffer, adasum));
         }
         let baseline = match host_comm {
             _ if !counts.baseline => None,
             Some(host) if counts.graph_calls == 0 && !counts.against_sum => {
-                let staged = StagedAdasum::new(host, &buffers[0].0, AdasumOptions::default())?;
-                Some(Baseline::Staged(Box::new(staged)))
+                let staged = Adasum::staged(host, &buffers[0].0, AdasumOptions::default())?;
+                Some(Baseline::Staged(staged))
             }
             _ => Some(Baseline::Sum(plain)),
         };
@@ -112,10 +106,7 @@ impl<'a> Reduction<'a> {
 
     /// The algorithm that ran. Waits for the queue.
     pub(super) fn ran(&self) -> Result<Algorithm, PerfError> {
-        Ok(match &self.buffers[0].1 {
-            Way::AtOnce(adasum) => adasum.report()?.algorithm,
-            Way::InNodes(adasum) => adasum.report()?.algorithm,
-        })
+        Ok(self.buffers[0].1.report()?.algorithm)
     }
 
     fn prepare(&mut self) -> Result<(), PerfError> {
@@ -138,14 +129,11 @@ impl Subject for Reduction<'_> {
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
         let place = round % self.buffers.len();
-        let (buffer, way) = &mut self.buffers[place];
+        let (buffer, adasum) = &mut self.buffers[place];
         match (side, &mut self.baseline) {
             (Side::Baseline, Some(Baseline::Staged(staged))) => Ok(staged.all_reduce(buffer)?),
             (Side::Baseline, Some(Baseline::Sum(plain))) => plain.all_reduce(buffer.as_mut_slice(), ReduceOp::Sum),
-            _ => match way {
-                Way::AtOnce(adasum) => Ok(adasum.all_reduce(buffer)?),
-                Way::InNodes(adasum) => Ok(adasum.all_reduce(buffer)?),
-            },
+            _ => Ok(adasum.all_reduce(buffer)?),
         }
     }
 

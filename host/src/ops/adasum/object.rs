@@ -1,0 +1,129 @@
+//! [`Adasum`]: the reduction as an object, which the ranks prepare together once and run at every step.
+
+use std::fmt::Debug;
+
+use super::{AdasumOptions, AdasumReport, Nodes, WithinNode};
+use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
+use crate::error::Result;
+use crate::memory::{Host, Memory};
+
+/// Memory in which gradient buffers are reduced by Adasum: [`Host`] and `Cuda`.
+#[doc(hidden)]
+pub trait AdasumMemory: Memory {
+    /// Prepares the reduction of all ranks at once.
+    ///
+    /// # Errors
+    /// As [`Adasum::new`].
+    fn prepare<'c>(
+        comm: &'c dyn Communicator<Self>,
+        buffer: &GradientBuffer<Self>,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>>;
+
+    /// Prepares the reduction inside nodes and across them.
+    ///
+    /// # Errors
+    /// As [`Adasum::on_nodes`].
+    fn prepare_on_nodes<'c>(
+        nodes: Nodes<'c, Self>,
+        buffer: &GradientBuffer<Self>,
+        within_node: WithinNode,
+        options: AdasumOptions,
+    ) -> Result<Box<dyn Prepared<Self> + 'c>>;
+}
+
+/// A prepared reduction of one of the ways.
+pub trait Prepared<M: Memory>: Debug {
+    /// See [`Adasum::all_reduce`].
+    ///
+    /// # Errors
+    /// As there.
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()>;
+
+    /// See [`Adasum::report`].
+    ///
+    /// # Errors
+    /// As there.
+    fn report(&self) -> Result<AdasumReport>;
+
+    /// Whether the ranks' kernels reach into each other's memory.
+    fn uses_peers(&self) -> bool {
+        false
+    }
+}
+
+/// Adasum of the gradient buffers of a group of ranks, with its workspace: prepared once by all ranks, and run at every step (ONNX Runtime's
+/// AdasumAllReduce).
+///
+/// | made by | vectors lie in | ranks combine | ONNX Runtime's `reduce_algo` |
+/// |---|---|---|---|
+/// | [`new`](Self::new) | host memory, GPU | all at once | 1 for host memory; none on a GPU |
+/// | [`on_nodes`](Self::on_nodes) | host memory, GPU | by a sum, a mean or Adasum inside nodes, by Adasum across them | 2 |
+/// | `staged` | GPU | all at once, by the processors, over a transport of host memory | 1 |
+///
+/// The numerics are those of [`adasum_all_reduce`](super::adasum_all_reduce), whichever of them it is. It runs over the communicators that it was
+/// made with, on buffers with the tensors of the buffer that it was made for.
+#[derive(Debug)]
+pub struct Adasum<'c, M: AdasumMemory = Host>(Box<dyn Prepared<M> + 'c>);
+
+impl<'c, M: AdasumMemory> Adasum<'c, M> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of(prepared: impl Prepared<M> + 'c) -> Self {
+        Self(Box::new(prepared))
+    }
+
+    /// Prepares the reduction of buffers like this one over the ranks of `comm`; every rank must call it. The host waits for the other ranks.
+    ///
+    /// On a GPU, kernels over peers' memory are loaded here. Where the crate has no machine code of them for the GPU, the driver compiles them the first
+    /// time on a machine, in up to a quarter of a second.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
+    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors, options or kinds of memory;
+    /// [`Error::UnsupportedWorldSize`](crate::Error::UnsupportedWorldSize) for [`Algorithm::Tree`](super::Algorithm::Tree) on a number of ranks that is
+    /// no power of two; on a GPU `Error::Cuda`, code 2 when memory does not suffice. Where that is so on some ranks only, the others fail with an
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names one. Errors of the communicator.
+    pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>, options: AdasumOptions) -> Result<Self> {
+        M::prepare(comm, buffer, options).map(Self)
+    }
+
+    /// Prepares the reduction of buffers like this one, which were made for all ranks, over these groups, as
+    /// [`hierarchical_adasum_all_reduce`](super::hierarchical_adasum_all_reduce) describes it; every rank must call it. The host waits for the other
+    /// ranks.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank if the groups are no grid of nodes or
+    /// `within_node` reduces by neither sum nor mean. The tree needs a power of two of nodes.
+    pub fn on_nodes(
+        nodes: Nodes<'c, M>,
+        buffer: &GradientBuffer<M>,
+        within_node: impl Into<WithinNode>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        M::prepare_on_nodes(nodes, buffer, within_node.into(), options).map(Self)
+    }
+
+    /// Replaces every rank's buffer by the result, in place: bitwise the same on every rank, and in every run on the same machines. On a GPU it is
+    /// asynchronous, in the buffer's queue, unless it was made by `staged`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors, or in another kind of memory, than this was made
+    /// for, and where peers reach into it for another buffer at all; errors of the communicators, after which the contents of the buffer are unspecified.
+    pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()> {
+        self.0.all_reduce(buffer)
+    }
+
+    /// The report of the last reduction; on a GPU it waits for the queue. Before the first reduction, weights are zeros.
+    ///
+    /// # Errors
+    /// `Error::Cuda`; none for host memory.
+    pub fn report(&self) -> Result<AdasumReport> {
+        self.0.report()
+    }
+
+    /// Whether the ranks' kernels reach into each other's memory, and need no transport.
+    pub fn uses_peers(&self) -> bool {
+        self.0.uses_peers()
+    }
+}
