@@ -176,8 +176,15 @@ impl Queue {
     /// [`CudaError`] of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
-        self.join_recording();
-        event.mark().make_stream_wait(self.inner.stream)
+        event.mark().make_stream_wait(self.inner.stream)?;
+        self.join_recording()
+    }
+
+    /// Makes everything that is put into this queue from now on wait for everything that is in another queue now. The host does not wait.
+    pub(crate) fn wait_for_all_of(&self, earlier: &Queue) -> Result<(), CudaError> {
+        let end = earlier.event()?;
+        end.record()?;
+        self.wait_for(&end)
     }
 
     /// Loads a kernel before its first launch, which would otherwise pay for it, and for its compilation by the driver.

@@ -171,7 +171,7 @@ impl MpiDeviceCommunicator {
             let reason = "MPI moves data while the host waits, which a queue cannot record".into();
             return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
         }
-        self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
+        self.down.wait_for_all_of(queue).map_err(|error| self.broken(operation, &error))
     }
 
     /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
