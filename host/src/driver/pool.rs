@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use super::event::{Mark, Timing};
 use super::{CudaError, check};
@@ -56,37 +57,47 @@ pub(super) struct Tables {
 struct Table {
     words: Vec<u64>,
     address: u64,
-    /// Whether recorded work reads it, at any time from now on.
-    is_recorded: bool,
+    /// Every recording with work that reads the table holds a clone.
+    readers: Arc<()>,
+}
+
+impl Table {
+    fn is_recorded(&self) -> bool {
+        Arc::strong_count(&self.readers) > 1
+    }
+
+    fn place(&self) -> (usize, u64) {
+        (size_of_val(&self.words[..]), self.address)
+    }
 }
 
 impl Tables {
     /// Tables that are kept, besides those of recorded work.
     const MOST: usize = 64;
 
-    /// Where a table is; it is the last used one from now on.
-    pub(super) fn find(&mut self, words: &[u64], is_recorded: bool) -> Option<u64> {
+    /// Where a table is, and what a recording that reads it has to hold; it is the last used one from now on.
+    pub(super) fn find(&mut self, words: &[u64]) -> Option<(u64, &Arc<()>)> {
         let index = self.kept.iter().position(|table| table.words == words)?;
         self.kept[..=index].rotate_right(1);
-        self.kept[0].is_recorded |= is_recorded;
-        Some(self.kept[0].address)
+        let Table { address, readers, .. } = &self.kept[0];
+        Some((*address, readers))
     }
 
-    /// Keeps a table that has been put at this address; gives back the bytes and the address of one to make room, if there are too many.
-    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> Option<(usize, u64)> {
-        self.kept.insert(0, Table { words, address, is_recorded: false });
-        let idle = || self.kept.iter().filter(|table| !table.is_recorded);
-        if idle().count() <= Self::MOST {
-            return None;
-        }
-        let oldest = self.kept.iter().rposition(|table| !table.is_recorded)?;
-        let table = self.kept.remove(oldest);
-        Some((size_of_val(&table.words[..]), table.address))
+    /// Keeps a table that has been put at this address; gives back the bytes and the address of each that is one too many.
+    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> Vec<(usize, u64)> {
+        self.kept.insert(0, Table { words, address, readers: Arc::default() });
+        let mut idle = 0;
+        let (kept, gone): (Vec<Table>, Vec<Table>) = self.kept.drain(..).partition(|table| {
+            idle += usize::from(!table.is_recorded());
+            table.is_recorded() || idle <= Self::MOST
+        });
+        self.kept = kept;
+        gone.iter().map(Table::place).collect()
     }
 
     /// Gives up all tables, by bytes and address.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
-        self.kept.drain(..).map(|table| (size_of_val(&table.words[..]), table.address))
+        self.kept.drain(..).map(|table| table.place())
     }
 }
 
@@ -177,28 +188,65 @@ impl Drop for Staging {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::Tables;
+
+    /// Where a table is, and a recording's hold on it.
+    fn hold(tables: &mut Tables, words: &[u64]) -> Option<(u64, Arc<()>)> {
+        tables.find(words).map(|(address, readers)| (address, readers.clone()))
+    }
+
+    fn place(tables: &mut Tables, words: &[u64]) -> Option<u64> {
+        tables.find(words).map(|(address, _)| address)
+    }
 
     #[test]
     fn tables_that_are_used_and_those_of_recordings_stay() {
         let mut tables = Tables::default();
-        assert_eq!(tables.find(&[0], false), None);
+        assert_eq!(place(&mut tables, &[0]), None);
         for number in 0..Tables::MOST as u64 {
-            assert_eq!(tables.keep(vec![number, 0], 1000 + number), None);
+            assert_eq!(tables.keep(vec![number, 0], 1000 + number), []);
         }
-        assert_eq!(tables.find(&[0, 0], true), Some(1000), "recorded");
-        assert_eq!(tables.find(&[1, 0], false), Some(1001), "used again");
+        let (address, recording) = hold(&mut tables, &[0, 0]).unwrap();
+        assert_eq!(address, 1000, "recorded");
+        assert_eq!(place(&mut tables, &[1, 0]), Some(1001), "used again");
         // One is recorded, so that there is room for one more.
-        assert_eq!(tables.keep(vec![70], 70), None);
-        assert_eq!(tables.keep(vec![71], 71), Some((16, 1002)));
-        assert_eq!(tables.keep(vec![72], 72), Some((16, 1003)));
-        assert_eq!(tables.find(&[2, 0], false), None);
-        assert_eq!(tables.find(&[1, 0], false), Some(1001));
+        assert_eq!(tables.keep(vec![70], 70), []);
+        assert_eq!(tables.keep(vec![71], 71), [(16, 1002)]);
+        assert_eq!(tables.keep(vec![72], 72), [(16, 1003)]);
+        assert_eq!(place(&mut tables, &[2, 0]), None);
+        assert_eq!(place(&mut tables, &[1, 0]), Some(1001));
         for number in 0..2 * Tables::MOST as u64 {
             tables.keep(vec![number, 1, 1], 5000 + number);
         }
-        assert_eq!(tables.find(&[1, 0], false), None);
-        assert_eq!(tables.find(&[0, 0], false), Some(1000), "recorded");
+        assert_eq!(place(&mut tables, &[1, 0]), None);
+        assert_eq!(place(&mut tables, &[0, 0]), Some(1000), "recorded");
+        drop(recording);
         assert_eq!(tables.take_all().count(), Tables::MOST + 1);
+    }
+
+    #[test]
+    fn tables_of_recordings_that_are_gone_are_like_others() {
+        let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
+        let mut recordings = Vec::new();
+        for number in 0..2 * most {
+            assert_eq!(tables.keep(vec![number], 1000 + number), [], "all but the last one are recorded");
+            recordings.extend(hold(&mut tables, &[number]));
+        }
+        // Two recordings read the oldest table, and one of them stays.
+        let other = hold(&mut tables, &[0]);
+        recordings.clear();
+        let gone: Vec<u64> =
+            tables.keep(vec![2 * most], 1000 + 2 * most).into_iter().map(|(_, address)| address).collect();
+        assert_eq!(
+            gone,
+            (1001..=1000 + most).rev().collect::<Vec<_>>(),
+            "the longest unused ones, the last used first"
+        );
+        assert_eq!(place(&mut tables, &[0]), Some(1000), "still recorded");
+        drop(other);
+        assert_eq!(tables.keep(vec![2 * most + 1], 1).len(), 2);
+        assert_eq!(tables.take_all().count(), Tables::MOST);
     }
 }

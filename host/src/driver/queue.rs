@@ -11,6 +11,7 @@ use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Tables};
+use super::recording::Recording;
 use super::{CudaError, check, exposure};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
@@ -83,7 +84,8 @@ impl Queue {
     /// As [`new`](Self::new), and [`CudaError`], code 400, for the per-thread default stream.
     ///
     /// # Safety
-    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it.
+    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it. It becomes part
+    /// of the recording of another queue by [`wait_for`](Self::wait_for) alone, and not by calls of another library.
     pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
         let stream = match stream.addr() {
             // Some libraries take null for the per-thread default stream, depending on how they were built.
@@ -303,7 +305,8 @@ impl Queue {
     pub(crate) fn table(&self, words: &[u64]) -> Result<u64, CudaError> {
         let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
-        if let Some(address) = tables.find(words, self.is_capturing()?) {
+        if let Some((address, readers)) = tables.find(words) {
+            self.read_by_recording(readers)?;
             return Ok(address);
         }
         let address = self.allocate(size_of_val(words))?;
@@ -313,10 +316,21 @@ impl Queue {
             self.free(address, size_of_val(words));
             return Err(error);
         }
-        if let Some((bytes, address)) = tables.keep(words.to_vec(), address) {
+        for (bytes, address) in tables.keep(words.to_vec(), address) {
             self.free(address, bytes);
         }
         Ok(address)
+    }
+
+    /// Counts the recording under way among the readers of a table, if there is one.
+    fn read_by_recording(&self, readers: &Arc<()>) -> Result<(), CudaError> {
+        let Some(id) = self.capture_id()? else { return Ok(()) };
+        match Recording::find(id) {
+            Some(recording) => recording.keep(readers.clone()),
+            // Nobody says when a graph of another library goes, so that the table stays as long as the queue.
+            None => std::mem::forget(readers.clone()),
+        }
+        Ok(())
     }
 
     /// # Safety

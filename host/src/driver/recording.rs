@@ -142,7 +142,7 @@ impl Recording {
     }
 
     /// The recording that the driver knows by this number, unless another library has begun it.
-    fn find(capture: u64) -> Option<Arc<Self>> {
+    pub(super) fn find(capture: u64) -> Option<Arc<Self>> {
         let recordings = lock(&RECORDINGS).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
         recordings.into_iter().find(|recording| recording.capture.get() == Some(&capture))
     }
