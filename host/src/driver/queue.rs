@@ -12,7 +12,7 @@ use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
 use super::pool::{self, Pool, Staging, Tables};
 use super::recording::Recording;
-use super::{CudaError, check, exposure};
+use super::{CudaError, check, exposure, retired};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
 
@@ -211,6 +211,11 @@ impl Queue {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// The queue, if this is the last handle of it; of handles that are dropped at once, one is the last.
+    pub(super) fn into_last(self) -> Option<Self> {
+        Arc::into_inner(self.inner).map(|inner| Self { inner: Arc::new(inner) })
+    }
+
     /// Lets this device's kernels reach all memory of another device, through their primary contexts.
     pub(super) fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
         let peer = Device::new(ordinal)?;
@@ -261,22 +266,17 @@ impl Queue {
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
-        self.settle_exposures(false)?;
+        exposure::settle(false);
         let class = pool::size_class(bytes);
         let kept = self.pool().take(class);
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
-        // Memory that this queue keeps, or that peers have released, may be enough.
-        self.settle_exposures(true)?;
+        // Memory that this queue or a retired one keeps, or that peers have released, may be enough.
+        exposure::settle(true);
+        retired::destroy(self.ordinal());
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
-    }
-
-    /// Like [`exposure::settle`], which makes contexts of other devices current.
-    fn settle_exposures(&self, now: bool) -> Result<(), CudaError> {
-        exposure::settle(now);
-        self.make_current()
     }
 
     /// Takes memory back that [`allocate`](Self::allocate) returned for that many bytes.
@@ -381,5 +381,7 @@ impl Drop for Inner {
             pool.give(pool::size_class(bytes), address);
         }
         pool.release();
+        // They are of the same context, so that it is still current when the fields are dropped.
+        retired::destroy(self.device.ordinal());
     }
 }

@@ -172,6 +172,13 @@ impl Drop for Recording {
         // this one and the branches, and each launch is ordered with these.
         lock(&RECORDINGS).retain(|other| other.strong_count() > 0);
         LIVE.fetch_sub(1, Ordering::AcqRel);
+        let blocks = std::mem::take(&mut self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).blocks);
+        for block in blocks {
+            // Memory that a recording keeps may belong to the queue of a thread that has nothing to do with it.
+            let queue = block.queue.clone();
+            drop(block);
+            queue.retire();
+        }
     }
 }
 

@@ -120,6 +120,7 @@ unsafe extern "C" {
 
     pub(crate) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Status;
     pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Status;
+    pub(crate) fn cuCtxGetCurrent(context: *mut CUcontext) -> Status;
     pub(crate) fn cuCtxSetCurrent(context: CUcontext) -> Status;
     pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Status;
 
