@@ -54,6 +54,8 @@ impl Status {
     pub(crate) const NOT_READY: Self = Self(600);
     /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
+    /// `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`
+    pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`
     pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`
