@@ -113,6 +113,27 @@ fn a_recording_keeps_the_graphs_that_are_launched_in_it() {
 }
 
 #[test]
+fn case_of_memory_of_a_nested_launch() {
+    let Some(queue) = queue() else { return };
+    let mut data = buffer(&queue);
+    let address = data.as_slice().address();
+    cuda::zero(data.as_mut_slice()).unwrap();
+    let inner = queue.capture(|| cuda::zero(data.as_mut_slice())).unwrap();
+    drop(data);
+    let outer = queue.capture(|| Ok(inner.launch()?)).unwrap();
+    drop(inner);
+    assert_ne!(buffer(&queue).as_slice().address(), address, "the outer graph writes there");
+    drop(outer);
+    assert_eq!(buffer(&queue).as_slice().address(), address, "nothing writes there any more");
+    say("the end");
+}
+
+#[test]
+fn memory_of_a_nested_launch_stays_as_long_as_the_outer_graph() {
+    after(&lines("recording::case_of_memory_of_a_nested_launch"), "the end");
+}
+
+#[test]
 fn case_of_threads() {
     let (Some(main), Some(branch)) = (queue(), queue()) else { return };
     let mut data = buffer(&branch);
