@@ -37,6 +37,7 @@ pub(crate) use launch::Argument;
 pub(crate) use memory::is_aligned;
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
+pub(crate) use pool::Table;
 pub(crate) use recording::Memory;
 pub(crate) use residency::{Claim, Sharers};
 

@@ -50,24 +50,36 @@ impl Pool {
 /// every step.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    kept: Vec<Table>,
+    kept: Vec<Kept>,
 }
 
-#[derive(Debug)]
-struct Table {
-    words: Vec<u64>,
+/// A table on the device, which stays there as long as this or a clone lives: while a launch that reads it is put into the queue, and as long as a
+/// graph with such a launch.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
     address: u64,
-    /// Every recording with work that reads the table holds a clone.
     readers: Arc<()>,
 }
 
 impl Table {
-    fn is_recorded(&self) -> bool {
-        Arc::strong_count(&self.readers) > 1
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    words: Vec<u64>,
+    table: Table,
+}
+
+impl Kept {
+    fn is_read(&self) -> bool {
+        Arc::strong_count(&self.table.readers) > 1
     }
 
     fn place(&self) -> (usize, u64) {
-        (size_of_val(&self.words[..]), self.address)
+        (size_of_val(&self.words[..]), self.table.address)
     }
 }
 
@@ -75,29 +87,29 @@ impl Tables {
     /// Tables that are kept, besides those of recorded work.
     const MOST: usize = 64;
 
-    /// Where a table is, and what a recording that reads it has to hold; it is the last used one from now on.
-    pub(super) fn find(&mut self, words: &[u64]) -> Option<(u64, &Arc<()>)> {
-        let index = self.kept.iter().position(|table| table.words == words)?;
+    /// The table of these words, if it is on the device; it is the last used one from now on.
+    pub(super) fn find(&mut self, words: &[u64]) -> Option<Table> {
+        let index = self.kept.iter().position(|kept| kept.words == words)?;
         self.kept[..=index].rotate_right(1);
-        let Table { address, readers, .. } = &self.kept[0];
-        Some((*address, readers))
+        Some(self.kept[0].table.clone())
     }
 
     /// Keeps a table that has been put at this address; gives back the bytes and the address of each that is one too many.
-    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> Vec<(usize, u64)> {
-        self.kept.insert(0, Table { words, address, readers: Arc::default() });
+    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> (Table, Vec<(usize, u64)>) {
+        let table = Table { address, readers: Arc::default() };
+        self.kept.insert(0, Kept { words, table: table.clone() });
         let mut idle = 0;
-        let (kept, gone): (Vec<Table>, Vec<Table>) = self.kept.drain(..).partition(|table| {
-            idle += usize::from(!table.is_recorded());
-            table.is_recorded() || idle <= Self::MOST
+        let (kept, gone): (Vec<Kept>, Vec<Kept>) = self.kept.drain(..).partition(|kept| {
+            idle += usize::from(!kept.is_read());
+            kept.is_read() || idle <= Self::MOST
         });
         self.kept = kept;
-        gone.iter().map(Table::place).collect()
+        (table, gone.iter().map(Kept::place).collect())
     }
 
     /// Gives up all tables, by bytes and address.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
-        self.kept.drain(..).map(|table| table.place())
+        self.kept.drain(..).map(|kept| kept.place())
     }
 }
 
@@ -188,65 +200,56 @@ impl Drop for Staging {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::Tables;
 
-    /// Where a table is, and a recording's hold on it.
-    fn hold(tables: &mut Tables, words: &[u64]) -> Option<(u64, Arc<()>)> {
-        tables.find(words).map(|(address, readers)| (address, readers.clone()))
+    fn address(tables: &mut Tables, words: &[u64]) -> Option<u64> {
+        tables.find(words).map(|table| table.address())
     }
 
-    fn place(tables: &mut Tables, words: &[u64]) -> Option<u64> {
-        tables.find(words).map(|(address, _)| address)
+    /// The addresses of the tables that had to go.
+    fn keep(tables: &mut Tables, words: &[u64], address: u64) -> Vec<u64> {
+        let gone = tables.keep(words.to_vec(), address).1;
+        gone.into_iter().map(|(_, address)| address).collect()
     }
 
     #[test]
     fn tables_that_are_used_and_those_of_recordings_stay() {
-        let mut tables = Tables::default();
-        assert_eq!(place(&mut tables, &[0]), None);
-        for number in 0..Tables::MOST as u64 {
-            assert_eq!(tables.keep(vec![number, 0], 1000 + number), []);
+        let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
+        assert_eq!(address(&mut tables, &[0]), None);
+        for number in 0..most {
+            assert_eq!(keep(&mut tables, &[number, 0], 1000 + number), []);
         }
-        let (address, recording) = hold(&mut tables, &[0, 0]).unwrap();
-        assert_eq!(address, 1000, "recorded");
-        assert_eq!(place(&mut tables, &[1, 0]), Some(1001), "used again");
-        // One is recorded, so that there is room for one more.
-        assert_eq!(tables.keep(vec![70], 70), []);
-        assert_eq!(tables.keep(vec![71], 71), [(16, 1002)]);
-        assert_eq!(tables.keep(vec![72], 72), [(16, 1003)]);
-        assert_eq!(place(&mut tables, &[2, 0]), None);
-        assert_eq!(place(&mut tables, &[1, 0]), Some(1001));
-        for number in 0..2 * Tables::MOST as u64 {
-            tables.keep(vec![number, 1, 1], 5000 + number);
+        let recorded = tables.find(&[0, 0]).unwrap();
+        assert_eq!(recorded.address(), 1000);
+        assert_eq!(address(&mut tables, &[1, 0]), Some(1001), "used again");
+        // One is recorded, and one is being used for a launch, so that there is room for two more.
+        let (used, gone) = tables.keep(vec![70, 0], 70);
+        assert!(gone.is_empty());
+        assert_eq!(keep(&mut tables, &[71, 0], 71), []);
+        drop(used);
+        assert_eq!(tables.keep(vec![72, 0], 72).1, [(16, 1002)]);
+        assert_eq!(keep(&mut tables, &[73, 0], 73), [1003]);
+        assert_eq!(address(&mut tables, &[2, 0]), None);
+        assert_eq!(address(&mut tables, &[1, 0]), Some(1001));
+        for number in 0..2 * most {
+            keep(&mut tables, &[number, 1, 1], 5000 + number);
         }
-        assert_eq!(place(&mut tables, &[1, 0]), None);
-        assert_eq!(place(&mut tables, &[0, 0]), Some(1000), "recorded");
-        drop(recording);
-        assert_eq!(tables.take_all().count(), Tables::MOST + 1);
+        assert_eq!(address(&mut tables, &[1, 0]), None);
+        assert_eq!(address(&mut tables, &[0, 0]), Some(1000), "recorded");
     }
 
     #[test]
     fn tables_of_recordings_that_are_gone_are_like_others() {
         let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
-        let mut recordings = Vec::new();
-        for number in 0..2 * most {
-            assert_eq!(tables.keep(vec![number], 1000 + number), [], "all but the last one are recorded");
-            recordings.extend(hold(&mut tables, &[number]));
-        }
-        // Two recordings read the oldest table, and one of them stays.
-        let other = hold(&mut tables, &[0]);
-        recordings.clear();
-        let gone: Vec<u64> =
-            tables.keep(vec![2 * most], 1000 + 2 * most).into_iter().map(|(_, address)| address).collect();
-        assert_eq!(
-            gone,
-            (1001..=1000 + most).rev().collect::<Vec<_>>(),
-            "the longest unused ones, the last used first"
-        );
-        assert_eq!(place(&mut tables, &[0]), Some(1000), "still recorded");
+        let recordings: Vec<_> = (0..2 * most).map(|number| tables.keep(vec![number], 1000 + number)).collect();
+        assert!(recordings.iter().all(|(_, gone)| gone.is_empty()), "all are read");
+        // Two recordings read the first table, and one of them stays.
+        let other = tables.find(&[0]);
+        drop(recordings);
+        let oldest: Vec<u64> = (1001..1000 + most).rev().collect();
+        assert_eq!(keep(&mut tables, &[2 * most], 1), oldest);
+        assert_eq!(address(&mut tables, &[0]), Some(1000));
         drop(other);
-        assert_eq!(tables.keep(vec![2 * most + 1], 1).len(), 2);
-        assert_eq!(tables.take_all().count(), Tables::MOST);
+        assert_eq!(keep(&mut tables, &[2 * most + 1], 2), [1000 + most + 1, 1000 + most]);
     }
 }

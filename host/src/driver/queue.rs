@@ -10,7 +10,7 @@ use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
-use super::pool::{self, Pool, Staging, Tables};
+use super::pool::{self, Pool, Staging, Table, Tables};
 use super::recording::Recording;
 use super::{CudaError, check, exposure, retired};
 use crate::error::Error;
@@ -301,13 +301,14 @@ impl Queue {
         check("cuMemcpyDtoDAsync", unsafe { cuda::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
-    /// Where a table is on the device; one that is not there yet is put there, in the queue's order.
-    pub(crate) fn table(&self, words: &[u64]) -> Result<u64, CudaError> {
+    /// A table on the device, for a launch that is put into the queue while the result lives; one that is not there yet is put there, in the queue's
+    /// order.
+    pub(crate) fn table(&self, words: &[u64]) -> Result<Table, CudaError> {
         let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
-        if let Some((address, readers)) = tables.find(words) {
-            self.read_by_recording(readers)?;
-            return Ok(address);
+        if let Some(table) = tables.find(words) {
+            self.record_reader(&table)?;
+            return Ok(table);
         }
         let address = self.allocate(size_of_val(words))?;
         // SAFETY: just allocated, as large; what used the memory before is in the queue before.
@@ -316,19 +317,20 @@ impl Queue {
             self.free(address, size_of_val(words));
             return Err(error);
         }
-        for (bytes, address) in tables.keep(words.to_vec(), address) {
+        let (table, gone) = tables.keep(words.to_vec(), address);
+        for (bytes, address) in gone {
             self.free(address, bytes);
         }
-        Ok(address)
+        Ok(table)
     }
 
-    /// Counts the recording under way among the readers of a table, if there is one.
-    fn read_by_recording(&self, readers: &Arc<()>) -> Result<(), CudaError> {
+    /// Tells the recording under way, if there is one, that its work reads a table of this queue.
+    pub(crate) fn record_reader(&self, table: &Table) -> Result<(), CudaError> {
         let Some(id) = self.capture_id()? else { return Ok(()) };
         match Recording::find(id) {
-            Some(recording) => recording.keep(readers.clone()),
+            Some(recording) => recording.keep(Arc::new(table.clone())),
             // Nobody says when a graph of another library goes, so that the table stays as long as the queue.
-            None => std::mem::forget(readers.clone()),
+            None => std::mem::forget(table.clone()),
         }
         Ok(())
     }

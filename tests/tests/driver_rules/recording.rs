@@ -2,7 +2,7 @@
 
 use gradsync::DType;
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::kernels::cuda;
+use gradsync::kernels::cuda::{self, SegmentWorkspace};
 
 use crate::{after, lines, queue, say};
 
@@ -189,4 +189,30 @@ fn a_table_stays_as_long_as_the_graph_that_reads_it() {
     assert!(uploads("without the graph").contains(&table), "the memory never comes back: {lines:?}");
     let kernels: Vec<_> = after(&lines, "recorded").into_iter().filter(|line| line.starts_with("kernel")).collect();
     assert_eq!(kernels, ["kernel on stream 1", "kernel on stream 1, recorded"]);
+}
+
+#[test]
+fn case_of_addresses() {
+    let Some(queue) = queue() else { return };
+    let mut layers = SegmentWorkspace::new(&queue, 1000, &[0..1000], 2).unwrap();
+    let (vectors, mut sum) = ([0; 4].map(|_| buffer(&queue)), buffer(&queue));
+    let pairs = [[0, 1], [2, 3]].map(|pair| pair.map(|index: usize| vectors[index].as_slice()));
+    let mut combine = |pair: usize| layers.combine(sum.as_mut_slice(), &pairs[pair]);
+    say("recorded");
+    combine(0).unwrap();
+    let graph = queue.capture(|| combine(0)).unwrap();
+    say("other vectors");
+    combine(1).unwrap();
+    graph.launch().unwrap();
+    say("the end");
+}
+
+#[test]
+fn another_call_leaves_the_addresses_of_recorded_vectors_alone() {
+    let lines = lines("recording::case_of_addresses");
+    let [recorded, "kernel on stream 1", "kernel on stream 1, recorded"] = after(&lines, "recorded")[..] else {
+        panic!("{lines:?}")
+    };
+    let [others, "kernel on stream 1", _] = after(&lines, "other vectors")[..] else { panic!("{lines:?}") };
+    assert!(recorded.starts_with("upload") && others.starts_with("upload") && recorded != others, "{lines:?}");
 }
