@@ -23,6 +23,8 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("a graph outlives all that it was recorded with", || graph_outlives(context, 3));
     report.case("two communicators, in another order on each rank", || other_order(context, [4, 5]));
     report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
+    report.case("an object that is dropped while work is recorded", || dropped_in_a_recording(context, 7));
+    report.case("a recorded graph keeps its part of the GPU", || keeps_its_part(context, [8, 9]));
 }
 
 fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
@@ -93,13 +95,18 @@ fn comes_back(context: &Context, generation: u64) {
         comm.synchronize(queue).unwrap();
         drop((gradients, adasum));
     }
+    await_memory(context, &addresses);
+}
+
+/// Waits until a buffer is made where one of others has been that all ranks have dropped.
+fn await_memory(context: &Context, addresses: &[u64]) {
     if context.world_size == 1 {
         return;
     }
     let begun = Instant::now();
     let mut held = Vec::new();
     loop {
-        let next = buffer(queue, context.world_size);
+        let next = buffer(&context.queue, context.world_size);
         if addresses.contains(&next.as_slice().address()) {
             break;
         }
@@ -174,4 +181,53 @@ fn dropped_first(context: &Context, generation: u64) {
     assert!(is_refused || context.world_size == 1, "{outcome:?}");
     comm.synchronize(queue).unwrap();
     assert_ones(&others);
+}
+
+/// What is dropped has no part in the recording, which goes on as if nothing were; the memory comes back once the graph is gone.
+fn dropped_in_a_recording(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut gradients = buffer(queue, context.world_size);
+    let mut adasum = adasum(&comm, &gradients);
+    adasum.all_reduce(&mut gradients).unwrap();
+    let mut ones = DeviceBuffer::from_host(queue, (&vec![1.0f32; LEN][..]).into()).unwrap();
+    comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max).unwrap();
+    comm.synchronize(queue).unwrap();
+    let address = gradients.as_slice().address();
+    let graph = queue
+        .capture(|| {
+            drop((adasum, gradients));
+            comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max)
+        })
+        .unwrap();
+    for _ in 0..3 {
+        graph.launch().unwrap();
+    }
+    queue.synchronize().unwrap();
+    assert_ones(&[ones]);
+    drop(graph);
+    await_memory(context, &[address]);
+}
+
+/// A second communicator would take places on the GPU that each launch of the graph fills.
+fn keeps_its_part(context: &Context, generations: [u64; 2]) {
+    let queue = &context.queue;
+    let comms = generations.map(|generation| context.communicator(generation, &context.options()));
+    let mut buffers = [0, 1].map(|_| buffer(queue, context.world_size));
+    let Some(mut first) = PeerAllReduce::new(&comms[0], &buffers[0], ReduceOp::Mean).unwrap() else { return };
+    first.run(&mut buffers[0]).unwrap();
+    comms[0].synchronize(queue).unwrap();
+    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
+    let error = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).expect_err("the graph needs the places");
+    assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 720), "{error}");
+    drop(graph);
+    // Ranks that are threads share the places: all of their graphs have to be gone.
+    comms[0].barrier().unwrap();
+    let mut second = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).unwrap().expect("as the first");
+    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
+    for _ in 0..3 {
+        graph.launch().unwrap();
+        second.run(&mut buffers[1]).unwrap();
+    }
+    comms[1].synchronize(queue).unwrap();
 }
