@@ -86,8 +86,8 @@ impl Queue {
     /// queue fails. Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except
     /// memory that was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
     ///
-    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording, until
-    /// this queue waits for an event of that queue. Each launch is then ordered with the work of that queue too.
+    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording. Before the
+    /// recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
     ///
     /// # Errors
     /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
@@ -110,8 +110,10 @@ impl Queue {
 
     /// The driver's number of the recording under way in this queue, which no other recording of this process has. It may have been begun by
     /// another library.
-    pub(super) fn capture_id(&self) -> Result<Option<u64>, CudaError> {
+    pub(crate) fn capture_id(&self) -> Result<Option<u64>, CudaError> {
         const CALL: &str = "cuStreamGetCaptureInfo";
+        // Every context has a default stream of the same handle.
+        self.make_current()?;
         let (mut status, mut id, graph) = (cuda::CU_STREAM_CAPTURE_STATUS_NONE, 0, ptr::null_mut());
         let (stream, nodes, count) = (self.raw_stream(), ptr::null_mut(), ptr::null_mut());
         // SAFETY: the handle is live; writes a status and a number. The other results are left out by null.
