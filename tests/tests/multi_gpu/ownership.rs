@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Call, Collectives, CommError, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::memory::Cuda;
+use gradsync::memory::{Cuda, PeerMemory};
 use gradsync::ops::AdasumOptions;
 use gradsync::ops::cuda::{Adasum, PeerAllReduce};
 use gradsync::{DType, Error, GradientBuffer};
@@ -25,6 +25,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
     report.case("an object that is dropped while work is recorded", || dropped_in_a_recording(context, 7));
     report.case("a recorded graph keeps its part of the GPU", || keeps_its_part(context, [8, 9]));
+    report.case("kernels of one communicator in two branches of a recording", || branches(context, 10));
 }
 
 fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
@@ -230,4 +231,35 @@ fn keeps_its_part(context: &Context, generations: [u64; 2]) {
         second.run(&mut buffers[1]).unwrap();
     }
     comms[1].synchronize(queue).unwrap();
+}
+
+/// Kernels of one communicator run one after the other, also in a graph whose branches would run at the same time.
+fn branches(context: &Context, generation: u64) {
+    let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
+    let comm = context.communicator(generation, &context.options());
+    let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
+    let mut sums = Vec::new();
+    for buffer in &mut buffers {
+        buffer.tensor_mut(0).data_mut().copy_from_host((&vec![1.0f32; LEN][..]).into()).unwrap();
+        let Some(mut sum) = PeerAllReduce::new(&comm, buffer, ReduceOp::Mean).unwrap() else { return };
+        sum.run(buffer).unwrap();
+        sums.push(sum);
+    }
+    let [main, branch] = &queues;
+    let graph = main.capture(|| {
+        branch.wait_for(&main.record()?)?;
+        sums.iter_mut().zip(&mut buffers).try_for_each(|(sum, buffer)| sum.run(buffer))?;
+        Ok(main.wait_for(&branch.record()?)?)
+    });
+    let graph = graph.unwrap();
+    for _ in 0..20 {
+        let call = Call::without_data(Operation::Graph);
+        comm.run_kernels(call, main, &mut || Ok(graph.launch()?)).unwrap();
+    }
+    comm.synchronize(main).unwrap();
+    for buffer in &buffers {
+        let mut numbers = vec![0.0f32; LEN];
+        buffer.tensor(0).data().copy_to_host((&mut numbers[..]).into()).unwrap();
+        assert!(numbers.iter().all(|&number| number == 1.0), "the mean of ones");
+    }
 }
