@@ -295,7 +295,7 @@ fn tests() -> Result<Outcome> {
     Cmd::cargo("test").args(["--package", "gradsync", "--features", "cuda", "--lib"]).run()?;
     let loading = Cmd::cargo("test")
         .args(["--package", "gradsync-tests", "--features", "cuda,prepared"])
-        .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading"])
+        .args(["--test", "kernel_loading", "--test", "nccl_header", "--test", "nccl_loading", "--test", "driver_rules"])
         .env(python::NCCL_VARIABLE, python::nccl_include());
     passed(loading.run())
 }

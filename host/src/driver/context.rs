@@ -46,8 +46,25 @@ impl Drop for Primary {
     }
 }
 
+/// The context that was current on this thread, or none.
+#[derive(Debug)]
+pub(super) struct Current(cuda::CUcontext);
+
+impl Current {
+    pub(super) fn get() -> Result<Self, CudaError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuCtxGetCurrent", unsafe { cuda::cuCtxGetCurrent(&mut context) }).map(|()| Self(context))
+    }
+
+    /// Makes it current again.
+    pub(super) fn restore(self) -> Result<(), CudaError> {
+        set_current(self.0)
+    }
+}
+
 fn set_current(context: cuda::CUcontext) -> Result<(), CudaError> {
-    // SAFETY: the handle is that of a retained context.
+    // SAFETY: the handle is that of a retained context, or of one that was current before, or null, which means none.
     check("cuCtxSetCurrent", unsafe { cuda::cuCtxSetCurrent(context) })
 }
 

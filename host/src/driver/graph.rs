@@ -15,13 +15,17 @@ use crate::sys::cuda::{self, Status};
 /// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and the
 /// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
 /// the work uses it or not.
+///
+/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::cuda::PeerAllReduce), and Adasum where it uses peers) keep
+/// the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of another
+/// communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record then.
 #[must_use = "recorded work does not run before its graph is launched"]
 #[derive(Debug)]
 pub struct Graph {
     queue: Queue,
     executable: cuda::CUgraphExec,
     /// Dropped after the executable.
-    _recording: Arc<Recording>,
+    recording: Arc<Recording>,
 }
 
 /// A stream whose work is being recorded. Dropping it ends the recording in every case.
@@ -82,6 +86,9 @@ impl Queue {
     /// queue fails. Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except
     /// memory that was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
     ///
+    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording. Before the
+    /// recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
+    ///
     /// # Errors
     /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), code 900 and above for work that cannot be recorded, and for a queue on
     /// the legacy default stream.
@@ -89,16 +96,34 @@ impl Queue {
         self.refuse_default_stream()?;
         let recording = Recording::begin(self);
         let mut capture = Capture::begin(self)?;
+        if let Some(id) = self.capture_id()? {
+            recording.set_capture(id);
+        }
         work().and(capture.end().map_err(Into::into))?;
-        Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, _recording: recording.recording() })
+        Ok(Graph { queue: self.clone(), executable: capture.instantiate()?, recording: recording.recording() })
     }
 
     /// Whether work is being recorded.
     pub(crate) fn is_capturing(&self) -> Result<bool, CudaError> {
-        let mut status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the handle is live; writes one status.
-        check("cuStreamIsCapturing", unsafe { cuda::cuStreamIsCapturing(self.raw_stream(), &mut status) })?;
-        Ok(status != cuda::CU_STREAM_CAPTURE_STATUS_NONE)
+        Ok(self.capture_id()?.is_some())
+    }
+
+    /// The driver's number of the recording under way in this queue, which no other recording of this process has. It may have been begun by
+    /// another library.
+    pub(crate) fn capture_id(&self) -> Result<Option<u64>, CudaError> {
+        const CALL: &str = "cuStreamGetCaptureInfo";
+        // Every context has a default stream of the same handle.
+        self.make_current()?;
+        let (mut status, mut id, graph) = (cuda::CU_STREAM_CAPTURE_STATUS_NONE, 0, ptr::null_mut());
+        let (stream, nodes, count) = (self.raw_stream(), ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the handle is live; writes a status and a number. The other results are left out by null.
+        check(CALL, unsafe { cuda::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, graph, nodes, count) })?;
+        match status {
+            cuda::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
+            cuda::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(id)),
+            // The recording is spoiled: it has no number, and never becomes a graph.
+            _ => Err(CudaError::of(CALL.into(), Status::STREAM_CAPTURE_INVALIDATED)),
+        }
     }
 
     /// Refuses work that would be wrong when it runs again, because its memory may belong to another owner by then.
@@ -117,21 +142,75 @@ impl Queue {
 impl Graph {
     /// Puts the recorded work into its queue, all of it at once. Each launch runs behind the one before.
     ///
+    /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs behind the work
+    /// that they have now, and their later work runs behind it.
+    ///
     /// Where the work synchronises with the kernels of other ranks, launch it by
     /// [`PeerMemory::run_kernels`](crate::memory::PeerMemory::run_kernels) with the operation
     /// [`Graph`](crate::comm::Operation::Graph), so that it is watched over as collectives are.
     ///
+    /// While the work of its queue is being recorded, the launch becomes part of that recording, whose graph then keeps what this one keeps.
+    ///
     /// # Errors
-    /// [`CudaError`] of the driver.
+    /// [`CudaError`] of the driver; with code 900 where one of its queues is being recorded in another recording than its own queue.
     pub fn launch(&self) -> Result<(), CudaError> {
         self.queue.make_current()?;
+        match self.queue.recording()? {
+            Some(outer) => self.record_into(&outer),
+            None => self.launch_among(&self.recording.branches()),
+        }
+    }
+
+    /// Makes the launch part of a recording that is under way in this graph's queue.
+    fn record_into(&self, outer: &Recording) -> Result<(), CudaError> {
+        outer.keep(self.recording.clone());
+        let mut inside = Vec::new();
+        for branch in self.recording.branches() {
+            // A queue outside of the recording cannot be ordered with it, but with every launch of its graph.
+            outer.join(&branch);
+            if branch.is_capturing()? {
+                inside.push(branch);
+            }
+        }
+        self.launch_among(&inside)?;
+        // At the end of a recording, all its queues have to be joined to the queue that began it.
+        inside.iter().try_for_each(|branch| self.queue.wait_for_all_of(branch))
+    }
+
+    /// Launches it behind the work that other queues have now, and makes their later work wait for it.
+    fn launch_among(&self, branches: &[Queue]) -> Result<(), CudaError> {
+        let mut end = None;
+        if !branches.is_empty() {
+            let own = self.queue.capture_id()?;
+            for branch in branches {
+                // Waiting for work that is being recorded would make the launch part of that recording.
+                if branch.capture_id()?.is_some_and(|id| Some(id) != own) {
+                    return Err(of_other_recording());
+                }
+                self.queue.wait_for_all_of(branch)?;
+            }
+            end = Some(self.queue.event()?);
+        }
         // SAFETY: both handles are live.
-        check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })
+        check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })?;
+        let Some(end) = end else { return Ok(()) };
+        end.record().and_then(|()| branches.iter().try_for_each(|branch| branch.wait_for(&end))).inspect_err(|_| {
+            // Their queues would use the graph's memory again without waiting for this launch, so that the graph keeps it for ever.
+            std::mem::forget(self.recording.clone());
+        })
     }
 
     /// The queue that it was recorded from.
     pub fn queue(&self) -> &Queue {
         &self.queue
+    }
+}
+
+fn of_other_recording() -> CudaError {
+    CudaError {
+        call: "the launch of a graph".into(),
+        code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
+        text: "another queue that the graph works in is being recorded, and the graph's own queue is not part of that recording".into(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::ptr;
 
 use gradsync_device::abi::{Entry, Param};
 
-use super::{CudaError, check, check_named};
+use super::{CudaError, Table, check, check_named};
 use crate::sys::cuda::{self, Status};
 
 /// A kernel parameter.
@@ -34,6 +34,12 @@ impl From<f64> for Argument {
 impl From<usize> for Argument {
     fn from(value: usize) -> Self {
         Argument::U64(value as u64)
+    }
+}
+
+impl From<&Table> for Argument {
+    fn from(table: &Table) -> Self {
+        Argument::Pointer(table.address())
     }
 }
 

@@ -20,6 +20,7 @@ mod pool;
 mod queue;
 mod recording;
 mod residency;
+mod retired;
 
 pub use crate::sys::CudaError;
 use crate::sys::cuda::Status;
@@ -31,11 +32,12 @@ pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use module::{KernelSource, LoadedKernel};
 pub use queue::Queue;
 
-pub(crate) use exposure::Exposure;
+pub(crate) use exposure::{Exposure, FlagList};
 pub(crate) use launch::Argument;
 pub(crate) use memory::is_aligned;
 pub(crate) use peer::{HostFlag, Mapping, Offer, process_number};
 pub(crate) use pinned::Pinned;
+pub(crate) use pool::Table;
 pub(crate) use recording::Memory;
 pub(crate) use residency::{Claim, Sharers};
 

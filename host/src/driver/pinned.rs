@@ -123,14 +123,6 @@ impl Pinned {
         self.block_bytes
     }
 
-    /// Makes later work of `later` wait for the present work of `earlier`. The host does not wait.
-    pub(crate) fn order(&self, earlier: &Queue, later: &Queue) -> Result<(), CudaError> {
-        self.queue.make_current()?;
-        let order = Mark::new(Timing::Left)?;
-        order.record(earlier.raw_stream())?;
-        order.make_stream_wait(later.raw_stream())
-    }
-
     /// Makes later work of `queue` wait for a block's last copies. The host does not wait.
     pub(crate) fn make_queue_wait(&self, queue: &Queue, index: usize) -> Result<(), CudaError> {
         self.queue.make_current()?;

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use super::event::{Mark, Timing};
 use super::{CudaError, check};
@@ -49,44 +50,66 @@ impl Pool {
 /// every step.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    kept: Vec<Table>,
+    kept: Vec<Kept>,
+}
+
+/// A table on the device, which stays there as long as this or a clone lives: while a launch that reads it is put into the queue, and as long as a
+/// graph with such a launch.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    address: u64,
+    readers: Arc<()>,
+}
+
+impl Table {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
 }
 
 #[derive(Debug)]
-struct Table {
+struct Kept {
     words: Vec<u64>,
-    address: u64,
-    /// Whether recorded work reads it, at any time from now on.
-    is_recorded: bool,
+    table: Table,
+}
+
+impl Kept {
+    fn is_read(&self) -> bool {
+        Arc::strong_count(&self.table.readers) > 1
+    }
+
+    fn place(&self) -> (usize, u64) {
+        (size_of_val(&self.words[..]), self.table.address)
+    }
 }
 
 impl Tables {
     /// Tables that are kept, besides those of recorded work.
     const MOST: usize = 64;
 
-    /// Where a table is; it is the last used one from now on.
-    pub(super) fn find(&mut self, words: &[u64], is_recorded: bool) -> Option<u64> {
-        let index = self.kept.iter().position(|table| table.words == words)?;
+    /// The table of these words, if it is on the device; it is the last used one from now on.
+    pub(super) fn find(&mut self, words: &[u64]) -> Option<Table> {
+        let index = self.kept.iter().position(|kept| kept.words == words)?;
         self.kept[..=index].rotate_right(1);
-        self.kept[0].is_recorded |= is_recorded;
-        Some(self.kept[0].address)
+        Some(self.kept[0].table.clone())
     }
 
-    /// Keeps a table that has been put at this address; gives back the bytes and the address of one to make room, if there are too many.
-    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> Option<(usize, u64)> {
-        self.kept.insert(0, Table { words, address, is_recorded: false });
-        let idle = || self.kept.iter().filter(|table| !table.is_recorded);
-        if idle().count() <= Self::MOST {
-            return None;
-        }
-        let oldest = self.kept.iter().rposition(|table| !table.is_recorded)?;
-        let table = self.kept.remove(oldest);
-        Some((size_of_val(&table.words[..]), table.address))
+    /// Keeps a table that has been put at this address; gives back the bytes and the address of each that is one too many.
+    pub(super) fn keep(&mut self, words: Vec<u64>, address: u64) -> (Table, Vec<(usize, u64)>) {
+        let table = Table { address, readers: Arc::default() };
+        self.kept.insert(0, Kept { words, table: table.clone() });
+        let mut idle = 0;
+        let (kept, gone): (Vec<Kept>, Vec<Kept>) = self.kept.drain(..).partition(|kept| {
+            idle += usize::from(!kept.is_read());
+            kept.is_read() || idle <= Self::MOST
+        });
+        self.kept = kept;
+        (table, gone.iter().map(Kept::place).collect())
     }
 
     /// Gives up all tables, by bytes and address.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, u64)> {
-        self.kept.drain(..).map(|table| (size_of_val(&table.words[..]), table.address))
+        self.kept.drain(..).map(|kept| kept.place())
     }
 }
 
@@ -179,26 +202,54 @@ impl Drop for Staging {
 mod tests {
     use super::Tables;
 
+    fn address(tables: &mut Tables, words: &[u64]) -> Option<u64> {
+        tables.find(words).map(|table| table.address())
+    }
+
+    /// The addresses of the tables that had to go.
+    fn keep(tables: &mut Tables, words: &[u64], address: u64) -> Vec<u64> {
+        let gone = tables.keep(words.to_vec(), address).1;
+        gone.into_iter().map(|(_, address)| address).collect()
+    }
+
     #[test]
     fn tables_that_are_used_and_those_of_recordings_stay() {
-        let mut tables = Tables::default();
-        assert_eq!(tables.find(&[0], false), None);
-        for number in 0..Tables::MOST as u64 {
-            assert_eq!(tables.keep(vec![number, 0], 1000 + number), None);
+        let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
+        assert_eq!(address(&mut tables, &[0]), None);
+        for number in 0..most {
+            assert_eq!(keep(&mut tables, &[number, 0], 1000 + number), []);
         }
-        assert_eq!(tables.find(&[0, 0], true), Some(1000), "recorded");
-        assert_eq!(tables.find(&[1, 0], false), Some(1001), "used again");
-        // One is recorded, so that there is room for one more.
-        assert_eq!(tables.keep(vec![70], 70), None);
-        assert_eq!(tables.keep(vec![71], 71), Some((16, 1002)));
-        assert_eq!(tables.keep(vec![72], 72), Some((16, 1003)));
-        assert_eq!(tables.find(&[2, 0], false), None);
-        assert_eq!(tables.find(&[1, 0], false), Some(1001));
-        for number in 0..2 * Tables::MOST as u64 {
-            tables.keep(vec![number, 1, 1], 5000 + number);
+        let recorded = tables.find(&[0, 0]).unwrap();
+        assert_eq!(recorded.address(), 1000);
+        assert_eq!(address(&mut tables, &[1, 0]), Some(1001), "used again");
+        // One is recorded, and one is being used for a launch, so that there is room for two more.
+        let (used, gone) = tables.keep(vec![70, 0], 70);
+        assert!(gone.is_empty());
+        assert_eq!(keep(&mut tables, &[71, 0], 71), []);
+        drop(used);
+        assert_eq!(tables.keep(vec![72, 0], 72).1, [(16, 1002)]);
+        assert_eq!(keep(&mut tables, &[73, 0], 73), [1003]);
+        assert_eq!(address(&mut tables, &[2, 0]), None);
+        assert_eq!(address(&mut tables, &[1, 0]), Some(1001));
+        for number in 0..2 * most {
+            keep(&mut tables, &[number, 1, 1], 5000 + number);
         }
-        assert_eq!(tables.find(&[1, 0], false), None);
-        assert_eq!(tables.find(&[0, 0], false), Some(1000), "recorded");
-        assert_eq!(tables.take_all().count(), Tables::MOST + 1);
+        assert_eq!(address(&mut tables, &[1, 0]), None);
+        assert_eq!(address(&mut tables, &[0, 0]), Some(1000), "recorded");
+    }
+
+    #[test]
+    fn tables_of_recordings_that_are_gone_are_like_others() {
+        let (mut tables, most) = (Tables::default(), Tables::MOST as u64);
+        let recordings: Vec<_> = (0..2 * most).map(|number| tables.keep(vec![number], 1000 + number)).collect();
+        assert!(recordings.iter().all(|(_, gone)| gone.is_empty()), "all are read");
+        // Two recordings read the first table, and one of them stays.
+        let other = tables.find(&[0]);
+        drop(recordings);
+        let oldest: Vec<u64> = (1001..1000 + most).rev().collect();
+        assert_eq!(keep(&mut tables, &[2 * most], 1), oldest);
+        assert_eq!(address(&mut tables, &[0]), Some(1000));
+        drop(other);
+        assert_eq!(keep(&mut tables, &[2 * most + 1], 2), [1000 + most + 1, 1000 + most]);
     }
 }

@@ -10,8 +10,9 @@ use super::device::{Device, DeviceAttribute};
 use super::event::{Event, Timing};
 use super::launch::{Argument, EarlyLaunch};
 use super::module::{Kernel, Library, LoadedKernel};
-use super::pool::{self, Pool, Staging, Tables};
-use super::{CudaError, check, exposure};
+use super::pool::{self, Pool, Staging, Table, Tables};
+use super::recording::Recording;
+use super::{CudaError, check, exposure, retired};
 use crate::error::Error;
 use crate::sys::cuda::{self, Status};
 
@@ -83,7 +84,8 @@ impl Queue {
     /// As [`new`](Self::new), and [`CudaError`], code 400, for the per-thread default stream.
     ///
     /// # Safety
-    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it.
+    /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it. It becomes part
+    /// of the recording of another queue by [`wait_for`](Self::wait_for) alone, and not by calls of another library.
     pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
         let stream = match stream.addr() {
             // Some libraries take null for the per-thread default stream, depending on how they were built.
@@ -176,8 +178,15 @@ impl Queue {
     /// [`CudaError`] of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.make_current()?;
-        self.join_recording();
-        event.mark().make_stream_wait(self.inner.stream)
+        event.mark().make_stream_wait(self.inner.stream)?;
+        self.join_recording()
+    }
+
+    /// Makes everything that is put into this queue from now on wait for everything that is in another queue now. The host does not wait.
+    pub(crate) fn wait_for_all_of(&self, earlier: &Queue) -> Result<(), CudaError> {
+        let end = earlier.event()?;
+        end.record()?;
+        self.wait_for(&end)
     }
 
     /// Loads a kernel before its first launch, which would otherwise pay for it, and for its compilation by the driver.
@@ -200,6 +209,11 @@ impl Queue {
     /// Whether both are one queue.
     pub(super) fn is_same(&self, other: &Queue) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The queue, if this is the last handle of it; of handles that are dropped at once, one is the last.
+    pub(super) fn into_last(self) -> Option<Self> {
+        Arc::into_inner(self.inner).map(|inner| Self { inner: Arc::new(inner) })
     }
 
     /// Lets this device's kernels reach all memory of another device, through their primary contexts.
@@ -252,22 +266,17 @@ impl Queue {
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.make_current()?;
         self.refuse_capture("an allocation")?;
-        self.settle_exposures(false)?;
+        exposure::settle(false);
         let class = pool::size_class(bytes);
         let kept = self.pool().take(class);
         if let Some(address) = kept.map_or_else(|| pool::allocate(class), |address| Ok(Some(address)))? {
             return Ok(address);
         }
-        // Memory that this queue keeps, or that peers have released, may be enough.
-        self.settle_exposures(true)?;
+        // Memory that this queue or a retired one keeps, or that peers have released, may be enough.
+        exposure::settle(true);
+        retired::destroy(self.ordinal());
         self.pool().release();
         pool::allocate(class)?.ok_or_else(|| pool::out_of_memory(bytes))
-    }
-
-    /// Like [`exposure::settle`], which makes contexts of other devices current.
-    fn settle_exposures(&self, now: bool) -> Result<(), CudaError> {
-        exposure::settle(now);
-        self.make_current()
     }
 
     /// Takes memory back that [`allocate`](Self::allocate) returned for that many bytes.
@@ -292,12 +301,14 @@ impl Queue {
         check("cuMemcpyDtoDAsync", unsafe { cuda::cuMemcpyDtoDAsync_v2(to, from, bytes, self.inner.stream) })
     }
 
-    /// Where a table is on the device; one that is not there yet is put there, in the queue's order.
-    pub(crate) fn table(&self, words: &[u64]) -> Result<u64, CudaError> {
+    /// A table on the device, for a launch that is put into the queue while the result lives; one that is not there yet is put there, in the queue's
+    /// order.
+    pub(crate) fn table(&self, words: &[u64]) -> Result<Table, CudaError> {
         let mut tables = self.inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
-        if let Some(address) = tables.find(words, self.is_capturing()?) {
-            return Ok(address);
+        if let Some(table) = tables.find(words) {
+            self.record_reader(&table)?;
+            return Ok(table);
         }
         let address = self.allocate(size_of_val(words))?;
         // SAFETY: just allocated, as large; what used the memory before is in the queue before.
@@ -306,10 +317,22 @@ impl Queue {
             self.free(address, size_of_val(words));
             return Err(error);
         }
-        if let Some((bytes, address)) = tables.keep(words.to_vec(), address) {
+        let (table, gone) = tables.keep(words.to_vec(), address);
+        for (bytes, address) in gone {
             self.free(address, bytes);
         }
-        Ok(address)
+        Ok(table)
+    }
+
+    /// Tells the recording under way, if there is one, that its work reads a table of this queue.
+    pub(crate) fn record_reader(&self, table: &Table) -> Result<(), CudaError> {
+        let Some(id) = self.capture_id()? else { return Ok(()) };
+        match Recording::find(id) {
+            Some(recording) => recording.keep(Arc::new(table.clone())),
+            // Nobody says when a graph of another library goes, so that the table stays as long as the queue.
+            None => std::mem::forget(table.clone()),
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -360,5 +383,7 @@ impl Drop for Inner {
             pool.give(pool::size_class(bytes), address);
         }
         pool.release();
+        // They are of the same context, so that it is still current when the fields are dropped.
+        retired::destroy(self.device.ordinal());
     }
 }

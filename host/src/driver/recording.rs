@@ -4,11 +4,12 @@
 //! recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory that was
 //! allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of peers,
 //! are handed over by the code that records it ([`Queue::keep_for_recording`]).
+//!
+//! The driver numbers recordings, so that work finds the recording that it becomes part of, whichever thread or queue has begun it.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::{CudaError, Queue};
 use crate::sys::cuda::Status;
@@ -18,11 +19,6 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 /// How many recordings there are, to look at without a lock: most programs have none.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static RECORDINGS: Mutex<Vec<Weak<Recording>>> = Mutex::new(Vec::new());
-
-thread_local! {
-    /// The recordings of this thread, the innermost last.
-    static ACTIVE: RefCell<Vec<Arc<Recording>>> = const { RefCell::new(Vec::new()) };
-}
 
 /// No code of others runs under these locks, so a poisoned one still guards consistent state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,6 +84,8 @@ impl Drop for Memory {
 #[derive(Debug)]
 pub(super) struct Recording {
     queue: Queue,
+    /// The driver's number of it, once it has begun.
+    capture: OnceLock<u64>,
     /// The number of the first allocation after its end.
     end: AtomicU64,
     kept: Mutex<Kept>,
@@ -99,34 +97,63 @@ pub(crate) type Resource = Arc<dyn Any + Send + Sync>;
 #[derive(Default)]
 struct Kept {
     blocks: Vec<Arc<Block>>,
-    /// Other queues that work was recorded on.
-    queues: Vec<Queue>,
+    /// Other queues that have taken part in the recording.
+    branches: Vec<Queue>,
     resources: Vec<Resource>,
 }
 
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (blocks, queues, resources) = (self.blocks.len(), self.queues.len(), self.resources.len());
-        write!(f, "{blocks} blocks of memory, {queues} queues and {resources} other resources")
+        let (blocks, branches, resources) = (self.blocks.len(), self.branches.len(), self.resources.len());
+        write!(f, "{blocks} blocks of memory, {branches} queues and {resources} other resources")
     }
 }
 
-/// A recording under way on this thread; ended when this is dropped.
+/// A recording under way; ended when this is dropped.
 #[derive(Debug)]
 pub(super) struct Active(Arc<Recording>);
 
 impl Recording {
-    /// Begins to record work of a queue on this thread.
+    /// Prepares to record work of a queue: memory that is dropped from now on is kept.
     pub(super) fn begin(queue: &Queue) -> Active {
-        let recording = Arc::new(Self { queue: queue.clone(), end: AtomicU64::new(u64::MAX), kept: Mutex::default() });
+        let (capture, end, kept) = (OnceLock::new(), AtomicU64::new(u64::MAX), Mutex::default());
+        let recording = Arc::new(Self { queue: queue.clone(), capture, end, kept });
         LIVE.fetch_add(1, Ordering::AcqRel);
         lock(&RECORDINGS).push(Arc::downgrade(&recording));
-        ACTIVE.with_borrow_mut(|active| active.push(recording.clone()));
         Active(recording)
+    }
+
+    /// Keeps a resource for as long as the graph can be launched.
+    pub(super) fn keep(&self, resource: Resource) {
+        lock(&self.kept).resources.push(resource);
+    }
+
+    /// Takes note that another queue takes part in the recording.
+    pub(super) fn join(&self, queue: &Queue) {
+        let branches = &mut lock(&self.kept).branches;
+        if !queue.is_same(&self.queue) && !branches.iter().any(|branch| branch.is_same(queue)) {
+            branches.push(queue.clone());
+        }
+    }
+
+    /// The other queues that have taken part in the recording.
+    pub(super) fn branches(&self) -> Vec<Queue> {
+        lock(&self.kept).branches.clone()
+    }
+
+    /// The recording that the driver knows by this number, unless another library has begun it.
+    pub(super) fn find(capture: u64) -> Option<Arc<Self>> {
+        let recordings = lock(&RECORDINGS).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        recordings.into_iter().find(|recording| recording.capture.get() == Some(&capture))
     }
 }
 
 impl Active {
+    /// Tells the driver's number of the recording.
+    pub(super) fn set_capture(&self, id: u64) {
+        self.0.capture.get_or_init(|| id);
+    }
+
     /// The recording, which from now on keeps dropped memory.
     pub(super) fn recording(&self) -> Arc<Recording> {
         self.0.clone()
@@ -136,57 +163,58 @@ impl Active {
 impl Drop for Active {
     fn drop(&mut self) {
         self.0.end.store(ALLOCATIONS.load(Ordering::Acquire), Ordering::Release);
-        ACTIVE.with_borrow_mut(|active| active.retain(|other| !Arc::ptr_eq(other, &self.0)));
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
+        // Its memory goes back to the queues that it came from. They are behind the last launch, as its work uses no memory of other queues than
+        // this one and the branches, and each launch is ordered with these.
         lock(&RECORDINGS).retain(|other| other.strong_count() > 0);
         LIVE.fetch_sub(1, Ordering::AcqRel);
-        let kept = std::mem::take(self.kept.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // The last launch may still be under way on this queue. Memory of another one is to be used again behind it.
-        let foreign = kept.blocks.iter().map(|block| &block.queue).filter(|queue| !queue.is_same(&self.queue));
-        let foreign: Vec<&Queue> = foreign.collect();
-        if foreign.is_empty() {
-            return;
-        }
-        let ordered = self.queue.record().and_then(|end| foreign.iter().try_for_each(|queue| queue.wait_for(&end)));
-        if let Err(error) = ordered {
-            tracing::error!(%error, "memory that a graph has used is not used again");
-            std::mem::forget(kept);
+        let blocks = std::mem::take(&mut self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).blocks);
+        for block in blocks {
+            // Memory that a recording keeps may belong to the queue of a thread that has nothing to do with it.
+            let queue = block.queue.clone();
+            drop(block);
+            queue.retire();
         }
     }
 }
 
 impl Queue {
-    /// Hands a resource over to the recording under way, if work of this queue is being recorded: it then lives as long as the graph.
+    /// The recording under way in this queue, if there is one.
     ///
     /// # Errors
-    /// [`CudaError`] with code 900 where another thread has begun the recording: nobody would keep the resource.
-    pub(crate) fn keep_for_recording(&self, resource: impl FnOnce() -> Resource) -> Result<(), CudaError> {
-        if !self.is_capturing()? {
-            return Ok(());
-        }
-        let is_kept = ACTIVE.with_borrow(|active| {
-            let resource = resource();
-            active.iter().for_each(|recording| lock(&recording.kept).resources.push(resource.clone()));
-            !active.is_empty()
-        });
-        if is_kept {
-            return Ok(());
-        }
-        Err(CudaError {
+    /// [`CudaError`] with code 900 where another library has begun the recording: nobody would keep what its work uses.
+    pub(super) fn recording(&self) -> Result<Option<Arc<Recording>>, CudaError> {
+        let Some(id) = self.capture_id()? else { return Ok(None) };
+        Recording::find(id).map(Some).ok_or_else(|| CudaError {
             call: "a recording".into(),
             code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
-            text: "another thread records the work of this queue; only that thread can add collectives to it".into(),
+            text: "the work of this queue is being recorded without Queue::capture, so that nothing would keep what the work uses".into(),
         })
     }
 
-    /// Like [`keep_for_recording`](Self::keep_for_recording), for this queue itself, which another queue's recording has reached.
-    pub(super) fn join_recording(&self) {
-        ACTIVE.with_borrow(|active| {
-            active.iter().for_each(|recording| lock(&recording.kept).queues.push(self.clone()));
-        });
+    /// Hands a resource over to the recording under way, if work of this queue is being recorded: it then lives as long as the graph.
+    ///
+    /// # Errors
+    /// As [`recording`](Self::recording).
+    pub(crate) fn keep_for_recording(&self, resource: impl FnOnce() -> Resource) -> Result<(), CudaError> {
+        if let Some(recording) = self.recording()? {
+            recording.keep(resource());
+        }
+        Ok(())
+    }
+
+    /// Makes this queue part of the recording that an event has just made it part of, if there is one, and if this crate has begun it.
+    pub(super) fn join_recording(&self) -> Result<(), CudaError> {
+        if LIVE.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        if let Some(recording) = self.capture_id()?.and_then(Recording::find) {
+            recording.join(self);
+        }
+        Ok(())
     }
 }

@@ -6,11 +6,15 @@
 //! one after the other. The number of parts is the number of such communicators of this process on the GPU, times the processes that share the GPU. CUDA's
 //! cooperative launch checks the same bound for a single launch only, and not for concurrent launches.
 //!
+//! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose blocks would not
+//! fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
+//!
 //! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay within.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{CudaError, Device, DeviceAttribute, Queue};
+use crate::sys::cuda::Status;
 
 /// The ranks of a communicator on one GPU, together with the ranks of the communicators that it was split from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,35 +51,114 @@ struct Entry {
     sharers: Sharers,
 }
 
-static CLAIMS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// The blocks of a recorded launch, which each launch of its graph has, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RecordedBlocks(Recorded);
 
-fn lock() -> MutexGuard<'static, Vec<Entry>> {
-    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Recorded {
+    device: u32,
+    multiprocessors: u64,
+    blocks_of_multiprocessor: u64,
+    blocks: u64,
+}
+
+#[derive(Debug, Default)]
+struct Residents {
+    claims: Vec<Entry>,
+    recorded: Vec<Recorded>,
+}
+
+static RESIDENTS: Mutex<Residents> = Mutex::new(Residents { claims: Vec::new(), recorded: Vec::new() });
+
+fn lock() -> MutexGuard<'static, Residents> {
+    RESIDENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Residents {
+    /// The limit of blocks of a launch on a device.
+    fn places(&self, device: u32, multiprocessors: u64, blocks_of_multiprocessor: u64) -> u64 {
+        let claims = self.claims.iter().filter(|entry| entry.device == device);
+        places(multiprocessors, blocks_of_multiprocessor, claims)
+    }
+
+    /// Refuses a recorded launch that does not fit any more.
+    fn check(&self, launch: &Recorded) -> Result<(), CudaError> {
+        let Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks } = *launch;
+        let places = self.places(device, multiprocessors, blocks_of_multiprocessor);
+        if blocks <= places {
+            return Ok(());
+        }
+        Err(CudaError {
+            call: format!("a claim of resident blocks of device {device}"),
+            code: Status::COOPERATIVE_LAUNCH_TOO_LARGE.0,
+            text: format!(
+                "a graph was recorded with kernels of {blocks} blocks that wait for other ranks, and {places} are left to them if another communicator \
+                 shares the device; drop the graph, and record it again once all communicators and their operations are made"
+            ),
+        })
+    }
+
+    fn claim(&mut self, entry: Entry) -> Result<(), CudaError> {
+        self.claims.push(entry);
+        let fits = self
+            .recorded
+            .iter()
+            .filter(|launch| launch.device == entry.device)
+            .try_for_each(|launch| self.check(launch));
+        fits.inspect_err(|_| {
+            self.claims.pop();
+        })
+    }
+
+    fn record(&mut self, launch: Recorded) -> Result<(), CudaError> {
+        self.check(&launch)?;
+        self.recorded.push(launch);
+        Ok(())
+    }
 }
 
 impl Claim {
     /// Claims a part of the places on `queue`'s device for the communicator that `owner` stands for; all of its claims are one part.
+    ///
+    /// # Errors
+    /// [`CudaError`] with code 720 where a graph is left with fewer places than the blocks that it was recorded with.
     pub(crate) fn new(queue: &Queue, owner: u64, sharers: Sharers) -> Result<Self, CudaError> {
         let device = queue.ordinal();
         let multiprocessors = Device::new(device)?.attribute(DeviceAttribute::MultiprocessorCount)?;
         let entry = Entry { device, owner, sharers };
-        lock().push(entry);
+        lock().claim(entry)?;
         Ok(Self { entry, multiprocessors: u64::try_from(multiprocessors).unwrap_or(1) })
     }
 
     /// The limit of blocks of a launch now, for a kernel with so many resident blocks per multiprocessor.
     pub(crate) fn places(&self, blocks_of_multiprocessor: u64) -> u64 {
-        places(
-            self.multiprocessors,
-            blocks_of_multiprocessor,
-            lock().iter().filter(|entry| entry.device == self.entry.device),
-        )
+        lock().places(self.entry.device, self.multiprocessors, blocks_of_multiprocessor)
+    }
+
+    /// Claims places for a launch of so many blocks that is being recorded, for as long as the result lives.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), where another communicator has come in since [`places`](Self::places) was asked.
+    pub(crate) fn record(&self, blocks_of_multiprocessor: u64, blocks: u64) -> Result<RecordedBlocks, CudaError> {
+        let (device, multiprocessors) = (self.entry.device, self.multiprocessors);
+        let launch = Recorded { device, multiprocessors, blocks_of_multiprocessor, blocks };
+        lock().record(launch)?;
+        Ok(RecordedBlocks(launch))
+    }
+}
+
+impl Drop for RecordedBlocks {
+    fn drop(&mut self) {
+        let recorded = &mut lock().recorded;
+        let own = recorded.iter().position(|launch| *launch == self.0);
+        recorded.swap_remove(own.expect("entered in `record`"));
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claims = lock();
+        let claims = &mut lock().claims;
         let own = claims.iter().position(|entry| *entry == self.entry);
         claims.swap_remove(own.expect("entered in `new`"));
     }
@@ -122,6 +205,33 @@ mod tests {
                 assert!(ranks == 1 || each * launches <= 99 || each == 1, "{each} for each of {launches}, and NCCL");
             }
         }
+    }
+
+    #[test]
+    fn a_communicator_is_refused_while_a_graph_needs_its_places() {
+        let recorded = |device, blocks| Recorded { device, multiprocessors: 132, blocks_of_multiprocessor: 2, blocks };
+        let mut residents = Residents::default();
+        residents.claim(entry(1, 1, 1)).unwrap();
+        residents.record(recorded(0, 264)).unwrap();
+        residents.claim(entry(1, 1, 1)).expect("another operation of the same communicator");
+        let error = residents.claim(entry(2, 1, 1)).unwrap_err();
+        assert_eq!(error.code, 720);
+        for part in ["device 0", "264 blocks", "132 are left", "record it again"] {
+            assert!(error.to_string().contains(part), "{part}: {error}");
+        }
+        assert_eq!(residents.claims.len(), 2, "what is refused takes no place");
+        residents.claim(entry(1, 2, 2)).expect_err("another process shares the GPU");
+        residents.claim(Entry { device: 1, ..entry(2, 1, 1) }).expect("another device");
+        // Once the graph is gone, both fit, and a graph that is recorded then has its part.
+        residents.recorded.clear();
+        residents.claim(entry(2, 1, 1)).unwrap();
+        residents.record(recorded(0, 264)).expect_err("another communicator came in between");
+        residents.record(recorded(0, 132)).unwrap();
+        residents.record(recorded(0, 20)).unwrap();
+        assert!(residents.claim(entry(3, 1, 1)).is_err());
+        residents.recorded.remove(0);
+        residents.claim(entry(3, 1, 1)).expect("few blocks leave room");
+        assert_eq!(residents.places(0, 132, 2), 88);
     }
 
     /// Two GPUs with two processes each, split into groups that have one rank on either GPU: no process knows of its neighbour's claim.

@@ -34,7 +34,7 @@ pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 pub trait PeerMemory {
     /// Makes memory that each rank names reachable by the kernels of all others; `None`, on every rank, if some rank cannot reach
     /// another's, as on different machines. Every rank must call it; the host waits for the others. Every caller must keep its own
-    /// memory until every rank is done with it.
+    /// memory until every rank is done with it. Where this is `None`, no rank reaches the memory any more; after an error some may.
     ///
     /// # Errors
     /// The errors of a collective.

@@ -54,8 +54,12 @@ impl Status {
     pub(crate) const NOT_READY: Self = Self(600);
     /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
+    /// `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`
+    pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`
     pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
 
     /// The driver's name for the code, and its words.
     pub(crate) fn text(self) -> String {
@@ -93,6 +97,8 @@ pub(crate) const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_uint = 0;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
+pub(crate) const CU_STREAM_CAPTURE_STATUS_ACTIVE: c_uint = 1;
 
 // No `#[link]`: the build script links `libcuda.rs`, which has a forwarder for every function that `cust` declares, and each of these is among
 // them: one that is not fails to link.
@@ -116,6 +122,7 @@ unsafe extern "C" {
 
     pub(crate) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Status;
     pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Status;
+    pub(crate) fn cuCtxGetCurrent(context: *mut CUcontext) -> Status;
     pub(crate) fn cuCtxSetCurrent(context: CUcontext) -> Status;
     pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Status;
 
@@ -124,7 +131,14 @@ unsafe extern "C" {
     pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> Status;
     pub(crate) fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) -> Status;
     pub(crate) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Status;
-    pub(crate) fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> Status;
+    pub(crate) fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut c_uint,
+        id: *mut u64,
+        graph: *mut CUgraph,
+        dependencies: *mut *const c_void,
+        dependency_count: *mut usize,
+    ) -> Status;
 
     pub(crate) fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Status;
     pub(crate) fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> Status;

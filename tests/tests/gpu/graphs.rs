@@ -1,7 +1,8 @@
 //! A graph owns what its work uses: dropping buffers and queues before a launch gives their memory to nobody else.
 
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::kernels::cuda;
+use gradsync::kernels::cpu::Coefficients;
+use gradsync::kernels::cuda::{self, SegmentWorkspace};
 use gradsync::{DType, Error};
 
 use crate::{download, queue, uniform, upload};
@@ -85,6 +86,79 @@ fn a_graph_keeps_the_queues_and_the_memory_of_its_branches() {
     drop((other, branch));
     graph.launch().unwrap();
     main.synchronize().unwrap();
+}
+
+#[test]
+fn a_launch_waits_for_the_queues_of_its_branches_and_they_for_it() {
+    let (main, branch) = (queue(), queue());
+    let ones = DeviceBuffer::from_host(&branch, (&vec![1.0f32; LEN]).into()).unwrap();
+    let mut sum = buffer(&branch, 1);
+    cuda::zero(sum.as_mut_slice()).unwrap();
+    cuda::accumulate(sum.as_mut_slice(), ones.as_slice()).unwrap();
+    let graph = main
+        .capture(|| {
+            branch.wait_for(&main.record()?)?;
+            cuda::zero(sum.as_mut_slice())?;
+            Ok(main.wait_for(&branch.record()?)?)
+        })
+        .unwrap();
+    for _ in 0..5 {
+        for _ in 0..200 {
+            cuda::accumulate(sum.as_mut_slice(), ones.as_slice()).unwrap();
+        }
+        graph.launch().unwrap();
+        cuda::accumulate(sum.as_mut_slice(), ones.as_slice()).unwrap();
+        assert!(
+            numbers(&sum).iter().all(|&number| number == 1.0),
+            "cleared after what was before, before what is after"
+        );
+    }
+}
+
+#[test]
+fn a_graph_that_is_launched_in_a_recording_is_part_of_it() {
+    let queue = queue();
+    let (inner, address) = clearing(&queue);
+    let mut data = buffer(&queue, 3);
+    let outer = queue
+        .capture(|| {
+            inner.launch()?;
+            cuda::zero(data.as_mut_slice())
+        })
+        .unwrap();
+    assert!(numbers(&data) == uniform(DType::F32, LEN, 3).tensor(0).data().to_f64_vec(), "nothing has run");
+    drop(inner);
+    let others: Vec<DeviceBuffer> = (0..4).map(|seed| buffer(&queue, 10 + seed)).collect();
+    assert!(others.iter().all(|other| other.as_slice().address() != address), "the memory has a new owner");
+    for _ in 0..3 {
+        outer.launch().unwrap();
+    }
+    assert!(numbers(&data).iter().all(|&number| number == 0.0));
+    for (seed, other) in others.iter().enumerate() {
+        let expected = uniform(DType::F32, LEN, 10 + seed as u64).tensor(0).data().to_f64_vec();
+        assert!(numbers(other) == expected, "buffer {seed} was overwritten by a launch");
+    }
+    drop(outer);
+    assert_eq!(buffer(&queue, 2).as_slice().address(), address, "the next buffer of its size takes it over");
+}
+
+#[test]
+fn recorded_sums_are_those_of_the_recorded_vectors() {
+    let queue = queue();
+    let vectors =
+        [1.0f32, 2.0, 4.0, 8.0].map(|number| DeviceBuffer::from_host(&queue, (&vec![number; LEN]).into()).unwrap());
+    let pairs = [[0, 1], [2, 3]].map(|pair| pair.map(|index: usize| vectors[index].as_slice()));
+    let mut layers = SegmentWorkspace::new(&queue, LEN, &[0..LEN], 2).unwrap();
+    layers.write_coefficients(&Coefficients { weights: vec![1.0; 2], cancelled: vec![false] }).unwrap();
+    let mut sums = [buffer(&queue, 5), buffer(&queue, 6)];
+    layers.combine(sums[0].as_mut_slice(), &pairs[0]).unwrap();
+    let graph = queue.capture(|| layers.combine(sums[0].as_mut_slice(), &pairs[0])).unwrap();
+    layers.combine(sums[1].as_mut_slice(), &pairs[1]).unwrap();
+    cuda::zero(sums[0].as_mut_slice()).unwrap();
+    graph.launch().unwrap();
+    for (sum, expected) in sums.iter().zip([3.0, 12.0]) {
+        assert!(numbers(sum).iter().all(|&number| number == expected), "not {expected}");
+    }
 }
 
 #[test]

@@ -4,12 +4,11 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
+use gradsync::comm::{Call, Collectives, CommError, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::memory::Cuda;
-use gradsync::ops::Adasum;
-use gradsync::ops::AdasumOptions;
+use gradsync::memory::{Cuda, PeerMemory};
 use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::{Adasum, AdasumOptions};
 use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;
@@ -24,6 +23,9 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
     report.case("a graph outlives all that it was recorded with", || graph_outlives(context, 3));
     report.case("two communicators, in another order on each rank", || other_order(context, [4, 5]));
     report.case("an object on one queue, its buffer on another's thread", || dropped_first(context, 6));
+    report.case("an object that is dropped while work is recorded", || dropped_in_a_recording(context, 7));
+    report.case("a recorded graph keeps its part of the GPU", || keeps_its_part(context, [8, 9]));
+    report.case("kernels of one communicator in two branches of a recording", || branches(context, 10));
 }
 
 fn buffer(queue: &Queue, world_size: usize) -> GradientBuffer<Cuda> {
@@ -94,13 +96,18 @@ fn comes_back(context: &Context, generation: u64) {
         comm.synchronize(queue).unwrap();
         drop((gradients, adasum));
     }
+    await_memory(context, &addresses);
+}
+
+/// Waits until a buffer is made where one of others has been that all ranks have dropped.
+fn await_memory(context: &Context, addresses: &[u64]) {
     if context.world_size == 1 {
         return;
     }
     let begun = Instant::now();
     let mut held = Vec::new();
     loop {
-        let next = buffer(queue, context.world_size);
+        let next = buffer(&context.queue, context.world_size);
         if addresses.contains(&next.as_slice().address()) {
             break;
         }
@@ -175,4 +182,84 @@ fn dropped_first(context: &Context, generation: u64) {
     assert!(is_refused || context.world_size == 1, "{outcome:?}");
     comm.synchronize(queue).unwrap();
     assert_ones(&others);
+}
+
+/// What is dropped has no part in the recording, which goes on as if nothing were; the memory comes back once the graph is gone.
+fn dropped_in_a_recording(context: &Context, generation: u64) {
+    let queue = &context.queue;
+    let comm = context.communicator(generation, &context.options());
+    let mut gradients = buffer(queue, context.world_size);
+    let mut adasum = adasum(&comm, &gradients);
+    adasum.all_reduce(&mut gradients).unwrap();
+    let mut ones = DeviceBuffer::from_host(queue, (&vec![1.0f32; LEN][..]).into()).unwrap();
+    comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max).unwrap();
+    comm.synchronize(queue).unwrap();
+    let address = gradients.as_slice().address();
+    let graph = queue
+        .capture(|| {
+            drop((adasum, gradients));
+            comm.all_reduce(ones.as_mut_slice(), ReduceOp::Max)
+        })
+        .unwrap();
+    for _ in 0..3 {
+        graph.launch().unwrap();
+    }
+    queue.synchronize().unwrap();
+    assert_ones(&[ones]);
+    drop(graph);
+    await_memory(context, &[address]);
+}
+
+/// A second communicator would take places on the GPU that each launch of the graph fills.
+fn keeps_its_part(context: &Context, generations: [u64; 2]) {
+    let queue = &context.queue;
+    let comms = generations.map(|generation| context.communicator(generation, &context.options()));
+    let mut buffers = [0, 1].map(|_| buffer(queue, context.world_size));
+    let Some(mut first) = PeerAllReduce::new(&comms[0], &buffers[0], ReduceOp::Mean).unwrap() else { return };
+    first.run(&mut buffers[0]).unwrap();
+    comms[0].synchronize(queue).unwrap();
+    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
+    let error = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).expect_err("the graph needs the places");
+    assert!(matches!(&error, Error::Cuda(cuda) if cuda.code == 720), "{error}");
+    drop(graph);
+    // Ranks that are threads share the places: all of their graphs have to be gone.
+    comms[0].barrier().unwrap();
+    let mut second = PeerAllReduce::new(&comms[1], &buffers[1], ReduceOp::Mean).unwrap().expect("as the first");
+    let graph = queue.capture(|| first.run(&mut buffers[0])).unwrap();
+    for _ in 0..3 {
+        graph.launch().unwrap();
+        second.run(&mut buffers[1]).unwrap();
+    }
+    comms[1].synchronize(queue).unwrap();
+}
+
+/// Kernels of one communicator run one after the other, also in a graph whose branches would run at the same time.
+fn branches(context: &Context, generation: u64) {
+    let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
+    let comm = context.communicator(generation, &context.options());
+    let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
+    let mut sums = Vec::new();
+    for buffer in &mut buffers {
+        buffer.tensor_mut(0).data_mut().copy_from_host((&vec![1.0f32; LEN][..]).into()).unwrap();
+        let Some(mut sum) = PeerAllReduce::new(&comm, buffer, ReduceOp::Mean).unwrap() else { return };
+        sum.run(buffer).unwrap();
+        sums.push(sum);
+    }
+    let [main, branch] = &queues;
+    let graph = main.capture(|| {
+        branch.wait_for(&main.record()?)?;
+        sums.iter_mut().zip(&mut buffers).try_for_each(|(sum, buffer)| sum.run(buffer))?;
+        Ok(main.wait_for(&branch.record()?)?)
+    });
+    let graph = graph.unwrap();
+    for _ in 0..20 {
+        let call = Call::without_data(Operation::Graph);
+        comm.run_kernels(call, main, &mut || Ok(graph.launch()?)).unwrap();
+    }
+    comm.synchronize(main).unwrap();
+    for buffer in &buffers {
+        let mut numbers = vec![0.0f32; LEN];
+        buffer.tensor(0).data().copy_to_host((&mut numbers[..]).into()).unwrap();
+        assert!(numbers.iter().all(|&number| number == 1.0), "the mean of ones");
+    }
 }

@@ -103,6 +103,8 @@ pub(super) struct Session {
     in_call: Mutex<()>,
     /// The end of the last kernels that met those of other ranks.
     last_kernels: Mutex<Option<Event>>,
+    /// The same of recorded ones, with the number of the recording.
+    last_recorded: Mutex<Option<(u64, Event)>>,
     has_failed: AtomicBool,
     state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -127,6 +129,7 @@ impl Session {
             handle: AtomicPtr::new(handle),
             in_call: Mutex::new(()),
             last_kernels: Mutex::default(),
+            last_recorded: Mutex::default(),
             has_failed: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -213,9 +216,17 @@ impl Session {
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         self.admit(queue, &[call], || {
-            // Launches of recorded work are ordered when it runs.
-            if queue.is_capturing()? {
-                return launch().map(|()| Put::Recorded);
+            // Launches of a graph are ordered as a whole when it runs, and the kernels in it here.
+            if let Some(recording) = queue.capture_id()? {
+                let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some((_, event)) = last.take_if(|(number, event)| *number == recording && !event.is_of(queue)) {
+                    queue.wait_for(&event)?;
+                }
+                launch()?;
+                let event = queue.event()?;
+                event.record()?;
+                *last = Some((recording, event));
+                return Ok(Put::Recorded);
             }
             let mut last = self.last_kernels.lock().unwrap_or_else(PoisonError::into_inner);
             let event = match last.take() {

@@ -232,7 +232,8 @@ impl<'a> Pieces<'a> {
             .iter()
             .flat_map(|piece| [piece.destination, piece.source, piece.len, piece.first_block])
             .collect();
-        let arguments = [Argument::Pointer(queue.table(&words)?), self.pieces.len().into()];
+        let table = queue.table(&words)?;
+        let arguments = [(&table).into(), self.pieces.len().into()];
         // SAFETY: the caller's promise; the table has that many rows.
         Ok(unsafe { queue.launch(name, self.blocks, &arguments) }?)
     }

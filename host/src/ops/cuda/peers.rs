@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::agreement::all_prepared;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
-use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, HostFlag, Memory, Queue};
+use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
@@ -29,7 +29,7 @@ pub(super) struct Connection {
 
 /// The resources whose allocation can fail on one rank alone.
 struct Prepared<T> {
-    flags: DeviceBuffer,
+    flags: FlagList,
     mailbox: DeviceBuffer,
     received: DeviceBuffer,
     rest: T,
@@ -60,20 +60,21 @@ impl Connection {
             let mailbox_len = PeerGroup::mailbox_len(layers, world_size, window_bytes);
             let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
             let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
-            let flags = Exposure::flags(queue, world_size)?;
+            let flags = FlagList::new(queue, world_size)?;
             // Cleared before any peer can write to it: mapping it comes after.
             queue.synchronize()?;
             Ok(Prepared { flags, mailbox, received, rest })
         })();
-        let Prepared { flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
+        let Prepared { mut flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
 
-        let Some(shared) = peers.share(flags.as_slice())? else { return Ok(None) };
+        let Some(shared) = flags.give(|list| peers.share(list))? else { return Ok(None) };
         let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
         let mut share = |memory: &Arc<Memory>, data: DeviceSlice<'_>| {
+            exposure.export(memory);
             let Some(shared) = peers.share(data)? else { return Ok(None) };
             let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
             let (addresses, mappings) = shared.into_parts();
-            exposure.add(memory, mappings);
+            exposure.import(mappings);
             Ok::<_, Error>(Some((addresses, abort, sharers)))
         };
         let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };

@@ -34,7 +34,7 @@ impl MpiDeviceCommunicator {
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
     ///
     /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller.
+    /// Both belong to the same queue; the output is borrowed mutably by the caller, and is the input or apart from it.
     pub(super) unsafe fn all_reduce_any(
         &self,
         input: DeviceSlice<'_>,
@@ -47,7 +47,8 @@ impl MpiDeviceCommunicator {
         self.admit(queue, operation)?;
         let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
         if world_size == 1 && scaling == Scaling::NONE {
-            return copy(input, output);
+            // SAFETY: the output is borrowed mutably, and is the input or apart, as the caller promises.
+            return unsafe { copy(input, output) };
         }
         let (size, reduction) = (dtype.size_bytes(), Reduction { dtype, op, before, after });
         let part = part_len(len, BLOCK_BYTES / size, world_size);
@@ -116,7 +117,8 @@ impl MpiDeviceCommunicator {
         let is_in_place = place(rank) == input.address();
         if self.is_direct {
             let own = output.range(rank * input.len()..(rank + 1) * input.len());
-            self.admit_direct(queue, call.operation, Some((input, own)))?;
+            // SAFETY: the output is borrowed mutably, and the input is this rank's place in it or apart, as the caller promises.
+            unsafe { self.admit_direct(queue, call.operation, Some((input, own))) }?;
             let transfer = self.comm.agree(call)?;
             // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
             return unsafe {
@@ -156,7 +158,9 @@ impl MpiDeviceCommunicator {
         let to = |peer: usize| output.address() + (peer * bytes) as u64;
         if self.is_direct {
             let own = rank * len..(rank + 1) * len;
-            self.admit_direct(queue, call.operation, Some((input.range(own.clone()), output.range(own))))?;
+            let own = (input.range(own.clone()), output.range(own));
+            // SAFETY: the output is borrowed mutably, and apart from the input, as the caller promises.
+            unsafe { self.admit_direct(queue, call.operation, Some(own)) }?;
             let transfer = self.comm.agree(call)?;
             // SAFETY: both have one shard for every rank, as the caller promises.
             return unsafe {
@@ -195,7 +199,8 @@ impl MpiDeviceCommunicator {
         let (queue, call) = (data.queue(), Call::new(operation, data.len(), data.dtype()));
         let bytes = data.len() * data.dtype().size_bytes();
         if self.is_direct {
-            self.admit_direct(queue, operation, None)?;
+            // SAFETY: nothing is copied.
+            unsafe { self.admit_direct(queue, operation, None) }?;
             let transfer = self.comm.agree(call)?;
             // SAFETY: the data of that many bytes.
             return unsafe { transfer.broadcast_tree(pointer(data.address()), bytes, root) };

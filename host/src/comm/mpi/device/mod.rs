@@ -171,18 +171,22 @@ impl MpiDeviceCommunicator {
             let reason = "MPI moves data while the host waits, which a queue cannot record".into();
             return Err(self.refuse(operation, Error::InvalidArgument { operation: OPERATION, reason }));
         }
-        self.pinned.order(queue, &self.down).map_err(|error| self.broken(operation, &error))
+        self.down.wait_for_all_of(queue).map_err(|error| self.broken(operation, &error))
     }
 
     /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
-    fn admit_direct(
+    ///
+    /// # Safety
+    /// As [`copy`], for `own`'s source and destination.
+    unsafe fn admit_direct(
         &self,
         queue: &Queue,
         operation: Operation,
         own: Option<(DeviceSlice<'_>, DeviceSlice<'_>)>,
     ) -> Result<()> {
         self.admit(queue, operation)?;
-        let copied = own.map_or(Ok(()), |(from, to)| copy(from, to));
+        // SAFETY: the caller's promise.
+        let copied = own.map_or(Ok(()), |(from, to)| unsafe { copy(from, to) });
         copied.map_err(|error| self.broken(operation, &error))?;
         let ready = queue.synchronize().and_then(|()| queue.make_current());
         ready.map_err(|error| self.broken(operation, &error))
@@ -213,12 +217,15 @@ fn pointer(address: u64) -> *mut u8 {
     address as usize as *mut u8
 }
 
-/// Puts a copy on the device into the queue of both, unless they are the same. Whoever calls this has `to` borrowed mutably.
-fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
+/// Puts a copy on the device into the queue of both, unless they are the same.
+///
+/// # Safety
+/// The caller has `to` borrowed mutably, and the two are the same memory or apart.
+unsafe fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
     if from.address() == to.address() {
         return Ok(());
     }
-    // SAFETY: borrowed mutably by the caller; the copy is in the queue's order.
+    // SAFETY: the caller's promise; the copy is in the queue's order.
     let mut to = unsafe { DeviceSliceMut::from_raw_parts(to.queue(), to.address(), to.dtype(), to.len()) };
     to.copy_from_device(from)
 }
@@ -306,7 +313,8 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
         let sends = sends.iter().zip(sent).map(|(&(peer, data), call)| (peer, data, call));
         let receives = receives.iter().zip(received).map(|(&(peer, data), call)| (peer, data, call));
         if self.is_direct {
-            self.admit_direct(queue, operation, None)?;
+            // SAFETY: nothing is copied.
+            unsafe { self.admit_direct(queue, operation, None) }?;
             let sends = sends.map(|(peer, data, call)| {
                 let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
                 // SAFETY: borrowed; the exchange returns when MPI is done with it.

@@ -16,7 +16,7 @@ use gradsync_device::math::precise;
 use self::grid::Grids;
 pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
 use super::{pointer, pointer_mut, upload_words};
-use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
+use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, Table};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
@@ -46,9 +46,8 @@ pub struct SegmentWorkspace {
     dtype: DType,
     /// Whether no layer takes the exact path.
     is_tree: bool,
-    /// The addresses of the vectors of the last launch, and the same on the host.
-    table: DeviceBuffer,
-    addresses: Vec<u64>,
+    /// The addresses of the vectors of the last launch, on the host and on the device.
+    vectors: Option<(Vec<u64>, Table)>,
     /// Whether all segments are one layer together.
     is_shared: bool,
     /// The tables that copy this layer's weights to all segments, where kernels read them.
@@ -130,8 +129,7 @@ impl SegmentWorkspace {
             tree: zeroed(tree_row(world_size) * count)?,
             dtype: DType::F32,
             is_tree: false,
-            table: zeroed(world_size)?,
-            addresses: Vec::new(),
+            vectors: None,
             is_shared: false,
             spread: None,
         })
@@ -204,15 +202,14 @@ impl SegmentWorkspace {
     /// # Errors
     /// As [`dots`](Self::dots), and [`Error::LengthMismatch`] unless there are as many vectors as ranks.
     pub fn gram(&mut self, vectors: &[DeviceSlice<'_>]) -> Result<()> {
-        let dtype = self.set_vectors("gram", vectors)?;
+        let (dtype, table) = self.vectors("gram", vectors)?;
         self.dtype = dtype;
         let ranks = self.world_size;
         let widest = GRAM_WIDTHS[GRAM_WIDTHS.len() - 1];
-        let table = pointer(self.table.as_slice());
         for first in (0..ranks).step_by(widest) {
             let count = widest.min(ranks - first);
             let width = tile_width(count);
-            let own = [table, first.into(), count.into(), ranks.into()];
+            let own = [(&table).into(), first.into(), count.into(), ranks.into()];
             // SAFETY: vectors checked, workspace sized for a tile's sums and all products; the table holds every vector.
             unsafe { self.reduce(&format!("gram_{dtype}_p{width}"), dtype, products(width), 0, &own) }?;
         }
@@ -221,7 +218,7 @@ impl SegmentWorkspace {
         let cross = cells().flat_map(|left| cells().map(move |right| (left, right)));
         for (left, right) in cross.filter(|(left, right)| left / widest < right / widest) {
             let width = |first: usize| Argument::from(GRAM_CROSS_WIDTH.min(ranks - first));
-            let own = [table, left.into(), width(left), right.into(), width(right), ranks.into()];
+            let own = [(&table).into(), left.into(), width(left), right.into(), width(right), ranks.into()];
             let sums = GRAM_CROSS_WIDTH * GRAM_CROSS_WIDTH;
             // SAFETY: as above.
             unsafe { self.reduce(&format!("gram_cross_{dtype}"), dtype, sums, 0, &own) }?;
@@ -325,9 +322,9 @@ impl SegmentWorkspace {
     /// Puts the sums of the two sides of a pair on the device, `[u·v, |u|², |v|²]` or of `f64` the slices of those, as number `place` of such
     /// sums, for cancelled layers; others are not read. The pairs below it must have been set.
     fn tree_dots(&mut self, vectors: &[DeviceSlice<'_>], pair: Pair, place: usize) -> Result<()> {
-        let dtype = self.set_vectors("tree_dots", vectors)?;
+        let (dtype, table) = self.vectors("tree_dots", vectors)?;
         let own = [
-            pointer(self.table.as_slice()),
+            (&table).into(),
             pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
             pair.begin.into(),
@@ -365,12 +362,12 @@ impl SegmentWorkspace {
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
     fn tree_combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
-        let dtype = self.set_vectors("tree_combine", vectors)?;
+        let (dtype, table) = self.vectors("tree_combine", vectors)?;
         self.check_destination("tree_combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
         let arguments = [
             pointer_mut(&dst),
-            pointer(self.table.as_slice()),
+            (&table).into(),
             self.world_size.into(),
             pointer(self.tree.as_slice()),
             pointer(self.cancelled.as_slice()),
@@ -389,12 +386,12 @@ impl SegmentWorkspace {
     /// # Errors
     /// As [`gram`](Self::gram), and [`Error::LengthMismatch`] for a destination of another length.
     pub fn combine(&mut self, dst: DeviceSliceMut<'_>, vectors: &[DeviceSlice<'_>]) -> Result<()> {
-        let dtype = self.set_vectors("combine", vectors)?;
+        let (dtype, table) = self.vectors("combine", vectors)?;
         self.check_destination("combine", &dst)?;
         let grid = self.grids.of_sums(dtype);
         let arguments = [
             pointer_mut(&dst),
-            pointer(self.table.as_slice()),
+            (&table).into(),
             self.world_size.into(),
             pointer(self.weights.as_slice()),
             pointer(self.cancelled.as_slice()),
@@ -488,15 +485,17 @@ impl SegmentWorkspace {
         Ok(dtype)
     }
 
-    /// Checks one vector a rank and puts their addresses on the device, unless they are there already.
-    fn set_vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<DType> {
+    /// Checks one vector a rank; returns their dtype, and their addresses on the device.
+    fn vectors(&mut self, operation: &'static str, vectors: &[DeviceSlice<'_>]) -> Result<(DType, Table)> {
         same_len(operation, ("ranks", self.world_size), ("vectors", vectors.len()))?;
         let dtype = self.check(operation, vectors)?;
         let addresses: Vec<u64> = vectors.iter().map(DeviceSlice::address).collect();
-        if addresses != self.addresses {
-            self.table.as_mut_slice().upload(bytemuck::cast_slice::<u64, f64>(&addresses).into())?;
-            self.addresses = addresses;
+        if let Some((_, table)) = self.vectors.as_ref().filter(|(last, _)| *last == addresses) {
+            self.queue.record_reader(table)?;
+            return Ok((dtype, table.clone()));
         }
-        Ok(dtype)
+        let table = self.queue.table(&addresses)?;
+        self.vectors = Some((addresses, table.clone()));
+        Ok((dtype, table))
     }
 }

@@ -3,6 +3,7 @@
 //! It only launches; the transport knows the peers, and whether they are alive.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gradsync_device::abi::{GRAM_WIDTHS, LaunchBounds, MOST_PEERS, Peers, peer_senders};
 
@@ -142,9 +143,14 @@ impl PeerGroup {
         pointer(self.table.as_slice())
     }
 
+    /// The kernel's resident blocks of a multiprocessor.
+    fn blocks_of_multiprocessor(&self) -> u64 {
+        LaunchBounds::of_peers(self.width).blocks.into()
+    }
+
     /// The resident blocks that a launch may have now.
     fn grid(&self) -> Places {
-        Places::of(self.claim.places(u64::from(LaunchBounds::of_peers(self.width).blocks)), self.width, &self.peers)
+        Places::of(self.claim.places(self.blocks_of_multiprocessor()), self.width, &self.peers)
     }
 
     /// Replaces every rank's window by their sum times a factor, in rank order, in `f64`, rounded once.
@@ -162,8 +168,13 @@ impl PeerGroup {
     /// # Safety
     /// As [`Queue::launch`].
     unsafe fn launch(&self, blocks: u64, jobs: u64, arguments: &[Argument]) -> Result<()> {
+        let blocks = blocks.min(jobs);
+        if self.queue.is_capturing()? {
+            let recorded = Arc::new(self.claim.record(self.blocks_of_multiprocessor(), blocks)?);
+            self.queue.keep_for_recording(|| recorded)?;
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.queue.launch(&self.entry, blocks.min(jobs), arguments) }?;
+        unsafe { self.queue.launch(&self.entry, blocks, arguments) }?;
         self.barrier()
     }
 

@@ -1,0 +1,47 @@
+//! What graphs, queues and memory that peers have mapped make of the rules of a driver, with a driver made here that runs nothing: no GPU is needed.
+//!
+//! Each case is a process of its own, this program again, whose driver is named by the variable that the forwarders of `host/libcuda.rs` heed:
+//! `driver.c`. Whether graphs compute what they should is the GPU tier's to tell.
+
+mod peers;
+mod recording;
+
+use std::fs;
+
+use gradsync::driver::Queue;
+use gradsync_tests::programs::{printed_by, shared_library};
+
+const DRIVER: &str = "GRADSYNC_LIBCUDA";
+
+/// Prints a line between those of the driver.
+fn say(what: &str) {
+    println!("\ndriver: -- {what}");
+}
+
+/// A queue of the driver that the environment names; none where that is not this program's.
+fn queue_of(device: u32) -> Option<Queue> {
+    std::env::var_os(DRIVER)?;
+    Some(Queue::new(device).expect("the driver of this program"))
+}
+
+fn queue() -> Option<Queue> {
+    queue_of(0)
+}
+
+/// The lines of a case in a process with the driver.
+fn lines(case: &str) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (library, source) = (folder.path().join("driver.so"), folder.path().join("driver.c"));
+    fs::write(&source, include_str!("driver.c")).expect("a writable folder");
+    shared_library(&library, &source, &[]);
+    let printed = printed_by(case, |command| {
+        command.env(DRIVER, &library);
+    });
+    printed.lines().filter_map(|line| line.strip_prefix("driver: ")).map(str::to_owned).collect()
+}
+
+/// The lines from what was [said](say) up to what is said next.
+fn after<'a>(lines: &'a [String], what: &str) -> Vec<&'a str> {
+    let begin = lines.iter().position(|line| line.strip_prefix("-- ") == Some(what)).expect("said");
+    lines[begin + 1..].iter().map(String::as_str).take_while(|line| !line.starts_with("-- ")).collect()
+}

@@ -1,0 +1,218 @@
+//! How graphs are ordered with the queues that they work in, and what they keep.
+
+use gradsync::DType;
+use gradsync::driver::{DeviceBuffer, Graph, Queue};
+use gradsync::kernels::cuda::{self, SegmentWorkspace};
+
+use crate::{after, lines, queue, say};
+
+fn buffer(queue: &Queue) -> DeviceBuffer {
+    DeviceBuffer::zeroed(queue, DType::F32, 1000).unwrap()
+}
+
+/// A graph of the first queue with a branch in the second.
+fn with_branch(main: &Queue, branch: &Queue) -> Graph {
+    let mut data = buffer(branch);
+    cuda::zero(data.as_mut_slice()).unwrap();
+    let record = || {
+        branch.wait_for(&main.record()?)?;
+        cuda::zero(data.as_mut_slice())?;
+        // Twice, as any work may join a queue again.
+        branch.wait_for(&main.record()?)?;
+        Ok(main.wait_for(&branch.record()?)?)
+    };
+    main.capture(record).unwrap()
+}
+
+#[test]
+fn case_of_a_branch() {
+    let (Some(main), Some(branch), Some(other)) = (queue(), queue(), queue()) else { return };
+    let early = other.record().unwrap();
+    let graph = main.capture(|| {
+        // A queue that waits for something else while work is recorded has no part in the recording.
+        Queue::new(0)?.wait_for(&early)?;
+        Ok(())
+    });
+    say("without a branch");
+    graph.unwrap().launch().unwrap();
+    say("a recording with a branch");
+    let graph = with_branch(&main, &branch);
+    say("with a branch");
+    graph.launch().unwrap();
+    say("the branch is dropped");
+    drop(branch);
+    say("launched again");
+    graph.launch().unwrap();
+    say("the graph is dropped");
+    drop(graph);
+    say("the end");
+}
+
+#[test]
+fn a_launch_is_ordered_with_the_queues_of_its_branches() {
+    let lines = lines("recording::case_of_a_branch");
+    assert_eq!(after(&lines, "without a branch"), ["graph 1 is launched by stream 1", "graph 1 ends"]);
+    let launch = ["stream 1 waits for stream 2", "graph 2 is launched by stream 1", "stream 2 waits for stream 1"];
+    assert_eq!(after(&lines, "with a branch"), launch);
+    assert!(after(&lines, "the branch is dropped").is_empty(), "{lines:?}");
+    assert_eq!(after(&lines, "launched again"), launch);
+    assert_eq!(after(&lines, "the graph is dropped"), ["graph 2 ends", "stream 2 ends"]);
+}
+
+#[test]
+fn case_of_a_nested_launch() {
+    let (Some(main), Some(branch), Some(apart)) = (queue(), queue(), queue()) else { return };
+    let inner = with_branch(&main, &branch);
+    say("inside a recording");
+    let outer = main.capture(|| Ok(inner.launch()?)).unwrap();
+    say("the inner one is dropped");
+    drop((inner, branch));
+    say("the outer one");
+    outer.launch().unwrap();
+    say("the outer one is dropped");
+    drop(outer);
+    let branch = queue().expect("as above");
+    let inner = with_branch(&main, &branch);
+    say("with the branch in the recording");
+    let outer = main.capture(|| {
+        branch.wait_for(&main.record()?)?;
+        Ok(inner.launch()?)
+    });
+    say("the branch of another recording");
+    let refused = apart.capture(|| {
+        branch.wait_for(&apart.record()?)?;
+        let error = inner.launch().expect_err("its branch is being recorded");
+        assert_eq!(error.code, 900, "{error}");
+        assert!(error.text.contains("another queue"), "{error}");
+        Ok(apart.wait_for(&branch.record()?)?)
+    });
+    say("the end");
+    drop((outer.unwrap(), refused.expect("a refusal spoils nothing"), inner));
+}
+
+#[test]
+fn a_recording_keeps_the_graphs_that_are_launched_in_it() {
+    let lines = lines("recording::case_of_a_nested_launch");
+    assert_eq!(after(&lines, "inside a recording"), ["graph 1 is recorded by stream 1"]);
+    assert_eq!(after(&lines, "the inner one is dropped"), ["graph 1 ends"], "the queue of its branch stays");
+    let launch = ["stream 1 waits for stream 2", "graph 2 is launched by stream 1", "stream 2 waits for stream 1"];
+    assert_eq!(after(&lines, "the outer one"), launch);
+    let ended = after(&lines, "the outer one is dropped");
+    assert_eq!(ended[..2], ["graph 2 ends", "stream 2 ends"], "{ended:?}");
+    let nested = after(&lines, "with the branch in the recording");
+    let expected = [
+        "stream 4 waits for stream 1, recorded",
+        "stream 1 waits for stream 4, recorded",
+        "graph 3 is recorded by stream 1",
+        "stream 4 waits for stream 1, recorded",
+        "stream 1 waits for stream 4, recorded",
+    ];
+    assert_eq!(nested, expected);
+    let refused = after(&lines, "the branch of another recording");
+    assert!(!refused.iter().any(|line| line.contains("graph")), "{refused:?}");
+}
+
+#[test]
+fn case_of_memory_of_a_nested_launch() {
+    let Some(queue) = queue() else { return };
+    let mut data = buffer(&queue);
+    let address = data.as_slice().address();
+    cuda::zero(data.as_mut_slice()).unwrap();
+    let inner = queue.capture(|| cuda::zero(data.as_mut_slice())).unwrap();
+    drop(data);
+    let outer = queue.capture(|| Ok(inner.launch()?)).unwrap();
+    drop(inner);
+    assert_ne!(buffer(&queue).as_slice().address(), address, "the outer graph writes there");
+    drop(outer);
+    assert_eq!(buffer(&queue).as_slice().address(), address, "nothing writes there any more");
+    say("the end");
+}
+
+#[test]
+fn memory_of_a_nested_launch_stays_as_long_as_the_outer_graph() {
+    after(&lines("recording::case_of_memory_of_a_nested_launch"), "the end");
+}
+
+#[test]
+fn case_of_threads() {
+    let (Some(main), Some(branch)) = (queue(), queue()) else { return };
+    let mut data = buffer(&branch);
+    cuda::zero(data.as_mut_slice()).unwrap();
+    let begun = &|| branch.wait_for(&main.record()?);
+    let graph = main.capture(|| {
+        // Another thread may add to a recording.
+        std::thread::scope(|scope| scope.spawn(begun).join().expect("no panic"))?;
+        cuda::zero(data.as_mut_slice())?;
+        Ok(main.wait_for(&branch.record()?)?)
+    });
+    let graph = graph.unwrap();
+    say("launch");
+    graph.launch().unwrap();
+    say("the end");
+}
+
+#[test]
+fn a_branch_may_begin_on_another_thread() {
+    let launch = ["stream 1 waits for stream 2", "graph 1 is launched by stream 1", "stream 2 waits for stream 1"];
+    assert_eq!(after(&lines("recording::case_of_threads"), "launch"), launch);
+}
+
+#[test]
+fn case_of_tables() {
+    let Some(queue) = queue() else { return };
+    let mut data = buffer(&queue);
+    // Each length is a table of its own.
+    let mut zero = |len: usize| cuda::zero_all(&mut [data.as_mut_slice().range_mut(0..len)]);
+    say("recorded");
+    zero(1).unwrap();
+    let refused = queue.capture(|| zero(2)).expect_err("a table that is not on the device");
+    assert!(refused.to_string().contains("code 900"), "{refused}");
+    let graph = queue.capture(|| zero(1)).unwrap();
+    say("with the graph");
+    (3..300).for_each(|len| zero(len).unwrap());
+    graph.launch().unwrap();
+    drop(graph);
+    say("without the graph");
+    (300..303).for_each(|len| zero(len).unwrap());
+    say("the end");
+}
+
+#[test]
+fn a_table_stays_as_long_as_the_graph_that_reads_it() {
+    let lines = lines("recording::case_of_tables");
+    let uploads =
+        |of: &str| -> Vec<&str> { after(&lines, of).into_iter().filter(|line| line.starts_with("upload")).collect() };
+    let [table] = uploads("recorded")[..] else { panic!("{lines:?}") };
+    let others = uploads("with the graph");
+    assert!(others.len() == 297 && !others.contains(&table), "the table was overwritten: {others:?}");
+    assert!(others[..100].iter().any(|other| others[100..].contains(other)), "the memory of old tables is used again");
+    assert!(uploads("without the graph").contains(&table), "the memory never comes back: {lines:?}");
+    let kernels: Vec<_> = after(&lines, "recorded").into_iter().filter(|line| line.starts_with("kernel")).collect();
+    assert_eq!(kernels, ["kernel on stream 1", "kernel on stream 1, recorded"]);
+}
+
+#[test]
+fn case_of_addresses() {
+    let Some(queue) = queue() else { return };
+    let mut layers = SegmentWorkspace::new(&queue, 1000, &[0..1000], 2).unwrap();
+    let (vectors, mut sum) = ([0; 4].map(|_| buffer(&queue)), buffer(&queue));
+    let pairs = [[0, 1], [2, 3]].map(|pair| pair.map(|index: usize| vectors[index].as_slice()));
+    let mut combine = |pair: usize| layers.combine(sum.as_mut_slice(), &pairs[pair]);
+    say("recorded");
+    combine(0).unwrap();
+    let graph = queue.capture(|| combine(0)).unwrap();
+    say("other vectors");
+    combine(1).unwrap();
+    graph.launch().unwrap();
+    say("the end");
+}
+
+#[test]
+fn another_call_leaves_the_addresses_of_recorded_vectors_alone() {
+    let lines = lines("recording::case_of_addresses");
+    let [recorded, "kernel on stream 1", "kernel on stream 1, recorded"] = after(&lines, "recorded")[..] else {
+        panic!("{lines:?}")
+    };
+    let [others, "kernel on stream 1", _] = after(&lines, "other vectors")[..] else { panic!("{lines:?}") };
+    assert!(recorded.starts_with("upload") && others.starts_with("upload") && recorded != others, "{lines:?}");
+}
