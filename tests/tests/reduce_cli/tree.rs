@@ -19,7 +19,12 @@ fn library(format: Format, inputs: &[Vec<Tensor>], granularity: Granularity) -> 
         for (segment, tensor) in buffer.segments().to_vec().into_iter().zip(own) {
             write(buffer.as_mut_slice(), segment.start, &tensor.data.values());
         }
-        adasum_all_reduce(&comm, &mut buffer, AdasumOptions { algorithm: Algorithm::Tree, granularity }).unwrap();
+        adasum_all_reduce(
+            &comm,
+            &mut buffer,
+            AdasumOptions::default().with_algorithm(Algorithm::Tree).with_granularity(granularity),
+        )
+        .unwrap();
         let tensors = 0..buffer.tensor_count();
         tensors.map(|index| patterns_of(buffer.tensor(index).data())).collect::<Vec<_>>()
     })

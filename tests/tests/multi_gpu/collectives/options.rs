@@ -12,19 +12,19 @@ use crate::report::Report;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("calls that are not checked", || {
-        compare(cases, 200, &NcclOptions { checks: false, ..cases.context.options() });
+        compare(cases, 200, &cases.context.options().with_checks(false));
     });
     report.case("calls that do not block", || {
-        compare(cases, 201, &NcclOptions { blocking: false, ..cases.context.options() });
+        compare(cases, 201, &cases.context.options().with_blocking(false));
     });
     report.case("calls that are neither checked nor block", || {
-        compare(cases, 202, &NcclOptions { checks: false, blocking: false, ..cases.context.options() });
+        compare(cases, 202, &cases.context.options().with_checks(false).with_blocking(false));
     });
     // With other blocks NCCL may add in another order.
     report.case("a number of blocks", || {
-        let options = NcclOptions { min_ctas: Some(4), max_ctas: Some(8), ..cases.context.options() };
+        let options = cases.context.options().with_min_ctas(Some(4)).with_max_ctas(Some(8));
         sums(cases, &cases.context.communicator(203, &options));
-        let options = NcclOptions { min_ctas: Some(32), ..cases.context.options() };
+        let options = cases.context.options().with_min_ctas(Some(32));
         sums(cases, &cases.context.communicator(204, &options));
     });
 }

@@ -40,6 +40,7 @@ pub enum ReduceAlgo<'a> {
 
 /// Adasum of the gradient buffers of a group of ranks, with its workspace: made once, run at every step (AdasumAllReduce).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum AdasumAllReduce<'c> {
     /// By the processors.
     Cpu(StagedAdasum<'c>),

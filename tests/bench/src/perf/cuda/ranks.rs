@@ -73,7 +73,7 @@ fn rank(
 ) -> Result<(), PerfError> {
     let queue = Queue::new(device as u32)?;
     let member = rendezvous.join(rank, ranks)?;
-    let options = NcclOptions { checks: false, ..NcclOptions::default() };
+    let options = NcclOptions::default().with_checks(false);
     let comm = NcclCommunicator::new(member, &queue, &options)?;
     let plain = Plain::new(&comm)?;
     for section in sections {

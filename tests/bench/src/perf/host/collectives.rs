@@ -172,7 +172,7 @@ impl<'a> Collective<'a> {
                     Redop::Adasum(algorithm) => algorithm,
                     _ => Algorithm::Auto,
                 };
-                let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+                let options = AdasumOptions::default().with_algorithm(algorithm);
                 self.ran = adasum_all_reduce(comm, &mut self.buffers[place], options)?.algorithm;
             }
         }
