@@ -94,7 +94,7 @@ fn rank(
                 let mut peers = Peers::new(&comm, &plain, &queue, row, output.counts)?;
                 (*row, measure(&queue, &comm, &mut peers, output)?)
             } else {
-                let mut collective = Collective::new(&comm, &plain, &queue, row, output.counts)?;
+                let mut collective = Collective::new(&comm, Box::new(&plain), &queue, row, output.counts)?;
                 (*row, measure(&queue, &comm, &mut collective, output)?)
             };
             if rank == 0 {
