@@ -28,7 +28,7 @@ fn mean(comm: &dyn Communicator) -> Result<()> {
 }
 
 fn adasum_with(comm: &dyn Communicator, granularity: Granularity) -> Result<()> {
-    let options = AdasumOptions { granularity, ..AdasumOptions::default() };
+    let options = AdasumOptions::default().with_granularity(granularity);
     adasum_all_reduce(comm, &mut plain(comm.world_size()), options).map(drop)
 }
 
@@ -89,7 +89,7 @@ pub fn disagreements(comm: &dyn Communicator) {
     check(
         &format!("training step: ranks disagree on accumulation_steps: rank 0 has 1, rank {last} has 4"),
         &|comm| step(comm, Reduction::Sum),
-        &|comm| step(comm, StepOptions { accumulation_steps: 4, ..Reduction::Sum.into() }),
+        &|comm| step(comm, StepOptions::from(Reduction::Sum).with_accumulation_steps(4)),
     );
     of_buffers(
         &format!("all_reduce(sum): ranks disagree on tensor 1: rank 0 has \"bias\", rank {last} has \"scale\""),

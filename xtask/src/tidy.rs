@@ -141,6 +141,32 @@ fn rooms_of_the_library_use_only_rooms_below_them() {
 }
 
 #[test]
+fn files_of_the_bootstrap_use_each_other_one_way() {
+    const FOLDER: &str = "host/src/bootstrap/";
+    let mut left: Vec<(String, String)> = Vec::new();
+    for (path, text) in sources() {
+        let Some(name) = path.strip_prefix(FOLDER).and_then(|file| file.strip_suffix(".rs")) else { continue };
+        // Tests may use anything.
+        if name != "mod" && !name.ends_with("/tests") {
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+            left.push((name.to_owned(), code));
+        }
+    }
+    assert!(left.len() > 1, "found {} files in {FOLDER}", left.len());
+    loop {
+        let names: Vec<String> = left.iter().map(|(name, _)| name.clone()).collect();
+        let uses =
+            |code: &str, name: &String| [":", ";"].iter().any(|end| code.contains(&format!("use super::{name}{end}")));
+        left.retain(|(own, code)| names.iter().any(|name| name != own && uses(code, name)));
+        if left.len() == names.len() {
+            break;
+        }
+    }
+    let circle: Vec<String> = left.into_iter().map(|(name, _)| name).collect();
+    forbid(&circle, "these files of the bootstrap use each other in a circle, or use files that do");
+}
+
+#[test]
 fn names_say_something() {
     let vague = ["base", "common", "util", "utils", "helpers", "misc"];
     let named = |path: &str| Path::new(path).file_stem().is_some_and(|stem| vague.iter().any(|name| stem == *name));

@@ -99,14 +99,14 @@ fn bytes(path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-/// What says where this process listens. May ask the name server for at most `time`.
+/// The content of a rendezvous file: where this process listens. May ask the name server for at most `time`.
 pub(super) fn describe(port: u16, secret: &Secret, time: Duration) -> Vec<u8> {
     let content = Content { hosts: hosts::own(port, time), port, secret: *secret.bytes() };
     let body = postcard::to_stdvec(&content).expect("plain data");
     [MAGIC, &body].concat()
 }
 
-/// What [`describe`] has said, of this version.
+/// Parses the content that [`describe`] makes, of this version.
 pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;

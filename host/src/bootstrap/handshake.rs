@@ -147,7 +147,7 @@ impl Identity {
     }
 }
 
-/// Which side of a connection this is.
+/// The side of a connection that sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Joining,

@@ -85,13 +85,13 @@ impl Rendezvous {
         Ok(Rendezvous::tcp(host, port, Secret::from_env()?))
     }
 
-    /// The same, where a join waits at most `deadline` ([`DEFAULT_DEADLINE`] otherwise).
+    /// Sets the deadline of a join; [`DEFAULT_DEADLINE`] otherwise.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Rendezvous { deadline, ..self }
     }
 
-    /// The same for the group's `generation`, 0 otherwise. Count it up with every restart: a rank of another generation
+    /// Sets the group's `generation`, 0 otherwise. Count it up with every restart: a rank of another generation
     /// is refused, so that processes left over from before cannot join.
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {

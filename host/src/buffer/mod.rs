@@ -108,7 +108,7 @@ impl GradientBuffer {
 }
 
 impl<M: Memory> GradientBuffer<M> {
-    /// Which tensors it holds, and where.
+    /// The tensors that it holds, and their places.
     pub fn table(&self) -> &TensorTable {
         &self.table
     }

@@ -116,7 +116,7 @@ impl TensorTable {
         Err(Error::InvalidArgument { operation, reason })
     }
 
-    /// What ranks must have in common, line by line.
+    /// The properties that all ranks must share, line by line.
     pub(crate) fn visit(&self, line: &mut Visit<'_>) {
         line(format_args!("dtype"), Value::DType(self.dtype));
         line(format_args!("number of ranks that the buffer is for"), Value::Number(self.world_size));

@@ -6,11 +6,26 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Defines a method for each field of a type of options, which returns the options with that field changed.
+///
+/// Such types are `#[non_exhaustive]`, so that they can have more options one day; programs begin with their defaults.
+macro_rules! setters {
+    ($($setter:ident($field:ident: $type:ty)),+ $(,)?) => { $(
+        #[doc = concat!("The same options with this [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").")]
+        #[must_use]
+        pub fn $setter(self, $field: $type) -> Self {
+            Self { $field, ..self }
+        }
+    )+ };
+}
+pub(crate) use setters;
+
 /// How a reduction joins the ranks' values of one element.
 ///
 /// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
 /// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 #[allow(missing_docs)] // the variants are what their names say
 pub enum ReduceOp {
     Sum,
@@ -58,12 +73,23 @@ pub enum Granularity {
 }
 
 /// Choices of an Adasum all-reduce; equal on all ranks.
+///
+/// ```
+/// use gradsync::ops::{AdasumOptions, Granularity};
+///
+/// let options = AdasumOptions::default().with_granularity(Granularity::Whole);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AdasumOptions {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The elements that share one set of weights.
     pub granularity: Granularity,
+}
+
+impl AdasumOptions {
+    setters! { with_algorithm(algorithm: Algorithm), with_granularity(granularity: Granularity) }
 }
 
 /// The reduction of the vectors of a node's ranks, before nodes combine; equal on all ranks.

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::arguments::setters;
 pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass, ReduceOp, WithinNode};
 pub(crate) use self::compared::{Value, Visit};
 use crate::dtype::DataType;

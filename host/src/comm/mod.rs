@@ -52,7 +52,7 @@ pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 
-/// Which ranks there are, and the few numbers that they show each other.
+/// This rank's number, the number of ranks, and exchanges of a few numbers between them.
 pub trait Ranks {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;

@@ -143,6 +143,7 @@ fn waiting_first(text: &str) -> String {
 
 /// The source that a kernel was loaded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KernelSource {
     /// Code of the device's architecture, assembled when this crate was made.
     Cubin,

@@ -24,7 +24,7 @@ pub enum BootstrapError {
     MissingVariable {
         /// Its name.
         variable: String,
-        /// What it is needed for, and what to do.
+        /// Its purpose, and what to do.
         reason: String,
     },
     /// A variable with a value that cannot be.
@@ -32,9 +32,9 @@ pub enum BootstrapError {
     InvalidVariable {
         /// Its name.
         variable: String,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it must hold.
+        /// The form that is accepted.
         reason: String,
     },
     /// Two launchers' variables say different things about this process.
@@ -42,11 +42,11 @@ pub enum BootstrapError {
     ConflictingVariables {
         /// A variable of one launcher.
         left: String,
-        /// What it holds.
+        /// Its value.
         left_value: usize,
-        /// The same quantity as another launcher calls it.
+        /// The variable of another launcher for the same quantity.
         right: String,
-        /// What that holds.
+        /// The value of that.
         right_value: usize,
         /// How to end the conflict.
         remedy: String,
@@ -57,7 +57,7 @@ pub enum BootstrapError {
          ranks the same"
     )]
     WeakSecret {
-        /// What a generated one would have.
+        /// The form of a generated one.
         reason: String,
     },
     /// The system gave no random bytes.
@@ -149,7 +149,7 @@ pub enum BootstrapError {
         missing: Vec<usize>,
         /// The deadline that passed first.
         deadline: Duration,
-        /// Who else came to rank 0 meanwhile.
+        /// Connections to rank 0 meanwhile that proved no secret.
         strangers: Strangers,
     },
     /// The rendezvous file cannot be written or removed.
@@ -160,15 +160,15 @@ pub enum BootstrapError {
         /// The system's reason.
         reason: String,
     },
-    /// What lies in the place of the rendezvous file is none, and rank 0 does not replace it.
+    /// Something else lies in the place of the rendezvous file, and rank 0 does not replace it.
     #[error("{path} cannot be a rendezvous file: it is {kind}, not a regular file")]
     NotAFile {
         /// Where the file should be.
         path: String,
-        /// What lies there: a FIFO, a device, a folder, a socket or a symbolic link.
+        /// The kind of thing that lies there: a FIFO, a device, a folder, a socket or a symbolic link.
         kind: String,
     },
-    /// What lies in the place of the rendezvous file may be somebody else's, or known to others.
+    /// The file in the place of the rendezvous file may be somebody else's, or known to others.
     #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
     UntrustedFile {
         /// The rendezvous file.
@@ -177,7 +177,7 @@ pub enum BootstrapError {
         owner: u32,
         /// Its permissions.
         mode: u32,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// Somebody else may put a file of their own in the place of the rendezvous file.
@@ -191,7 +191,7 @@ pub enum BootstrapError {
         owner: u32,
         /// Its permissions.
         mode: u32,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }

@@ -29,11 +29,11 @@ pub enum Error {
     LengthMismatch {
         /// The operation that was refused.
         operation: &'static str,
-        /// What the first operand is.
+        /// The name of the first operand.
         left_name: String,
         /// Elements of the first operand.
         left: usize,
-        /// What the second operand is.
+        /// The name of the second operand.
         right_name: String,
         /// Elements of the second operand.
         right: usize,
@@ -53,7 +53,7 @@ pub enum Error {
     DTypeMismatch {
         /// The operation that was refused.
         operation: &'static str,
-        /// Which operands.
+        /// The names of the operands.
         what: String,
         /// The dtype expected.
         left: DType,
@@ -65,7 +65,7 @@ pub enum Error {
     InvalidArgument {
         /// The operation that was refused.
         operation: &'static str,
-        /// What is wrong, with the value.
+        /// The reason, with the value.
         reason: String,
     },
     /// The system gave no memory for a buffer.
@@ -73,7 +73,7 @@ pub enum Error {
     OutOfMemory {
         /// The operation that was refused.
         operation: &'static str,
-        /// What it asked for.
+        /// The bytes asked for.
         bytes: usize,
     },
     /// The system gave no memory that other processes can map.
@@ -81,9 +81,9 @@ pub enum Error {
     MemoryFile {
         /// The operation that was refused.
         operation: &'static str,
-        /// What it asked for.
+        /// The bytes asked for.
         bytes: usize,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The algorithm asked for cannot run on this many ranks, or nodes.
@@ -139,17 +139,17 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Disagreement {
-    /// What the left rank called, with the arguments that are part of that.
+    /// The left rank's call, with the arguments that are part of its name.
     pub operation: String,
     /// The lower of the two ranks.
     pub left_rank: usize,
     /// The higher of the two ranks.
     pub right_rank: usize,
-    /// What differs: `operation`, or something like `dtype` or `tensor 3 "layer.weight"`.
+    /// The property that differs: `operation`, or something like `dtype` or `tensor 3 "layer.weight"`.
     pub label: String,
-    /// What the left rank has there.
+    /// The left rank's value.
     pub left: String,
-    /// What the right rank has there.
+    /// The right rank's value.
     pub right: String,
 }
 
@@ -205,17 +205,17 @@ pub enum CommError {
     Mismatch {
         /// The lower of the two ranks.
         left_rank: usize,
-        /// What it called.
+        /// Its call.
         left: Box<Call>,
         /// The higher of the two ranks.
         right_rank: usize,
-        /// What it called.
+        /// Its call.
         right: Box<Call>,
     },
     /// A rank is gone, and the call cannot complete without it.
     #[error("{operation}: rank {rank} {departure}")]
     PeerGone {
-        /// What this rank was doing.
+        /// The operation of this rank.
         operation: Operation,
         /// The rank that is gone.
         rank: usize,
@@ -225,7 +225,7 @@ pub enum CommError {
     /// Some ranks did not make the call within the deadline.
     #[error("{operation}: {}", lateness(missing, *deadline))]
     Timeout {
-        /// What this rank was doing.
+        /// The operation of this rank.
         operation: Operation,
         /// The ranks that were waited for; empty if all had begun, and the operation did not end.
         missing: Vec<usize>,
@@ -235,17 +235,17 @@ pub enum CommError {
     /// A rank's own call was refused before it reached the others, which cannot complete theirs.
     #[error("{operation}: rank {rank} made an invalid call: {reason}")]
     InvalidCall {
-        /// What this rank was doing.
+        /// The operation of this rank.
         operation: Operation,
         /// The rank whose call was refused.
         rank: usize,
         /// Why, as that rank's own error says it.
         reason: String,
     },
-    /// What carries the data failed on a rank, and its part of the call with it.
+    /// The transport failed on a rank, and that rank's part of the call with it.
     #[error("{operation}: rank {rank} failed: {reason}")]
     Transport {
-        /// What this rank was doing.
+        /// The operation of this rank.
         operation: Operation,
         /// The rank on which it failed.
         rank: usize,
@@ -255,7 +255,7 @@ pub enum CommError {
     /// A rank that this communicator does not have, or this rank itself where another is needed.
     #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
     InvalidPeer {
-        /// What was asked for.
+        /// The operation.
         operation: Operation,
         /// The offending rank number.
         peer: usize,

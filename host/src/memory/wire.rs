@@ -33,7 +33,7 @@ pub struct WireSlice<'a> {
     bytes: &'a [u8],
 }
 
-/// The same to receive into.
+/// A slice of any wire type to receive into.
 #[derive(Debug)]
 pub struct WireSliceMut<'a> {
     dtype: DataType,

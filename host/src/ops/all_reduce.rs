@@ -13,7 +13,7 @@ use crate::slice::SliceMut;
 /// Memory in which whole gradient buffers are reduced: [`Host`] and `Cuda`.
 #[doc(hidden)]
 pub trait ReducibleMemory: Memory {
-    /// What ranks compare of the memory that their gradients are in.
+    /// The kind of the gradients' memory, which ranks compare.
     fn kind(buffer: &GradientBuffer<Self>) -> &'static str;
 
     /// Reduces the ranks' buffers where they lie; `false`, on every rank, where that cannot be.
@@ -73,7 +73,7 @@ pub fn all_reduce<M: ReducibleMemory>(
 /// Like [`all_reduce`], with factors before and after the reduction.
 ///
 /// # Errors
-/// As for that method, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
+/// The errors of [`all_reduce`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for factors that are not finite.
 pub fn all_reduce_scaled<M: ReducibleMemory>(
     comm: &dyn Communicator<M>,
     buffer: &mut GradientBuffer<M>,

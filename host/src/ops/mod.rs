@@ -44,7 +44,7 @@ pub use zero::ZeroPartition;
 
 use crate::buffer::GradientBuffer;
 
-/// What ranks compare of the memory that their gradients are in.
+/// The kind of the gradients' memory, which ranks compare.
 fn memory_kind(buffer: &GradientBuffer) -> &'static str {
     if buffer.is_shared() { "shared memory" } else { "memory of its own" }
 }

@@ -13,7 +13,7 @@ use crate::plan::zero::{View, partition, views_of};
 
 const OPERATION: Operation = Operation::ZeroPartition;
 
-/// Who updates which elements of buffers with certain tensors.
+/// The division of a buffer's elements over the ranks that update them.
 ///
 /// A step reduces and scatters the gradients, updates the elements of [`views`](Self::views) in the parameters, and gathers those.
 #[derive(Debug)]

@@ -75,7 +75,7 @@ impl BundleLayout {
     }
 }
 
-/// What a header says about one tensor.
+/// One tensor of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of its elements.
@@ -91,7 +91,7 @@ impl TensorSpec {
     }
 }
 
-/// What a receiver accepts.
+/// The limits of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The most tensors of a bundle.
@@ -163,7 +163,7 @@ impl Prefix {
     }
 }
 
-/// What a header says, checked.
+/// A checked header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The sequence number.

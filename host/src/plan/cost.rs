@@ -89,7 +89,7 @@ impl fmt::Display for Scheme {
 /// Schemes with the same result, up to rounding, of which an automatic choice takes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alternatives {
-    /// What is taken unless others are faster.
+    /// The scheme that is taken unless others are faster.
     pub usual: Scheme,
     /// The others, each of which is taken if it needs less than [`GAIN`] of the time of the one that would be taken of those before it.
     pub others: &'static [Scheme],
@@ -107,7 +107,7 @@ impl Alternatives {
     pub const OF_SUMS: Self = Self { usual: Scheme::SumThenGram, others: &[Scheme::SumThenTree] };
 }
 
-/// What is reduced.
+/// The vectors of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// Bytes of one rank's vector.
@@ -125,7 +125,7 @@ impl Workload {
     }
 }
 
-/// What the rank that does most has to do; `None` where the scheme does not [fit](Scheme::fits).
+/// The work of the rank that has most; `None` where the scheme does not [fit](Scheme::fits).
 pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
     let phases = phases(scheme, world, load)?;
     Some(phases.iter().fold(Work::default(), |sum, phase| sum + phase.work(world)))
@@ -136,13 +136,13 @@ pub fn work(scheme: Scheme, world: World, load: Workload) -> Option<Work> {
 pub struct Choice {
     /// The fastest, or the first that is nearly as fast.
     pub scheme: Scheme,
-    /// What it takes, in seconds.
+    /// Its time, in seconds.
     pub seconds: f64,
     /// The usual one.
     pub usual: Scheme,
-    /// What that takes.
+    /// The time of that.
     pub usual_seconds: f64,
-    /// What that spends most of its time on, by number in [`PART_NAMES`], and the share of its time.
+    /// The part that takes most of that time, by its number in [`PART_NAMES`], and its share.
     pub usual_spends: (usize, f64),
 }
 

@@ -66,7 +66,7 @@ pub struct Move {
     pub place: Range<usize>,
 }
 
-/// What one rank copies before and after a collective over the scratch buffer, in the order of the tensors.
+/// The copies of one rank before and after a collective over the scratch buffer, in the order of the tensors.
 ///
 /// Empty tensors have no moves. What no move writes, the padding above all, may hold anything beforehand.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Ownership {
         self.owners.partition_point(|&owner| owner < rank)..self.owners.partition_point(|&owner| owner <= rank)
     }
 
-    /// What `rank` copies around an all-gather of the windows: its own tensors in, everybody else's out.
+    /// The copies of `rank` around an all-gather of the windows: its own tensors in, everybody else's out.
     /// Panics for a rank beyond the world.
     pub fn gather_moves(&self, rank: usize) -> Moves {
         let own = self.owned(rank);
@@ -161,7 +161,7 @@ impl Ownership {
         Moves { copy_in: self.moves(own), copy_out: self.moves(others) }
     }
 
-    /// What `rank` copies around a reduce-scatter of the scratch buffer: every tensor in, its own out. The result of
+    /// The copies of `rank` around a reduce-scatter of the scratch buffer: every tensor in, its own out. The result of
     /// the collective is the rank's window, so that a place in it counts from [`window`](Self::window)`(rank).start`
     /// where a transport delivers the window alone. Tensors of other owners stay as they were, unreduced. Panics for a
     /// rank beyond the world.

@@ -20,16 +20,16 @@ const OPERATION: &str = "schedule";
 pub struct Transfer<T> {
     /// The rank at the other end.
     pub peer: usize,
-    /// What both ends agree that it is: a number of bytes, for example.
+    /// The payload that both ends agree on: a number of bytes, for example.
     pub what: T,
 }
 
-/// What one rank transfers in one slot: one group call. Order matters among transfers with the same peer.
+/// The transfers of one rank in one slot: one group call. Order matters among transfers with the same peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot<T> {
-    /// What it sends.
+    /// Its sends.
     pub sends: Vec<Transfer<T>>,
-    /// What it receives.
+    /// Its receives.
     pub recvs: Vec<Transfer<T>>,
 }
 
@@ -89,7 +89,7 @@ impl<T> RankSchedule<T> {
         self.world_size
     }
 
-    /// What this rank does in a slot; none if it passes it by.
+    /// The transfers of this rank in a slot; `None` if it has none there.
     pub fn slot(&self, slot: usize) -> Option<&Slot<T>> {
         self.slots.get(&slot)
     }
@@ -116,7 +116,7 @@ pub struct Schedule<T> {
     ranks: Vec<RankSchedule<T>>,
 }
 
-/// What one rank sends to another in one slot, at both ends.
+/// The transfers of one rank to another in one slot, at both ends.
 struct Ends<'a, T> {
     sent: Vec<&'a T>,
     received: Vec<&'a T>,
@@ -223,7 +223,7 @@ impl<T> Default for Ends<'_, T> {
     }
 }
 
-/// What the stages of a pipeline pass on, by micro-batch.
+/// A tensor that stages of a pipeline pass on, by micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passed {
     /// The outputs of a stage, which are the next stage's inputs.
@@ -243,7 +243,7 @@ pub enum Step {
     Slot(usize),
 }
 
-/// What one stage of a pipeline does.
+/// The steps of one stage of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// Everything, in order.
@@ -253,7 +253,7 @@ pub struct Stage {
     pub transfers: RankSchedule<Passed>,
 }
 
-/// What stage `stage` of `stages` does with `micro_batches`, one forward and one backward pass in turn ("1F1B").
+/// The steps of stage `stage` of `stages` with `micro_batches`, one forward and one backward pass in turn ("1F1B").
 ///
 /// Stage s begins with `stages - s` forward passes, or all if there are fewer, and then takes backward and forward
 /// passes in turn, so that it never keeps the activations of more than `stages - s` micro-batches, next to the received

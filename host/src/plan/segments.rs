@@ -29,7 +29,7 @@ pub fn clip(segments: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>
     segments.iter().map(|segment| place(segment.start)..place(segment.end)).collect()
 }
 
-/// What lies between segments that ascend, of an arena of `len` elements; never empty.
+/// The gaps between ascending segments of an arena of `len` elements; never empty.
 pub fn gaps(segments: &[Range<usize>], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let ends = segments.iter().map(|segment| segment.end);
     let starts = segments.iter().map(|segment| segment.start).chain([len]);

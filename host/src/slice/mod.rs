@@ -126,12 +126,12 @@ impl<'a> SliceMut<'a> {
         self.as_slice().dtype()
     }
 
-    /// The same elements, shared.
+    /// A shared view of the elements.
     pub fn as_slice(&self) -> Slice<'_> {
         with_typed!(SliceMut, self, data => Element::slice(data))
     }
 
-    /// The same elements for a shorter borrow.
+    /// A mutable view of the elements, for a shorter borrow.
     pub fn reborrow(&mut self) -> SliceMut<'_> {
         with_typed!(SliceMut, self, data => Element::slice_mut(data))
     }
@@ -189,7 +189,7 @@ impl<'a> SliceMut<'a> {
 }
 
 impl<'a> From<&'a mut SliceMut<'_>> for SliceMut<'a> {
-    /// The same elements for a shorter borrow.
+    /// A mutable view of the elements, for a shorter borrow.
     fn from(data: &'a mut SliceMut<'_>) -> Self {
         data.reborrow()
     }

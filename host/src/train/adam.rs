@@ -6,12 +6,14 @@ use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use super::same_tensors;
 use crate::buffer::GradientBuffer;
+use crate::call::setters;
 use crate::error::Result;
 
 const OPERATION: &str = "adam";
 
 /// The numbers of [`Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AdamOptions {
     /// The learning rate; finite and not negative.
     pub rate: f64,
@@ -36,6 +38,15 @@ impl Default for AdamOptions {
 }
 
 impl AdamOptions {
+    setters! {
+        with_rate(rate: f64),
+        with_beta1(beta1: f64),
+        with_beta2(beta2: f64),
+        with_epsilon(epsilon: f64),
+        with_weight_decay(weight_decay: f64),
+        with_bias_correction(bias_correction: bool),
+    }
+
     fn check(self) -> Result<()> {
         let Self { rate, beta1, beta2, epsilon, weight_decay, bias_correction: _ } = self;
         check_options(

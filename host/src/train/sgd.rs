@@ -5,12 +5,14 @@
 use super::blocks::{check_numbers, check_operands, for_blocks, new_state, state_dtype, state_limit};
 use super::optimizer::{DeltaOptimizer, Range, check_options};
 use crate::buffer::GradientBuffer;
+use crate::call::setters;
 use crate::error::Result;
 
 const OPERATION: &str = "sgd";
 
 /// The numbers of [`Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SgdOptions {
     /// The learning rate; finite and not negative.
     pub rate: f64,
@@ -26,6 +28,8 @@ impl Default for SgdOptions {
 }
 
 impl SgdOptions {
+    setters! { with_rate(rate: f64), with_momentum(momentum: f64) }
+
     fn check(self) -> Result<()> {
         let Self { rate, momentum } = self;
         check_options(OPERATION, &[("rate", rate, Range::NotNegative), ("momentum", momentum, Range::Part)])

@@ -10,8 +10,8 @@ use super::same_bits::check_same_bits;
 use super::{same_tensors, zeros_like};
 use crate::agreement::{Plan, agree, all_prepared};
 use crate::buffer::GradientBuffer;
-use crate::call::Value;
 use crate::call::scope;
+use crate::call::{Value, setters};
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
@@ -40,8 +40,15 @@ pub enum Reduction {
     Adasum(AdasumOptions),
 }
 
-/// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the other fields as they say.
+/// Choices of a [`Stepper`]; equal on all ranks. Made from a [`Reduction`], with the defaults of the other fields.
+///
+/// ```
+/// use gradsync::train::{Reduction, StepOptions};
+///
+/// let options = StepOptions::from(Reduction::Mean).with_accumulation_steps(4);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct StepOptions {
     /// The reduction over ranks.
     pub reduction: Reduction,
@@ -57,6 +64,15 @@ pub struct StepOptions {
 impl From<Reduction> for StepOptions {
     fn from(reduction: Reduction) -> Self {
         Self { reduction, accumulation_steps: 1, delta_dtype: None, compare_weights: true }
+    }
+}
+
+impl StepOptions {
+    setters! {
+        with_reduction(reduction: Reduction),
+        with_accumulation_steps(accumulation_steps: usize),
+        with_delta_dtype(delta_dtype: Option<DType>),
+        with_compare_weights(compare_weights: bool),
     }
 }
 
@@ -129,7 +145,7 @@ pub struct StepReport {
 ///         let mut gradients = GradientBuffer::new(DType::F32, 2, [("w", [2])])?;
 ///         // Orthogonal gradients: Adasum adds the steps that they make.
 ///         gradients.tensor_mut(0).into_data().typed::<f32>().unwrap()[comm.rank()] = 1.0;
-///         let mut sgd = Sgd::new(SgdOptions { rate: 0.5, ..SgdOptions::default() })?;
+///         let mut sgd = Sgd::new(SgdOptions::default().with_rate(0.5))?;
 ///         let report = Stepper::new(&comm, reduction).step(&gradients, &mut weights, &mut sgd)?;
 ///         assert_eq!(report.outcome, StepOutcome::Applied);
 ///         Ok::<_, gradsync::Error>(weights.tensor(0).data().to_f64_vec())

@@ -105,7 +105,7 @@ impl Optimizer {
         Ok(match method {
             Method::Sgd => Self::Sgd(Box::new(Sgd::new(SgdOptions::default())?)),
             Method::Momentum | Method::MomentumDeltas => {
-                Self::Sgd(Box::new(Sgd::new(SgdOptions { momentum: MOMENTUM, ..SgdOptions::default() })?))
+                Self::Sgd(Box::new(Sgd::new(SgdOptions::default().with_momentum(MOMENTUM))?))
             }
             Method::Adam | Method::AdamDeltas => Self::Adam(Box::new(Adam::new(AdamOptions::default())?)),
         })
@@ -113,8 +113,8 @@ impl Optimizer {
 
     fn with_rate(&mut self, rate: f64) -> gradsync::Result<&mut dyn DeltaOptimizer> {
         match self {
-            Self::Sgd(sgd) => sgd.set_options(SgdOptions { rate, ..sgd.options() }).map(|()| sgd.as_mut() as _),
-            Self::Adam(adam) => adam.set_options(AdamOptions { rate, ..adam.options() }).map(|()| adam.as_mut() as _),
+            Self::Sgd(sgd) => sgd.set_options(sgd.options().with_rate(rate)).map(|()| sgd.as_mut() as _),
+            Self::Adam(adam) => adam.set_options(adam.options().with_rate(rate)).map(|()| adam.as_mut() as _),
         }
     }
 }
@@ -261,7 +261,7 @@ fn is_overflow(error: &gradsync::Error) -> bool {
 fn options(reduction: Reduction) -> AdasumOptions {
     let algorithm = if reduction == Reduction::AdasumTree { Algorithm::Tree } else { Algorithm::Gram };
     let granularity = if reduction == Reduction::AdasumWhole { Granularity::Whole } else { Granularity::Tensor };
-    AdasumOptions { algorithm, granularity }
+    AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity)
 }
 
 /// FNV-1a over the arena: differs as soon as one bit of one weight does.

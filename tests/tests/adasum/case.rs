@@ -72,7 +72,7 @@ impl Case {
     }
 
     pub(crate) fn options(&self) -> AdasumOptions {
-        AdasumOptions { algorithm: self.algorithm, granularity: self.granularity }
+        AdasumOptions::default().with_algorithm(self.algorithm).with_granularity(self.granularity)
     }
 
     /// This rank's buffer, filled.

@@ -90,7 +90,7 @@ fn on_nodes(options: AdasumOptions) -> impl Fn(&LocalCommunicator, &mut Gradient
 fn check(format: Format, algorithm: Algorithm) {
     let tensors = Tensors::new(format);
     let order: Vec<usize> = (0..LENS.len()).collect();
-    let options = AdasumOptions { algorithm, granularity: Granularity::Tensor };
+    let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(Granularity::Tensor);
     let expected = tensors.reduce(&order, VECTORS, &flat(options, true));
     let same = |what: &str, order: &[usize], found: Outcome| {
         for (&index, found) in order.iter().zip(found) {
@@ -116,7 +116,7 @@ fn check(format: Format, algorithm: Algorithm) {
         let found = tensors.reduce(&order, VECTORS * per_node, &on_nodes(options));
         same(&format!("in {} shards", VECTORS * per_node), &order, found);
     }
-    let whole = AdasumOptions { granularity: Granularity::Whole, ..options };
+    let whole = options.with_granularity(Granularity::Whole);
     let expected = tensors.reduce(&order, VECTORS, &flat(whole, true));
     assert!(tensors.reduce(&order, VECTORS, &flat(whole, false)) == expected, "a whole buffer in shared memory");
     for per_node in 2..=4 {

@@ -149,7 +149,7 @@ fn one_node_is_the_sum_and_nodes_of_one_are_adasum() {
     guarded(60, || {
         let case = OnNodes::random(Format::F32, 1, 4, &SHAPES, 11);
         let run = |algorithm: Algorithm, place: fn(usize) -> (usize, usize)| {
-            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            let options = AdasumOptions::default().with_algorithm(algorithm);
             on_ranks(4, |comm| {
                 let rank = comm.rank();
                 let mut buffers: [GradientBuffer; 3] = std::array::from_fn(|_| case.all.buffer(rank));
@@ -194,9 +194,9 @@ fn adasum_of_adasums_is_the_adasum_of_all() {
                 let (what, world_size) = (format!("{nodes} nodes of {per_node}, {granularity:?}"), nodes * per_node);
                 let results = on_ranks(world_size, |comm| {
                     let rank = comm.rank();
-                    let auto = AdasumOptions { granularity, ..AdasumOptions::default() };
-                    let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
-                    let tree = AdasumOptions { algorithm: Algorithm::Tree, ..auto };
+                    let auto = AdasumOptions::default().with_granularity(granularity);
+                    let gram = auto.with_algorithm(Algorithm::Gram);
+                    let tree = auto.with_algorithm(Algorithm::Tree);
                     let mut of_all = buffer(world_size, rank);
                     adasum_all_reduce(&comm, &mut of_all, gram).unwrap();
                     let groups = Groups::new(comm, (rank / per_node, rank % per_node));
@@ -269,7 +269,7 @@ fn what_is_refused_is_refused_on_every_rank() {
             let rank = comm.rank();
             let mut buffer = OnNodes::random(Format::F32, 3, 1, &SHAPES, 1).all.buffer(rank);
             let groups = Groups::new(comm, (rank, 0));
-            let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+            let tree = AdasumOptions::default().with_algorithm(Algorithm::Tree);
             hierarchical_adasum_all_reduce(groups.nodes(), &mut buffer, ReduceOp::Sum, tree).map(drop)
         }) {
             assert!(message.contains("the tree algorithm needs a power of two of nodes, and there are 3"), "{message}");

@@ -50,7 +50,8 @@ fn check(
 
 fn options() -> impl Iterator<Item = AdasumOptions> {
     [Algorithm::Auto, Algorithm::Gram, Algorithm::Tree].into_iter().flat_map(|algorithm| {
-        [Granularity::Tensor, Granularity::Whole].map(|granularity| AdasumOptions { algorithm, granularity })
+        [Granularity::Tensor, Granularity::Whole]
+            .map(|granularity| AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity))
     })
 }
 

@@ -157,7 +157,7 @@ fn a_rank_that_is_wrong_alone_keeps_nobody_waiting() {
             let world = adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default()).unwrap_err();
             let algorithm = if comm.rank() == 1 { Algorithm::Tree } else { Algorithm::Gram };
             let mut gradients = GradientBuffer::new(DType::F32, 3, [("a", [100])]).unwrap();
-            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            let options = AdasumOptions::default().with_algorithm(algorithm);
             (world, adasum_all_reduce(&comm, &mut gradients, options).unwrap_err())
         });
         for (rank, (world, tree)) in outcomes.into_iter().enumerate() {

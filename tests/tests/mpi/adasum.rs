@@ -74,7 +74,7 @@ pub(crate) fn run(cases: &mut Cases) {
         for kind in [Kind::Random, Kind::Orthogonal, Kind::NearlyOpposite(1e-6)] {
             for &algorithm in &algorithms {
                 for granularity in [Granularity::Tensor, Granularity::Whole] {
-                    let options = AdasumOptions { algorithm, granularity };
+                    let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity);
                     let what = format!("{algorithm:?} {granularity:?} of {kind:?} {format:?} as over threads");
                     cases.check(&what, |comm| {
                         let over_threads = |comm: &dyn Communicator| adasum(comm, Memory::Own, kind, format, options);

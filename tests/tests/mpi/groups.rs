@@ -1,10 +1,10 @@
 //! Several communicators: splits, another thread, and beside the program's own MPI messages.
 
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::mpi::rsmpi::request::WaitGuard;
-use gradsync::comm::mpi::rsmpi::topology::SimpleCommunicator;
-use gradsync::comm::mpi::rsmpi::traits::{Communicator as _, Destination, Source};
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
+use mpi::request::WaitGuard;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination, Source};
 
 use crate::cases::Cases;
 
@@ -114,7 +114,7 @@ pub(crate) fn run(cases: &mut Cases) {
         let comm = MpiCommunicator::from_rsmpi(&world).unwrap();
         let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
         let message = rank as u64;
-        gradsync::comm::mpi::rsmpi::request::scope(|scope| {
+        mpi::request::scope(|scope| {
             let process = world.process_at_rank(next as i32);
             // The tags are those of the transport: what keeps them apart is the communicator.
             let _sent: Vec<_> = [1, 2]

@@ -59,7 +59,7 @@ fn nodes(cases: &mut Cases) {
                 "Adasum across nodes of {per_node} of {kind:?} after {within_node:?} by {algorithm:?} as over threads"
             );
             cases.check(&what, |comm| {
-                let how = (within_node, AdasumOptions { algorithm, ..AdasumOptions::default() });
+                let how = (within_node, AdasumOptions::default().with_algorithm(algorithm));
                 let over_threads = |comm: &LocalCommunicator| across_nodes(comm, Memory::Own, per_node, kind, how);
                 let ranks = local::run_each(world_size, |comm| over_threads(&comm));
                 let expected = ranks.unwrap().swap_remove(rank).expect("no rank panicked");

@@ -70,6 +70,7 @@ pub(crate) fn reduced(op: ReduceOp, format: Format, scaling: Scaling, inputs: &[
         ReduceOp::Min => return Rc::new(extreme(Op::Min)),
         ReduceOp::Mean => true,
         ReduceOp::Sum => false,
+        _ => unreachable!("{op} is not tested here"),
     };
     let is_first = matches!(format, Format::F64 | Format::F32) || world_size.is_power_of_two();
     let divisor = |is_here: bool| if is_mean && is_here { world_size as f64 } else { 1.0 };

@@ -34,12 +34,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 impl Context {
     /// What communicators of these tests are made with: calls are checked.
     pub(crate) fn options(&self) -> NcclOptions {
-        NcclOptions {
-            deadline: DEADLINE,
-            checks: true,
-            shared_gpu: self.layout.shares_gpus(),
-            ..NcclOptions::default()
-        }
+        NcclOptions::default().with_deadline(DEADLINE).with_shared_gpu(self.layout.shares_gpus())
     }
 
     /// A communicator of all ranks. `generation` tells the groups of one launch apart.

@@ -32,7 +32,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
             continue;
         }
         report.case(&format!("adasum, {name}"), || {
-            let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+            let options = AdasumOptions::default().with_algorithm(algorithm);
             let make = if by_peers { Adasum::new } else { Adasum::over_transport };
             let mut adasum = None;
             check(queue, &comm, name, |buffer| {
@@ -56,7 +56,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
                 let split = |color: usize| comm.split(Some(color as u64), 0).unwrap().expect("a colour");
                 let (node, across) = (split(comm.rank() / per_node), split(comm.rank() % per_node));
                 let nodes = Nodes::<Cuda> { all: &comm, node: &node, across: &across };
-                let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+                let options = AdasumOptions::default().with_algorithm(algorithm);
                 let mut adasum = None;
                 check(queue, &comm, name, |buffer| {
                     let adasum = match &mut adasum {

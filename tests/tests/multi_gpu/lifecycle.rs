@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::{DType, Error};
@@ -94,7 +94,7 @@ fn assert_works(queue: &Queue, comm: &NcclCommunicator) {
 
 /// One rank aborts while the others wait for it inside NCCL.
 fn abort(context: &Context, who: usize, is_blocking: bool, generation: u64) {
-    let options = NcclOptions { checks: false, blocking: is_blocking, ..context.options() };
+    let options = context.options().with_checks(false).with_blocking(is_blocking);
     let comm = context.communicator(generation, &options);
     assert_works(&context.queue, &comm);
     let begun = Instant::now();

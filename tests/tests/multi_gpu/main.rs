@@ -75,7 +75,6 @@ impl Suite {
 const ANY: &[usize] = &[1, 2, 3, 4, 8];
 /// Any but one.
 const SEVERAL: &[usize] = &[2, 3, 4, 8];
-const MEASURES: Option<&str> = Some("it measures times, which mean something with one rank a GPU only");
 /// Found by trying, on 2 and 4 ranks: they wait for each other until a deadline passes.
 const ONE_CONTEXT: Option<&str> = Some(
     "ranks that are threads share a context of the driver on one GPU, in which loading a kernel and freeing memory wait for the kernels of all",

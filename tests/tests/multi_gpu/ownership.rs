@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Call, Collectives, CommError, Communicator, Operation, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::{Cuda, PeerMemory};
@@ -59,7 +59,7 @@ fn assert_ones(buffers: &[DeviceBuffer]) {
 fn peer_goes_on(context: &Context, generation: u64) {
     let queue = &context.queue;
     // A comparison of calls would keep ranks that are threads of one process from launching.
-    let comm = context.communicator(generation, &NcclOptions { checks: false, ..context.options() });
+    let comm = context.communicator(generation, &context.options().with_checks(false));
     let mut gradients = buffer(queue, context.world_size);
     let mut adasum = adasum(&comm, &gradients);
     adasum.all_reduce(&mut gradients).unwrap();
@@ -148,7 +148,7 @@ fn graph_outlives(context: &Context, generation: u64) {
 fn other_order(context: &Context, generations: [u64; 2]) {
     let queues = [context.queue.clone(), Queue::new(context.queue.ordinal()).unwrap()];
     // A comparison of calls would hold back ranks that are threads of one process until the others have called the same.
-    let options = NcclOptions { checks: false, ..context.options() };
+    let options = context.options().with_checks(false);
     let comms = generations.map(|generation| context.communicator(generation, &options));
     let mut buffers = [0, 1].map(|index: usize| buffer(&queues[index], context.world_size));
     let mut sums = Vec::new();

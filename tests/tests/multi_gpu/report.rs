@@ -49,11 +49,4 @@ impl Report {
             println!("@{}", json!({"case": name, "outcome": "not-run", "seconds": 0.0, "note": why}));
         }
     }
-
-    /// A measurement, beside what it is measured against.
-    pub(crate) fn figure(&self, name: &str, value: f64, unit: &str, baseline: Option<f64>) {
-        if self.is_speaker {
-            println!("@{}", json!({"figure": name, "value": value, "unit": unit, "baseline": baseline}));
-        }
-    }
 }

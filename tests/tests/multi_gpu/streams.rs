@@ -75,7 +75,7 @@ impl Streams<'_> {
 
     /// Calls that return before the other ranks have made them.
     fn unchecked(&self) -> NcclOptions {
-        NcclOptions { checks: false, ..self.context.options() }
+        self.context.options().with_checks(false)
     }
 
     /// This rank's numbers with factor 1.

@@ -42,12 +42,13 @@ pub(crate) fn on_nodes<T: Send>(nodes: usize, on_node: usize, body: impl Fn(Node
 }
 
 pub(crate) fn sgd(rate: f64) -> Sgd {
-    Sgd::new(SgdOptions { rate, momentum: 0.0 }).unwrap()
+    Sgd::new(SgdOptions::default().with_rate(rate)).unwrap()
 }
 
 /// Adasum of the ranks' steps, with nothing else to choose.
-pub(crate) const ADASUM: Reduction =
-    Reduction::Adasum(AdasumOptions { algorithm: Algorithm::Auto, granularity: Granularity::Tensor });
+pub(crate) fn adasum() -> Reduction {
+    Reduction::Adasum(AdasumOptions::default())
+}
 
 /// ONNX Runtime's hierarchical Adam: two ranks on one node, moments as given, no bias correction.
 ///
@@ -68,12 +69,12 @@ fn upstream_hierarchical_adam() {
                 let buffer = |format: Format, values: [f64; 3]| {
                     filled(format, &[3], |_, _| values.iter().map(|&value| format.round(value)).collect())
                 };
-                let options = AdamOptions { rate: 0.5, bias_correction: false, ..AdamOptions::default() };
+                let options = AdamOptions::default().with_rate(0.5).with_bias_correction(false);
                 let (first, second) = (buffer(Format::F32, [0.1, 0.2, 0.3]), buffer(Format::F32, [0.4, 0.5, 0.6]));
                 let mut adam = Adam::with_moments(options, first, second, 0).unwrap();
                 let mut weights = buffer(weight_format, [1.0, 2.0, 3.0]);
                 let gradients = buffer(gradient_format, values);
-                let report = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut adam).unwrap();
+                let report = Stepper::on_nodes(nodes, adasum()).step(&gradients, &mut weights, &mut adam).unwrap();
                 assert_eq!(report.outcome, StepOutcome::Applied);
                 flat(&weights)
             });
@@ -141,10 +142,13 @@ fn two_three_and_four_ranks_against_the_oracle() {
                             continue;
                         }
                         for accumulation_steps in [1, 3] {
-                            let adasum = AdasumOptions { algorithm, granularity };
+                            let adasum =
+                                AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity);
                             let delta_dtype = (formats[1] != formats[2]).then_some(dtype(formats[2]));
                             let reduction = Reduction::Adasum(adasum);
-                            let options = StepOptions { accumulation_steps, delta_dtype, ..reduction.into() };
+                            let options = StepOptions::from(reduction)
+                                .with_accumulation_steps(accumulation_steps)
+                                .with_delta_dtype(delta_dtype);
                             check(formats, world_size, options, adasum);
                         }
                     }
@@ -187,7 +191,7 @@ fn nodes_against_the_oracle() {
             for (nodes, on_node) in [(1, 3), (2, 1), (2, 2), (3, 2), (2, 3)] {
                 let what = format!("{formats:?}, {nodes} nodes of {on_node}");
                 let delta_dtype = Some(dtype(formats[2]));
-                let options = StepOptions { accumulation_steps: 2, delta_dtype, ..ADASUM.into() };
+                let options = StepOptions::from(adasum()).with_accumulation_steps(2).with_delta_dtype(delta_dtype);
                 let results = on_nodes(nodes, on_node, |nodes| {
                     let gradients = random(formats[0], nodes.all.rank());
                     let mut weights = random(formats[1], 77);
@@ -221,9 +225,9 @@ fn weights_stay_equal_over_many_steps() {
         let run = |with_bad_steps: bool| {
             agreed("many steps", 3, |comm| {
                 let mut weights = random(Format::F32, 77);
-                let options = AdamOptions { rate: 0.05, ..AdamOptions::default() };
+                let options = AdamOptions::default().with_rate(0.05);
                 let mut adam = Adam::new(options).unwrap();
-                let mut stepper = Stepper::new(&comm, ADASUM);
+                let mut stepper = Stepper::new(&comm, adasum());
                 for step in 0..12 {
                     let seed = 3 * step + comm.rank();
                     if with_bad_steps && step % 4 == 2 {

@@ -7,7 +7,7 @@ use gradsync::{Error, GradientBuffer, Result};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 
-use crate::delta::{ADASUM, on_nodes, random, sgd};
+use crate::delta::{adasum, on_nodes, random, sgd};
 use crate::optimizers::{filled, flat};
 
 /// Counts its calls, and gives what it is told to.
@@ -42,7 +42,7 @@ fn gaps_that_are_not_finite_skip_nothing() {
                 gradsync_tests::array::fill_gaps(&mut gradients, f64::NAN);
                 let mut weights = random(Format::F32, 77);
                 let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
-                Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap().outcome
+                Stepper::new(&comm, adasum()).step(&gradients, &mut weights, &mut probe).unwrap().outcome
             });
             assert_eq!(outcome, StepOutcome::Applied, "{format:?}");
         }
@@ -65,7 +65,7 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
                         }
                         let mut weights = random(Format::F32, 77);
                         let mut probe = Probe::new(comm.rank(), |_| Ok(1.0));
-                        let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap();
+                        let report = Stepper::new(&comm, adasum()).step(&gradients, &mut weights, &mut probe).unwrap();
                         assert_eq!(probe.calls, 0, "the optimizer ran");
                         assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
                         report
@@ -85,7 +85,7 @@ fn gradients_that_are_not_finite_skip_the_step_everywhere() {
                 let value = if nodes.across.rank() == 1 { bad[nodes.node.rank()] } else { 1.0 };
                 let gradients = filled(Format::F16, &[4], |_, len| vec![value; len]);
                 let mut weights = filled(Format::F32, &[4], |_, len| vec![0.0; len]);
-                Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1)).unwrap()
+                Stepper::on_nodes(nodes, adasum()).step(&gradients, &mut weights, &mut sgd(0.1)).unwrap()
             });
             for report in reports.into_iter().flatten() {
                 assert_eq!(report.outcome, StepOutcome::GradientsNotFinite { ranks: culprits.clone() }, "{bad:?}");
@@ -103,7 +103,7 @@ fn deltas_that_are_not_finite_move_nothing() {
                 let mut weights = random(Format::F32, 77);
                 let mut probe = Probe::new(comm.rank(), |rank| Ok(if rank == 0 { f64::INFINITY } else { 1.0 }));
                 let gradients = random(Format::F32, comm.rank());
-                let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe).unwrap();
+                let report = Stepper::new(&comm, adasum()).step(&gradients, &mut weights, &mut probe).unwrap();
                 assert_eq!(probe.calls, 1);
                 assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
                 report.outcome
@@ -125,7 +125,7 @@ fn an_optimizer_that_fails_alone_keeps_nobody_waiting() {
             let mut weights = random(Format::F32, 77);
             let mut probe = Probe::new(comm.rank(), failing);
             let gradients = random(Format::F32, comm.rank());
-            let outcome = Stepper::new(&comm, ADASUM).step(&gradients, &mut weights, &mut probe);
+            let outcome = Stepper::new(&comm, adasum()).step(&gradients, &mut weights, &mut probe);
             assert_eq!(flat(&weights), flat(&random(Format::F32, 77)), "weights moved");
             comm.barrier().unwrap();
             outcome.expect_err("rank 1 failed").to_string()
@@ -163,25 +163,19 @@ fn refused(words: &[&str], arguments: impl Fn(usize) -> Arguments + Sync) {
 #[test]
 fn refusals_are_everywhere_and_change_nothing() {
     guarded(60, || {
-        let plain = StepOptions::from(ADASUM);
-        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
-        refused(&["0 accumulation steps"], |_| (vec![3], vec![3], StepOptions { accumulation_steps: 0, ..plain }));
-        refused(&["power of two", "3"], |_| {
-            (vec![3], vec![3], StepOptions { reduction: Reduction::Adasum(tree), ..plain })
-        });
+        let plain = StepOptions::from(adasum());
+        let tree = AdasumOptions::default().with_algorithm(Algorithm::Tree);
+        refused(&["0 accumulation steps"], |_| (vec![3], vec![3], plain.with_accumulation_steps(0)));
+        refused(&["power of two", "3"], |_| (vec![3], vec![3], plain.with_reduction(Reduction::Adasum(tree))));
         refused(&["[3]", "[4]"], |_| (vec![3], vec![4], plain));
         refused(&["gradients has 1", "weights has 2"], |_| (vec![3], vec![3, 3], plain));
         refused(&["rank 0", "rank 1"], |rank| (vec![3 + rank % 2], vec![3 + rank % 2], plain));
         refused(&["[3]", "[4]"], |rank| (vec![3], vec![3 + rank % 2], plain));
-        refused(&["rank 0", "rank 1"], |rank| {
-            (vec![3], vec![3], StepOptions { accumulation_steps: 1 + rank % 2, ..plain })
-        });
-        refused(&["0 accumulation steps"], |rank| {
-            (vec![3], vec![3], StepOptions { accumulation_steps: 1 - rank % 2, ..plain })
-        });
+        refused(&["rank 0", "rank 1"], |rank| (vec![3], vec![3], plain.with_accumulation_steps(1 + rank % 2)));
+        refused(&["0 accumulation steps"], |rank| (vec![3], vec![3], plain.with_accumulation_steps(1 - rank % 2)));
         refused(&["rank 0 has adasum_all_reduce(Auto, per tensor), rank 1 has all_reduce(mean)"], |rank| {
-            let reduction = if rank == 1 { Reduction::Mean } else { ADASUM };
-            (vec![3], vec![3], StepOptions { reduction, ..plain })
+            let reduction = if rank == 1 { Reduction::Mean } else { adasum() };
+            (vec![3], vec![3], plain.with_reduction(reduction))
         });
     });
 }
@@ -194,7 +188,7 @@ fn a_rank_that_is_wrong_alone_stops_every_node() {
             let len = if nodes.all.rank() == 5 { 5 } else { 4 };
             let gradients = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
             let mut weights = filled(Format::F32, &[len], |_, len| vec![1.0; len]);
-            let outcome = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1));
+            let outcome = Stepper::on_nodes(nodes, adasum()).step(&gradients, &mut weights, &mut sgd(0.1));
             nodes.node.barrier().unwrap();
             nodes.across.barrier().unwrap();
             outcome.expect_err("one rank has another tensor").to_string()

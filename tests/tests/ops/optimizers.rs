@@ -55,7 +55,8 @@ const FORMATS: [[Format; 3]; 4] = [
 fn sgd_with_and_without_momentum() {
     for formats in FORMATS {
         for momentum in [0.0, 0.9] {
-            let (rate, mut sgd) = (0.3, Sgd::new(SgdOptions { rate: 0.3, momentum }).unwrap());
+            let (rate, mut sgd) =
+                (0.3, Sgd::new(SgdOptions::default().with_rate(0.3).with_momentum(momentum)).unwrap());
             let mut velocity = vec![0.0; LENS.iter().sum()];
             let mut magnitude = velocity.clone();
             for (step, [gradients, _, deltas]) in three_steps(&mut sgd, formats).into_iter().enumerate() {
@@ -85,7 +86,10 @@ fn adam_with_and_without_bias_correction_and_decay() {
     for formats in FORMATS {
         for bias_correction in [false, true] {
             for weight_decay in [0.0, 0.25] {
-                let options = AdamOptions { rate: 0.5, bias_correction, weight_decay, ..AdamOptions::default() };
+                let options = AdamOptions::default()
+                    .with_rate(0.5)
+                    .with_bias_correction(bias_correction)
+                    .with_weight_decay(weight_decay);
                 let mut adam = Adam::new(options).unwrap();
                 let len = LENS.iter().sum();
                 let (mut first, mut size, mut second) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
@@ -120,7 +124,8 @@ fn adam_with_and_without_bias_correction_and_decay() {
 fn states_survive() {
     let halves = [Format::F16, Format::F32, Format::BF16];
     let options = AdamOptions::default();
-    let (mut adam, mut sgd) = (Adam::new(options).unwrap(), Sgd::new(SgdOptions { rate: 0.1, momentum: 0.5 }).unwrap());
+    let (mut adam, mut sgd) =
+        (Adam::new(options).unwrap(), Sgd::new(SgdOptions::default().with_rate(0.1).with_momentum(0.5)).unwrap());
     three_steps(&mut adam, halves);
     three_steps(&mut sgd, halves);
     let copy = |buffer: &GradientBuffer| {
@@ -198,7 +203,7 @@ fn options_out_of_range_are_refused() {
             assert_eq!(changed.options(), SgdOptions::default());
         }
     }
-    assert!(Sgd::new(SgdOptions { rate: 0.0, momentum: 1.0 - f64::EPSILON }).is_ok());
+    assert!(Sgd::new(SgdOptions::default().with_rate(0.0).with_momentum(1.0 - f64::EPSILON)).is_ok());
 
     let adam = |change: fn(&mut AdamOptions, f64), value| {
         let mut options = AdamOptions::default();
@@ -229,7 +234,7 @@ fn options_out_of_range_are_refused() {
             assert_eq!(changed.options(), AdamOptions::default());
         }
     }
-    let edge = AdamOptions { rate: 0.0, beta1: 0.0, beta2: 0.0, epsilon: 5e-324, ..AdamOptions::default() };
+    let edge = AdamOptions::default().with_rate(0.0).with_beta1(0.0).with_beta2(0.0).with_epsilon(5e-324);
     assert!(Adam::new(edge).is_ok());
 }
 
@@ -255,7 +260,7 @@ fn gradients_that_would_poison_a_state_are_refused() {
         let mut deltas = of(0.0);
         optimizer.deltas(&of(value), &of(0.0), &mut deltas).map(|()| flat(&deltas))
     };
-    let momentum = || Sgd::new(SgdOptions { rate: 0.5, momentum: 0.9 }).unwrap();
+    let momentum = || Sgd::new(SgdOptions::default().with_rate(0.5).with_momentum(0.9)).unwrap();
     let adam = || Adam::new(AdamOptions::default()).unwrap();
     type Make<'a> = &'a dyn Fn() -> Box<dyn DeltaOptimizer>;
     // Largest squares, and largest sums: 1 / (1 - 0.9) times as large as the gradients.
@@ -279,13 +284,15 @@ fn gradients_that_would_poison_a_state_are_refused() {
     }
     let mut fresh = adam();
     assert!(step(&mut fresh, f64::NAN).is_err() && fresh.moments().is_none() && fresh.steps() == 0);
-    let plain = step(&mut Sgd::new(SgdOptions { rate: 0.5, momentum: 0.0 }).unwrap(), 3e38).unwrap();
+    let plain = step(&mut Sgd::new(SgdOptions::default().with_rate(0.5)).unwrap(), 3e38).unwrap();
     assert!(plain.iter().all(|delta| delta.is_finite()));
     // A checkpoint that is poisoned already.
     for (first, second) in [(f64::NAN, 1.0), (1.0, f64::INFINITY)] {
         let error = Adam::with_moments(AdamOptions::default(), of(first), of(second), 1).unwrap_err().to_string();
         assert!(error.contains("moments of \"t0\" have"), "{error}");
     }
-    let error = Sgd::with_velocity(SgdOptions { rate: 0.5, momentum: 0.9 }, of(f64::NAN)).unwrap_err().to_string();
+    let error = Sgd::with_velocity(SgdOptions::default().with_rate(0.5).with_momentum(0.9), of(f64::NAN))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("velocities of \"t0\" have NaN"), "{error}");
 }

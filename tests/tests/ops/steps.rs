@@ -9,10 +9,12 @@ use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::oracle::{Format, elementwise, reduce};
 use gradsync_tests::ranks::{agreed, guarded, on_ranks};
 
-use crate::delta::{ADASUM, on_nodes, random, sgd};
+use crate::delta::{adasum, on_nodes, random, sgd};
 use crate::optimizers::{filled, flat};
 
-const ALL: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, ADASUM];
+fn all() -> [Reduction; 3] {
+    [Reduction::Mean, Reduction::Sum, adasum()]
+}
 
 /// Plain SGD by 1/2 of the ranks' means and sums, element by element: gradients divided by the accumulation steps, joined,
 /// and added to the weights, each rounded once; a half is exact.
@@ -23,7 +25,7 @@ fn means_and_sums_against_the_oracle() {
         for ((reduction, op), format) in cases.into_iter().flat_map(|case| Format::ALL.map(|format| (case, format))) {
             for (world_size, accumulation_steps) in [(1, 1), (2, 1), (3, 1), (4, 3)] {
                 let what = format!("{op:?} of {format:?} over {world_size}");
-                let options = StepOptions { accumulation_steps, ..reduction.into() };
+                let options = StepOptions::from(reduction).with_accumulation_steps(accumulation_steps);
                 let got = agreed(&what, world_size, |comm| {
                     let (gradients, mut weights) = (random(format, comm.rank()), random(Format::F32, 77));
                     let report = Stepper::new(&comm, options).step(&gradients, &mut weights, &mut sgd(0.5)).unwrap();
@@ -76,7 +78,7 @@ fn state(adam: &Adam) -> (Vec<u64>, u64) {
 #[test]
 fn one_nan_leaves_every_moment_and_weight_alone() {
     guarded(60, || {
-        for reduction in ALL {
+        for reduction in all() {
             let train = |bad: Option<f64>| {
                 agreed("one NaN", 3, |comm| {
                     let mut stepper = Stepper::new(&comm, reduction);
@@ -142,7 +144,7 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
             (5, &[0, 2, 4], "the weights of ranks [1, 3] differ from those of ranks [0, 2, 4]"),
         ];
         for ((world_size, others, words), reduction) in
-            cases.into_iter().flat_map(|case| ALL.map(|reduction| (case, reduction)))
+            cases.into_iter().flat_map(|case| all().map(|reduction| (case, reduction)))
         {
             let text = agreed(words, world_size, |comm| {
                 let mut stepper = Stepper::new(&comm, reduction);
@@ -166,7 +168,7 @@ fn weights_that_differ_are_refused_with_the_ranks_named() {
 #[test]
 fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
     guarded(20, || {
-        for reduction in ALL {
+        for reduction in all() {
             let outcomes = on_ranks(3, |comm| {
                 let (gradients, mut weights) = (random(Format::F32, comm.rank()), random(Format::F32, 77));
                 let mut sgd = sgd(if comm.rank() == 1 { 0.25 } else { 0.5 });
@@ -175,7 +177,7 @@ fn optimizers_that_differ_are_refused_where_they_would_part_the_weights() {
                 (moved, outcome.map(|report| report.outcome).map_err(|error| error.to_string()))
             });
             for (moved, outcome) in outcomes {
-                if reduction == ADASUM {
+                if reduction == adasum() {
                     assert_eq!((moved, outcome), (true, Ok(StepOutcome::Applied)));
                 } else {
                     let (text, words) =
@@ -195,8 +197,8 @@ fn weights_that_may_differ() {
             let mut gaps = weights(false);
             gradsync_tests::array::fill_gaps(&mut gaps, comm.rank() as f64);
             let gradients = random(Format::F32, 1);
-            let report = Stepper::new(&comm, ADASUM).step(&gradients, &mut gaps, &mut sgd(0.1)).unwrap();
-            let options = StepOptions { compare_weights: false, ..ADASUM.into() };
+            let report = Stepper::new(&comm, adasum()).step(&gradients, &mut gaps, &mut sgd(0.1)).unwrap();
+            let options = StepOptions::from(adasum()).with_compare_weights(false);
             let mut odd = weights(comm.rank() == 1);
             [report, Stepper::new(&comm, options).step(&gradients, &mut odd, &mut sgd(0.1)).unwrap()]
         });
@@ -210,7 +212,7 @@ fn refusals(world_size: usize, groups: impl Fn(&LocalCommunicator) -> [LocalComm
         let [all, node, across] = groups(&comm);
         let nodes = Nodes { all: &all as &dyn Communicator, node: &node, across: &across };
         let (gradients, mut weights) = (random(Format::F32, comm.rank()), random(Format::F32, 77));
-        let outcome = Stepper::on_nodes(nodes, ADASUM).step(&gradients, &mut weights, &mut sgd(0.1));
+        let outcome = Stepper::on_nodes(nodes, adasum()).step(&gradients, &mut weights, &mut sgd(0.1));
         assert!(flat(&weights) == flat(&random(Format::F32, 77)), "weights moved");
         let error = outcome.expect_err("the groups are no nodes");
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
@@ -249,8 +251,8 @@ fn ranks_with_and_without_nodes_are_refused() {
         let texts = on_ranks(2, |comm| {
             let [node, across] = [0, comm.rank()].map(|color| split(&comm, color));
             let mut stepper = match comm.rank() {
-                0 => Stepper::on_nodes(Nodes { all: &comm, node: &node, across: &across }, ADASUM),
-                _ => Stepper::new(&comm, ADASUM),
+                0 => Stepper::on_nodes(Nodes { all: &comm, node: &node, across: &across }, adasum()),
+                _ => Stepper::new(&comm, adasum()),
             };
             let (gradients, mut weights) = (random(Format::F32, 1), random(Format::F32, 77));
             stepper.step(&gradients, &mut weights, &mut sgd(0.1)).expect_err("nodes on one rank alone").to_string()

@@ -39,9 +39,11 @@ fn check(format: Format, inputs: &[Vec<Tensor>]) {
         let what = format!("{format:?}, {} ranks, {algorithm_name}, {name}", inputs.len());
         ranks.reduce(&["--op", "adasum", "--algorithm", algorithm_name, "--granularity", name]).succeeded(&what);
         let got = load(&ranks.output());
-        for (tensor, expected) in
-            inputs[0].iter().zip(library(format, inputs, AdasumOptions { algorithm, granularity }))
-        {
+        for (tensor, expected) in inputs[0].iter().zip(library(
+            format,
+            inputs,
+            AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity),
+        )) {
             let found = got[&tensor.name].data.patterns();
             let differ = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
             assert_eq!((found.len(), differ), (expected.len(), 0), "{what}: {} has other bits", tensor.name);

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::{
     results::{Case, Outcome, Verdict},
-    suites::{Suite, Who},
+    suites::Suite,
 };
 
 /// One suite with one number of ranks.
@@ -98,7 +98,6 @@ pub(crate) fn render(headline: Option<&str>, rows: &[Row]) -> String {
     text.push_str(&launches(rows));
     text.push_str(&failed(rows));
     text.push_str(&not_run(rows));
-    text.push_str(&figures(rows));
     let Counts { passed, failed, not_run } = total(rows);
     text.push_str(&format!("\n{passed} passed, {failed} failed, {not_run} not run\n"));
     text
@@ -148,44 +147,8 @@ fn not_run(rows: &[Row]) -> String {
     section("not run", &text)
 }
 
-fn figures(rows: &[Row]) -> String {
-    let mut table = vec![["suite", "ranks", "rank", "figure", "value", "baseline", "ratio"].map(str::to_owned)];
-    for row in rows {
-        let Ran::Launched { verdict, .. } = &row.ran else { continue };
-        for (who, figure) in &verdict.figures {
-            let rank = match who {
-                Who::Rank(rank) => rank.to_string(),
-                Who::AllRanks => "all".to_owned(),
-            };
-            let baseline = figure.baseline.map_or_else(|| "-".to_owned(), number);
-            let ratio = figure.baseline.filter(|&baseline| baseline != 0.0).map(|baseline| figure.value / baseline);
-            table.push([
-                row.suite.clone(),
-                row.world.to_string(),
-                rank,
-                figure.name.clone(),
-                format!("{} {}", number(figure.value), figure.unit),
-                baseline,
-                ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
-            ]);
-        }
-    }
-    if table.len() == 1 { String::new() } else { section("figures", &columns(&table, &[1, 2, 4, 5, 6])) }
-}
-
 fn section(title: &str, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("\n{title}:\n{text}") }
-}
-
-/// About four digits, which is more than a measurement is good for.
-fn number(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".to_owned(),
-        size if size < 0.01 => format!("{value:.2e}"),
-        size if size < 10.0 => format!("{value:.3}"),
-        size if size < 100.0 => format!("{value:.2}"),
-        _ => format!("{value:.1}"),
-    }
 }
 
 /// Lines of columns two spaces apart; those in `right` are aligned on the right.
@@ -207,7 +170,6 @@ fn columns<const N: usize>(table: &[[String; N]], right: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::multi_gpu::results::Figure;
 
     fn row(suite: &str, world: usize, cases: Vec<(&str, Outcome, &str)>) -> Row {
         let cases = cases.into_iter().map(|(name, outcome, note)| Case {
@@ -215,25 +177,17 @@ mod tests {
             outcome,
             notes: note.lines().map(str::to_owned).collect(),
         });
-        let verdict = Verdict { cases: cases.collect(), figures: Vec::new() };
+        let verdict = Verdict { cases: cases.collect() };
         Row { suite: suite.to_owned(), world, ran: Ran::Launched { verdict, seconds: 1.5 } }
     }
 
     #[test]
     fn everything_is_shown_and_the_counts_come_last() {
-        let mut measured = row("speed", 2, vec![("adasum", Outcome::Passed, "")]);
-        if let Ran::Launched { verdict, .. } = &mut measured.ran {
-            let figure =
-                |name: &str, value, baseline| Figure { name: name.to_owned(), value, unit: "ms".into(), baseline };
-            verdict.figures.push((Who::Rank(0), figure("adasum 64 MiB", 0.41, Some(0.32))));
-            verdict.figures.push((Who::AllRanks, figure("start", 1234.56, None)));
-        }
         let rows = [
             row("sums", 1, vec![("f32", Outcome::Passed, ""), ("f16", Outcome::NotRun, "old")]),
             row("sums", 2, vec![("f32", Outcome::Failed, "rank 0 failed: off by 3\nrank 1 did not report it")]),
             Row { suite: "sums".to_owned(), world: 4, ran: Ran::Not("it needs 4 GPUs, and here are 2".to_owned()) },
             row("old", 1, vec![("f16", Outcome::NotRun, "no reason given")]),
-            measured,
         ];
         let expected = "
 suite  ranks  passed  failed  not run  seconds  result
@@ -241,7 +195,6 @@ sums       1       1       0        1      1.5  passed
 sums       2       0       1        0      1.5  FAILED
 sums       4       -       -        -        -  not run
 old        1       0       0        1      1.5  not run
-speed      2       1       0        0      1.5  passed
 
 failed:
   sums, 2 ranks: f32
@@ -253,16 +206,11 @@ not run:
   sums, 4 ranks: it needs 4 GPUs, and here are 2
   old, 1 rank: f16: no reason given
 
-figures:
-suite  ranks  rank  figure             value  baseline  ratio
-speed      2     0  adasum 64 MiB   0.410 ms     0.320   1.28
-speed      2   all  start          1234.6 ms         -      -
-
-2 passed, 1 failed, 3 not run
+1 passed, 1 failed, 3 not run
 ";
         assert_eq!(render(None, &rows), expected);
         assert_eq!(render(Some("1 GPU"), &rows), format!("\n1 GPU\n{expected}"));
-        assert_eq!(total(&rows), Counts { passed: 2, failed: 1, not_run: 3 });
+        assert_eq!(total(&rows), Counts { passed: 1, failed: 1, not_run: 3 });
     }
 
     #[test]
@@ -271,11 +219,5 @@ speed      2   all  start          1234.6 ms         -      -
         assert_eq!(columns(&table, &[1]), "a     b  c\nlong  1  x\n");
         let table = [["a", "wide"], ["bc", "1"]].map(|line| line.map(str::to_owned));
         assert_eq!(columns(&table, &[0, 1]), " a  wide\nbc     1\n");
-    }
-
-    #[test]
-    fn numbers_have_about_four_digits() {
-        let shown = [0.0, 0.000_42, 0.41, 9.876_54, 42.123, 4800.0].map(number);
-        assert_eq!(shown, ["0", "4.20e-4", "0.410", "9.877", "42.12", "4800.0"]);
     }
 }

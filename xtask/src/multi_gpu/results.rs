@@ -31,23 +31,11 @@ pub(crate) struct Case {
     pub(crate) notes: Vec<String>,
 }
 
-/// A measurement, as one process reports it.
-#[derive(Debug, Deserialize, PartialEq)]
-pub(crate) struct Figure {
-    #[serde(rename = "figure")]
-    pub(crate) name: String,
-    pub(crate) value: f64,
-    pub(crate) unit: String,
-    #[serde(default)]
-    pub(crate) baseline: Option<f64>,
-}
-
 /// What is said in a launch.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     /// In the order of their first report. What went wrong outside of cases is the last one, [`Verdict::LAUNCH`].
     pub(crate) cases: Vec<Case>,
-    pub(crate) figures: Vec<(Who, Figure)>,
 }
 
 impl Verdict {
@@ -90,7 +78,6 @@ struct Heard {
 pub(crate) struct Ledger {
     heard: Vec<Heard>,
     cases: Vec<String>,
-    figures: Vec<(Who, Figure)>,
 }
 
 impl Ledger {
@@ -103,7 +90,7 @@ impl Ledger {
             last: None,
             unreadable: Vec::new(),
         });
-        Self { heard: heard.collect(), cases: Vec::new(), figures: Vec::new() }
+        Self { heard: heard.collect(), cases: Vec::new() }
     }
 
     /// Takes a line from the standard output of the process at `index`. Gives back what to show of it at once: text as
@@ -126,12 +113,8 @@ impl Ledger {
     fn result(&mut self, index: usize, json: &str) -> Result<Option<String>> {
         let value: Value = serde_json::from_str(json).context("not JSON")?;
         let heard = &mut self.heard[index];
-        if value.get("figure").is_some() {
-            self.figures.push((heard.who, serde_json::from_value(value).context("not a figure")?));
-            return Ok(None);
-        }
         if value.get("case").is_none() {
-            bail!("neither a case nor a figure");
+            bail!("names no case");
         }
         let mut said: Said = serde_json::from_value(value).context("not a case")?;
         let shown = match said.outcome {
@@ -155,7 +138,7 @@ impl Ledger {
         if !notes.is_empty() {
             cases.push(Case { name: Verdict::LAUNCH.to_owned(), outcome: Outcome::Failed, notes });
         }
-        Verdict { cases, figures: self.figures }
+        Verdict { cases }
     }
 
     fn case(&self, name: &str) -> Case {

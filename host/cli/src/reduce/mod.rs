@@ -176,7 +176,9 @@ impl Reduce {
         match self.op {
             Op::Sum => OfflineOp::Sum,
             Op::Mean => OfflineOp::Mean,
-            Op::Adasum => OfflineOp::Adasum(AdasumOptions { algorithm, granularity }),
+            Op::Adasum => {
+                OfflineOp::Adasum(AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity))
+            }
         }
     }
 

@@ -77,8 +77,7 @@ mod windows;
 use std::borrow::Cow;
 use std::time::Duration;
 
-pub use ::mpi as rsmpi;
-use ::mpi::ffi;
+use ::mpi::{ffi, topology};
 
 use self::channel::{Channel, Incoming, Outgoing, Tags};
 use self::handshake::Handshake;
@@ -127,15 +126,15 @@ impl MpiCommunicator {
         Self::over(channel, deadline)
     }
 
-    /// A duplicate of a communicator of [rsmpi], for programs that use MPI themselves; all its ranks have to call it. The program keeps
-    /// MPI initialised for as long as it uses this.
+    /// A duplicate of a communicator of rsmpi, which is version 0.8 of the crate `mpi`, for programs that use MPI themselves; all its ranks
+    /// have to call it. The program keeps MPI initialised for as long as it uses this.
     ///
     /// # Errors
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
-    pub fn from_rsmpi(original: &impl rsmpi::topology::Communicator) -> Result<Self> {
+    pub fn from_rsmpi(original: &impl topology::Communicator) -> Result<Self> {
         library::Library::get()?;
         // SAFETY: communicators of rsmpi are live for as long as they exist, and freed by `MPI_Comm_free`.
-        let channel = unsafe { making::duplicate(rsmpi::raw::AsRaw::as_raw(original), DEFAULT_DEADLINE) }?;
+        let channel = unsafe { making::duplicate(original.as_raw(), DEFAULT_DEADLINE) }?;
         Self::over(channel, DEFAULT_DEADLINE)
     }
 

@@ -2,10 +2,20 @@
 
 use std::time::Duration;
 
+use crate::call::setters;
 use crate::comm::DEFAULT_DEADLINE;
 
 /// Choices of an NCCL communicator.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gradsync::comm::nccl::NcclOptions;
+///
+/// let options = NcclOptions::default().with_deadline(Duration::from_secs(60)).with_min_ctas(Some(8));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct NcclOptions {
     /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included.
     /// [`DEFAULT_DEADLINE`] by default.
@@ -40,10 +50,13 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
-    /// The same with this deadline.
-    #[must_use]
-    pub fn with_deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+    setters! {
+        with_deadline(deadline: Duration),
+        with_checks(checks: bool),
+        with_blocking(blocking: bool),
+        with_min_ctas(min_ctas: Option<u32>),
+        with_max_ctas(max_ctas: Option<u32>),
+        with_shared_gpu(shared_gpu: bool),
     }
 
     /// What is wrong with them.

@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_errors_that_say_which() {
-        let tree = OfflineOp::Adasum(AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() });
+        let tree = OfflineOp::Adasum(AdasumOptions::default().with_algorithm(Algorithm::Tree));
         let sum = OfflineOp::Sum;
         for (source, op, factor, index, words) in [
             (RIGHT, sum, f64::NAN, 0, "the factor NaN is not finite"),

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::bundle::{BundleLayout, Limits, TensorSpec};
 
-/// What the receiver knows of the tensors that it gets.
+/// The receiver's knowledge of the tensors that it gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shapes {
@@ -21,7 +21,7 @@ pub enum Shapes {
     Known,
     /// Nothing but a tag, which must be the receiver's: a header with types and shapes travels first.
     Described {
-        /// What tells this bundle from others between the two ranks: a micro-batch, for example.
+        /// A number that tells this bundle from others between the two ranks: a micro-batch, for example.
         tag: u64,
     },
 }
@@ -74,7 +74,7 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         Ok(Self { shapes: Shapes::Known, specs: specs.into(), layout: Cow::Owned(layout), content })
     }
 
-    /// The same for a receiver that does not know their shapes, and expects this tag.
+    /// Sends shapes along, for a receiver that does not know them and expects this tag.
     #[must_use]
     pub fn described(self, tag: u64) -> Self {
         Self { shapes: Shapes::Described { tag }, ..self }
@@ -140,7 +140,7 @@ impl<'a, M: BundleMemory> From<&'a Received<M>> for Bundle<'a, M> {
     }
 }
 
-/// What a receiver knows of a bundle.
+/// The receiver's expectation of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
@@ -150,7 +150,7 @@ pub enum Expected {
     Described {
         /// The sender's tag.
         tag: u64,
-        /// What is accepted.
+        /// The limits of an accepted bundle.
         limits: Limits,
     },
 }

@@ -63,26 +63,26 @@ use crate::error::{Pass, Result};
 /// that does not suffice, leaves the others waiting for it until it drops its communicator or their deadline is over.
 // The tensor stands before the communicator because types are inferred from left to right: it decides what the other is.
 pub trait TensorOp<T: Tensor = HostTensor>: Send {
-    /// What messages call this operation.
+    /// The operation's name in errors.
     fn name(&self) -> &str;
 
     /// The output for an input.
     ///
     /// # Errors
-    /// What the operation refuses, and what its communication fails with.
+    /// Refusals of the operation, and errors of its communication.
     fn forward(&mut self, input: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 
     /// The gradient with respect to the input, from the one with respect to the output of the last
     /// [`forward`](Self::forward).
     ///
     /// # Errors
-    /// What the operation refuses, and what its communication fails with.
+    /// Refusals of the operation, and errors of its communication.
     fn backward(&mut self, gradient: T, comm: &dyn Communicator<T::Memory>) -> Result<T>;
 }
 
 /// Sums the ranks' tensors; the gradient passes as it is, being the same on all ranks already (Megatron-LM's *g*).
 ///
-/// What follows a layer whose weight is split by input columns ("row-parallel"). Works in the memory that it was
+/// The all-reduce behind a layer whose weight is split by input columns ("row-parallel"). Works in the memory that it was
 /// handed.
 ///
 /// ```
@@ -104,7 +104,7 @@ pub struct AllReduce;
 /// Passes the tensor as it is and sums the ranks' gradients: the adjoint of [`AllReduce`] (Megatron-LM's *f*, its "copy
 /// to the tensor-parallel region").
 ///
-/// What precedes a layer whose weight is split by output rows ("column-parallel"): all ranks read one input, and each
+/// The all-reduce of gradients before a layer whose weight is split by output rows ("column-parallel"): all ranks read one input, and each
 /// knows only its part of the gradient with respect to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllReduceGradient;

@@ -10,7 +10,7 @@ use crate::comm::Communicator;
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
 
-/// What a way back has to fit.
+/// The pass forward that a pass backward has to fit.
 #[derive(Clone, Debug)]
 struct Forward {
     dtype: DType,
@@ -48,7 +48,7 @@ impl<T: Tensor> Pipeline<T> {
         Self { operations: Vec::new(), last: None }
     }
 
-    /// The same with one more operation at the end. A pass forward that was made before no longer counts.
+    /// Appends an operation. A pass forward that was made before no longer counts.
     #[must_use]
     pub fn then(mut self, operation: impl TensorOp<T> + 'static) -> Self {
         self.operations.push(Box::new(operation));

@@ -56,7 +56,7 @@ pub const MEMORY: usize = 6;
 /// The place of the products among the parts.
 pub const PRODUCTS: usize = 7;
 
-/// What one rank does, in units that each take the same time.
+/// The work of one rank, in units that each take the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Exchanges and collectives, one after the other.
@@ -138,7 +138,7 @@ impl Parameters {
         self.times(work).iter().sum()
     }
 
-    /// What each part adds to the time: of memory and products, the one that takes longer hides the other, which adds nothing.
+    /// The time that each part adds: of memory and products, the one that takes longer hides the other, which adds nothing.
     pub fn times(&self, work: &Work) -> [f64; PARTS] {
         let mut times = work.parts();
         times.iter_mut().zip(self.seconds).for_each(|(part, seconds)| *part *= seconds);

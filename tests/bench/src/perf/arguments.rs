@@ -39,10 +39,19 @@ pub(crate) enum TransportChoice {
     Local,
     /// The processes of an MPI job, on host memory: start this program with mpirun.
     Mpi,
+    /// The processes of an MPI job with a GPU each, on device memory; held against the same calls on host memory.
+    MpiDevice,
     /// NCCL, a GPU for each rank: the ranks of a launcher (torchrun's, Slurm's or MPI's variables), or else threads of this process.
     Nccl,
     /// Kernels that reach into the memory of the other ranks' GPUs.
     Peer,
+}
+
+impl TransportChoice {
+    /// Whether ranks are the processes of an MPI job.
+    pub(crate) fn is_over_mpi(self) -> bool {
+        matches!(self, TransportChoice::Mpi | TransportChoice::MpiDevice)
+    }
 }
 
 /// What `-d` accepts: a dtype, a pair of them, or all.

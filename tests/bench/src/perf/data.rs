@@ -36,6 +36,7 @@ pub(crate) fn reduced(op: ReduceOp, ranks: usize) -> [f64; PERIOD] {
             ReduceOp::Sum | ReduceOp::Mean => values.sum(),
             ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
             ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+            _ => unreachable!("{op} is not measured"),
         }
     })
 }

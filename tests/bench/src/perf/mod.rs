@@ -136,7 +136,8 @@ impl Perf {
         match &outcome {
             // Arguments are refused on all ranks.
             Err(error)
-                if places.transports.contains(&TransportChoice::Mpi) && !matches!(error, PerfError::Arguments(_)) =>
+                if places.transports.iter().any(|transport| transport.is_over_mpi())
+                    && !matches!(error, PerfError::Arguments(_)) =>
             {
                 mpi::abort(places.is_speaker, error)?;
             }
@@ -151,6 +152,9 @@ fn check_gpus(settings: &Settings, task: &Task, places: &Places) -> Result<(), P
     let refuse = |reason: String| Err(PerfError::Arguments(reason));
     if settings.counts.graph_calls > 0 && places.all().any(|place| place.backend() != "cuda") {
         return refuse(format!("-G {}: graphs are for GPUs; leave --backend cpu out", settings.counts.graph_calls));
+    }
+    if settings.counts.graph_calls > 0 && places.transports.contains(&TransportChoice::MpiDevice) {
+        return refuse(format!("-G {}: no graph records calls over mpi-device", settings.counts.graph_calls));
     }
     let is_adasum_of_gpus = settings.operations.contains(&Operation::Adasum)
         && places.transports.iter().any(|&transport| Place::Ranks(transport).backend() == "cuda");
@@ -255,6 +259,8 @@ fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), Per
             Place::Ranks(TransportChoice::Local) => {}
             #[cfg(feature = "mpi")]
             Place::Ranks(TransportChoice::Mpi) => mpi::run(sections, output)?,
+            #[cfg(all(feature = "cuda", feature = "mpi"))]
+            Place::Ranks(TransportChoice::MpiDevice) => cuda::mpi::run(places, sections, output)?,
             #[cfg(feature = "cuda")]
             Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) => {
                 cuda::ranks::run(places, *ranks, sections, output)?;

@@ -33,7 +33,7 @@ impl OnNodes {
     /// Those of the step across nodes.
     pub(crate) fn options(self) -> AdasumOptions {
         let algorithm = if self.is_tree() { Algorithm::Tree } else { Algorithm::Gram };
-        AdasumOptions { algorithm, ..AdasumOptions::default() }
+        AdasumOptions::default().with_algorithm(algorithm)
     }
 
     /// Why that many ranks cannot combine so.

@@ -149,6 +149,7 @@ impl Redop {
             Redop::Reduce(ReduceOp::Mean) => "mean",
             Redop::Reduce(ReduceOp::Max) => "max",
             Redop::Reduce(ReduceOp::Min) => "min",
+            Redop::Reduce(op) => unreachable!("{op} is not measured"),
             Redop::Adasum(Algorithm::Gram) => "gram",
             Redop::Adasum(Algorithm::Tree) => "tree",
             Redop::Adasum(_) => "auto",

@@ -57,18 +57,20 @@ impl Places {
             transports =
                 kernels.iter().map(|place| if *place == Place::Cpu { host } else { TransportChoice::Nccl }).collect();
         }
-        if transports.contains(&TransportChoice::Mpi) && !cfg!(feature = "mpi") {
-            return Err(PerfError::NotBuilt { what: "--transport mpi".into(), feature: "mpi" });
+        if let Some(transport) = transports.iter().find(|transport| transport.is_over_mpi()) {
+            if !cfg!(feature = "mpi") {
+                let name = Place::Ranks(*transport).transport().unwrap_or_default();
+                return Err(PerfError::NotBuilt { what: format!("--transport {name}"), feature: "mpi" });
+            }
         }
         if !needs_kernels {
             kernels.clear();
         }
-        let is_over_nccl =
-            |transport: &TransportChoice| matches!(transport, TransportChoice::Nccl | TransportChoice::Peer);
+        let has_gpus = |transport: &TransportChoice| Place::Ranks(*transport).backend() == "cuda";
         let launch = match launch {
             Ok(launch) => Some(launch),
             // Variables that contradict each other matter only to those who need them.
-            Err(error) if transports.iter().any(is_over_nccl) && !is_no_launcher(&error) => return Err(error.into()),
+            Err(error) if transports.iter().any(has_gpus) && !is_no_launcher(&error) => return Err(error.into()),
             Err(_) => None,
         };
         let is_speaker = launch.as_ref().is_none_or(|launch| launch.rank == 0);
@@ -114,11 +116,11 @@ impl Places {
             }
             return Ok(vec![world_size]);
         }
-        let most = if transport == TransportChoice::Mpi { 1 } else { gpus()? };
+        let most = if transport.is_over_mpi() { 1 } else { gpus()? };
         if let Some(ranks) = settings.ranks.iter().find(|&&ranks| ranks > most) {
-            let reason = match transport {
-                TransportChoice::Mpi => format!("-g {ranks}: without mpirun there is one rank"),
-                _ => format!("-g {ranks}: there are {most} GPUs"),
+            let reason = match transport.is_over_mpi() {
+                true => format!("-g {ranks}: without mpirun there is one rank"),
+                false => format!("-g {ranks}: there are {most} GPUs"),
             };
             return Err(PerfError::Arguments(reason));
         }

@@ -22,7 +22,9 @@ impl Place {
     pub(crate) fn backend(self) -> &'static str {
         match self {
             Place::Cpu | Place::Ranks(TransportChoice::Local | TransportChoice::Mpi) => "cpu",
-            Place::Cuda | Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) => "cuda",
+            Place::Cuda | Place::Ranks(TransportChoice::MpiDevice | TransportChoice::Nccl | TransportChoice::Peer) => {
+                "cuda"
+            }
         }
     }
 
@@ -31,6 +33,7 @@ impl Place {
             Place::Cpu | Place::Cuda => None,
             Place::Ranks(TransportChoice::Local) => Some("local"),
             Place::Ranks(TransportChoice::Mpi) => Some("mpi"),
+            Place::Ranks(TransportChoice::MpiDevice) => Some("mpi-device"),
             Place::Ranks(TransportChoice::Nccl) => Some("nccl"),
             Place::Ranks(TransportChoice::Peer) => Some("peer"),
         }
@@ -47,8 +50,12 @@ impl Place {
             (Place::Ranks(TransportChoice::Peer), _) => {
                 Some(format!("{transport} carries all_reduce and adasum, not {name}"))
             }
-            (Place::Ranks(TransportChoice::Local | TransportChoice::Mpi), Operation::OrderedAllReduce) => {
-                Some(format!("nccl carries {name}, not {transport}"))
+            (
+                Place::Ranks(TransportChoice::Local | TransportChoice::Mpi | TransportChoice::MpiDevice),
+                Operation::OrderedAllReduce,
+            ) => Some(format!("nccl carries {name}, not {transport}")),
+            (Place::Ranks(TransportChoice::MpiDevice), Operation::Adasum) => {
+                Some(format!("{transport} carries collectives, not {name}"))
             }
             (_, Operation::SendRecv) if ranks == 1 => Some(format!("{name} needs two ranks or more")),
             _ => None,

@@ -72,6 +72,10 @@ fn numbers_that_do_not_fit() {
         &["ordered_all_reduce", "--transport", "local", "-b", "1K"],
         &["nccl carries ordered_all_reduce, not local"],
     );
+    failed(
+        &["all_reduce", "--backend", "cpu", "--transport", "mpi-device"],
+        &["--transport mpi-device", "--backend cuda"],
+    );
     failed(&["send_recv", "--transport", "local", "-b", "1K", "-g", "1"], &["send_recv", "two ranks"]);
     failed(
         &["adasum", "--transport", "local", "--algorithm", "tree", "-g", "3", "-b", "1K"],
@@ -99,7 +103,7 @@ fn what_is_not_here() {
         let says_why = ["`cuda`", "no driver: "].iter().any(|words| finished.stderr.contains(words));
         assert!(says_why, "{}", finished.stderr);
     }
-    for transport in ["nccl", "peer"] {
+    for transport in ["mpi-device", "nccl", "peer"] {
         let finished = perf(&["all_reduce", "--transport", transport, "-b", "1K"]);
         assert_ne!(finished.code, Some(101), "{}", finished.stderr);
         assert!(finished.code == Some(0) || !finished.stderr.is_empty());

@@ -59,7 +59,7 @@ fn many_tensors(cases: &Cases<'_>, format: Format, algorithm: Algorithm) {
     }
     let mut buffer = GradientBuffer::on_queue(queue, dtype(format), world_size, tensors()).unwrap();
     buffer.copy_from_host(&host).unwrap();
-    let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+    let options = AdasumOptions::default().with_algorithm(algorithm);
     let mut adasum = way.prepare(comm, &buffer, options).unwrap();
     adasum.all_reduce(&mut buffer).unwrap();
     comm.synchronize(queue).unwrap();
@@ -119,7 +119,7 @@ fn huge_buffer(cases: &Cases<'_>, algorithm: Algorithm) {
             buffer.tensor_mut(layer).into_data().range_mut(range).copy_from_host(data).unwrap();
         }
     }
-    let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+    let options = AdasumOptions::default().with_algorithm(algorithm);
     let mut adasum = way.prepare(comm, &buffer, options).unwrap();
     adasum.all_reduce(&mut buffer).unwrap();
     comm.synchronize(queue).unwrap();

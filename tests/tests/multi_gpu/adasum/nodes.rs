@@ -158,9 +158,9 @@ impl<C: Communicator<Cuda> + Split> Runner<'_, '_, C> {
         let tensors = case.all.shapes.iter().enumerate().map(|(i, shape)| (format!("layer{i}"), shape.clone()));
         let mut buffer = GradientBuffer::on_queue(self.queue, dtype(Format::F32), comm.world_size(), tensors).unwrap();
         let auto = AdasumOptions::default();
-        let gram = AdasumOptions { algorithm: Algorithm::Gram, ..auto };
+        let gram = auto.with_algorithm(Algorithm::Gram);
         let mut of_all = Adasum::over_transport(comm, &buffer, gram).unwrap();
-        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..auto };
+        let tree = auto.with_algorithm(Algorithm::Tree);
         let prepare = |options| Adasum::on_nodes(nodes, &buffer, WithinNode::Adasum, options).unwrap();
         let (mut two, mut chosen) = (prepare(gram), prepare(auto));
         let mut along_tree = self.nodes.is_power_of_two().then(|| prepare(tree));
@@ -200,7 +200,7 @@ fn refusals<C: Communicator<Cuda> + Split>(queue: &Queue, comm: &C) {
     let mut buffer = GradientBuffer::on_queue(queue, gradsync::DType::F32, comm.world_size(), tensors).unwrap();
     if !comm.world_size().is_power_of_two() {
         let nodes_of_one = Groups::new(comm, (rank, 0));
-        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+        let tree = AdasumOptions::default().with_algorithm(Algorithm::Tree);
         let prepared = Adasum::on_nodes(nodes_of_one.nodes(), &buffer, ReduceOp::Sum, tree);
         let message = prepared.unwrap_err().to_string();
         assert!(message.contains("tree") && message.contains("a power of two of nodes"), "{message}");

@@ -3,7 +3,7 @@
 
 use gradsync::GradientBuffer;
 use gradsync::comm::Communicator;
-use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::driver::DeviceBuffer;
 use gradsync::kernels::cuda::cast;
 use gradsync::memory::Cuda;
@@ -22,7 +22,7 @@ const SHAPES: [&[usize]; 4] = [&[300_001], &[1], &[513, 257], &[0]];
 
 pub(super) fn run(context: &Context, report: &mut Report) {
     let each = |generation: u64, what: fn(&Cases<'_>, &NcclCommunicator, Algorithm)| {
-        let options = NcclOptions { checks: false, ..context.options() };
+        let options = context.options().with_checks(false);
         let comm = context.communicator(generation, &options);
         for cases in Cases::new(context, &comm).each_way() {
             for &algorithm in cases.algorithms() {

@@ -46,9 +46,9 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         }
     });
     report.case("other options", || {
-        let common = AdasumOptions { algorithm: Algorithm::Gram, granularity: Granularity::Tensor };
-        let whole = AdasumOptions { granularity: Granularity::Whole, ..common };
-        let tree = AdasumOptions { algorithm: Algorithm::Tree, ..common };
+        let common = AdasumOptions::default().with_algorithm(Algorithm::Gram).with_granularity(Granularity::Tensor);
+        let whole = common.with_granularity(Granularity::Whole);
+        let tree = common.with_algorithm(Algorithm::Tree);
         // Where the tree is none, the last rank refuses it, which is another case.
         let (whole, tree) = ((whole, "Gram, all tensors as one"), (tree, "Tree, per tensor"));
         for (options, called) in if world_size.is_power_of_two() { vec![whole, tree] } else { vec![whole] } {
@@ -61,7 +61,7 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     });
     if !world_size.is_power_of_two() {
         report.case("the tree", || {
-            let options = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+            let options = AdasumOptions::default().with_algorithm(Algorithm::Tree);
             let error = prepare(cases, COMMON, world_size, options).expect_err("no power of two");
             let is_named = matches!(
                 error,

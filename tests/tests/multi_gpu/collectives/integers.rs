@@ -54,6 +54,7 @@ fn reduce(op: ReduceOp, inputs: &[Vec<i128>]) -> Vec<i128> {
         ReduceOp::Mean => column(index).sum::<i128>() / inputs.len() as i128,
         ReduceOp::Max => column(index).max().expect("a rank"),
         ReduceOp::Min => column(index).min().expect("a rank"),
+        _ => unreachable!("{op} is not tested here"),
     };
     (0..inputs[0].len()).map(value).collect()
 }

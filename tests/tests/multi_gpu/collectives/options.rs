@@ -12,20 +12,20 @@ use crate::report::Report;
 
 pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
     report.case("calls that are not checked", || {
-        compare(cases, 200, &NcclOptions { checks: false, ..cases.context.options() });
+        compare(cases, 200, &cases.context.options().with_checks(false));
     });
     report.case("calls that do not block", || {
-        compare(cases, 201, &NcclOptions { blocking: false, ..cases.context.options() });
+        compare(cases, 201, &cases.context.options().with_blocking(false));
     });
     report.case("calls that are neither checked nor block", || {
-        compare(cases, 202, &NcclOptions { checks: false, blocking: false, ..cases.context.options() });
+        compare(cases, 202, &cases.context.options().with_checks(false).with_blocking(false));
     });
     report.case("many calls that do not block", || many(cases));
     // With other blocks NCCL may add in another order.
     report.case("a number of blocks", || {
-        let options = NcclOptions { min_ctas: Some(4), max_ctas: Some(8), ..cases.context.options() };
+        let options = cases.context.options().with_min_ctas(Some(4)).with_max_ctas(Some(8));
         sums(cases, &cases.context.communicator(203, &options));
-        let options = NcclOptions { min_ctas: Some(32), ..cases.context.options() };
+        let options = cases.context.options().with_min_ctas(Some(32));
         sums(cases, &cases.context.communicator(204, &options));
     });
 }
@@ -42,7 +42,7 @@ fn compare(cases: &Cases<'_>, generation: u64, options: &NcclOptions) {
 /// Takes some seconds, in which the thread that watches over the communicator asks NCCL about its background work many times, which this thread
 /// does too.
 fn many(cases: &Cases<'_>) {
-    let options = NcclOptions { checks: false, blocking: false, ..cases.context.options() };
+    let options = cases.context.options().with_checks(false).with_blocking(false);
     let comm = cases.context.communicator(205, &options);
     let inputs = cases.inputs(Format::F32, 33 * cases.world_size());
     let input = Placed::new(&cases.context.queue, &Array::new(Format::F32, &inputs[cases.rank()]), 1);

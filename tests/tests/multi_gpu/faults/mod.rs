@@ -58,7 +58,7 @@ impl Fault {
     }
 
     fn options(self, context: &Context) -> NcclOptions {
-        NcclOptions { deadline: LIMIT, checks: false, blocking: self.is_blocking, ..context.options() }
+        context.options().with_deadline(LIMIT).with_checks(false).with_blocking(self.is_blocking)
     }
 
     /// What the ranks do together, done once before it happens unless ranks are not to have connected.

@@ -83,7 +83,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
 }
 
 fn options(groups: &Groups<'_>) -> NcclOptions {
-    NcclOptions { deadline: LIMIT, ..groups.context.options() }
+    groups.context.options().with_deadline(LIMIT)
 }
 
 fn join(groups: &mut Groups<'_>) -> gradsync::bootstrap::Member {

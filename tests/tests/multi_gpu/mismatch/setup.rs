@@ -11,7 +11,7 @@ use crate::report::Report;
 pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("one GPU for all", || {
         let queue = Queue::new(0).unwrap();
-        let options = NcclOptions { shared_gpu: false, ..groups.context.options() };
+        let options = groups.context.options().with_shared_gpu(false);
         let reason = refused(groups, &queue, &options);
         let hints = ["ranks 0 and 1", "same GPU", "NcclOptions::shared_gpu", "NCCL_MULTI_RANK_GPU_ENABLE=1", "2.30"];
         assert!(hints.iter().all(|hint| reason.contains(hint)), "{reason}");
@@ -20,7 +20,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("GPUs may be shared on one rank alone", || {
         let last = groups.world_size() - 1;
         let queue = groups.queue().clone();
-        let options = NcclOptions { shared_gpu: groups.context.rank == last, ..groups.context.options() };
+        let options = groups.context.options().with_shared_gpu(groups.context.rank == last);
         let reason = refused(groups, &queue, &options);
         assert!(reason.contains(&format!("rank 0 has false as shared_gpu, rank {last} has true")), "{reason}");
         groups.renew();
@@ -28,7 +28,7 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
     report.case("checks on one rank alone", || {
         let last = groups.world_size() - 1;
         let queue = groups.queue().clone();
-        let options = NcclOptions { checks: groups.context.rank == last, ..groups.context.options() };
+        let options = groups.context.options().with_checks(groups.context.rank == last);
         let reason = refused(groups, &queue, &options);
         assert!(reason.contains(&format!("rank 0 has false as checks, rank {last} has true")), "{reason}");
         groups.renew();
@@ -37,13 +37,13 @@ pub(super) fn run(groups: &mut Groups<'_>, report: &mut Report) {
         let last = groups.world_size() - 1;
         let queue = groups.queue().clone();
         let min_ctas = (groups.context.rank == last).then_some(8);
-        let reason = refused(groups, &queue, &NcclOptions { min_ctas, ..groups.context.options() });
+        let reason = refused(groups, &queue, &groups.context.options().with_min_ctas(min_ctas));
         assert!(reason.contains(&format!("rank {last} has (Some(8), None)")), "{reason}");
         groups.renew();
     });
     report.case("numbers of blocks that contradict each other", || {
         let queue = groups.queue().clone();
-        let options = NcclOptions { min_ctas: Some(9), max_ctas: Some(8), ..groups.context.options() };
+        let options = groups.context.options().with_min_ctas(Some(9)).with_max_ctas(Some(8));
         let reason = refused(groups, &queue, &options);
         assert!(reason.contains("min_ctas is 9") && reason.contains("max_ctas, 8"), "{reason}");
         groups.renew();

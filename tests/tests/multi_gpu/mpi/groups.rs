@@ -1,7 +1,7 @@
 //! Communicators out of communicators: groups, NCCL started by MPI, and the choice between the two.
 
 use gradsync::comm::mpi::device::{MpiDeviceOptions, connect};
-use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
@@ -43,7 +43,7 @@ pub(super) fn run(context: &Context, report: &mut Report) {
     });
     report.case("connect gives MPI where ranks share a GPU", || {
         let queue = Queue::new(0).unwrap();
-        let options = NcclOptions { shared_gpu: false, ..context.options() };
+        let options = context.options().with_shared_gpu(false);
         let comm = connect(context.world(), &queue, &options, MpiDeviceOptions::default()).unwrap();
         assert_eq!((comm.rank(), comm.world_size()), (rank, world_size));
         assert_sums(&*comm, &queue, rank, &(0..world_size).collect::<Vec<_>>());

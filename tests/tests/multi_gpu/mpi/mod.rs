@@ -3,7 +3,6 @@
 
 mod collectives;
 mod exchange;
-mod figures;
 mod groups;
 mod large;
 mod mismatch;
@@ -21,7 +20,7 @@ use gradsync_tests::oracle::Format;
 use crate::context::Context;
 use crate::placed::Placed;
 use crate::report::Report;
-use crate::{MEASURES, SEVERAL, Suite};
+use crate::{SEVERAL, Suite};
 
 pub(crate) fn suites() -> Vec<Suite> {
     const RANKS: &[usize] = &[1, 2, 4, 8];
@@ -41,7 +40,6 @@ pub(crate) fn suites() -> Vec<Suite> {
         Suite::new("mpi-mismatch", SEVERAL, mismatch::run),
         Suite::new("mpi-groups", RANKS, groups::run),
         Suite { seconds: 240, ..Suite::new("mpi-operations", RANKS, operations::run) },
-        Suite { seconds: 300, needs_own_gpus: MEASURES, ..Suite::new("mpi-figures", &[2, 4], figures::run) },
     ];
     suites.into_iter().map(|suite| Suite { in_job: true, ..suite }).collect()
 }

@@ -80,7 +80,7 @@ fn staged(context: &Context, format: Format) {
         let algorithms = [Algorithm::Gram].into_iter().chain(tree);
         let granularities = [Granularity::Tensor, Granularity::Whole];
         for (algorithm, granularity) in algorithms.flat_map(|algorithm| granularities.map(|of| (algorithm, of))) {
-            let options = AdasumOptions { algorithm, granularity };
+            let options = AdasumOptions::default().with_algorithm(algorithm).with_granularity(granularity);
             let mut host = filled(context, format, kind);
             let mut buffer = on_device(context, &host);
             let mut adasum = Adasum::staged(job, &buffer, options).unwrap();
@@ -105,7 +105,7 @@ fn staged(context: &Context, format: Format) {
         }
     }
     if tree.is_none() {
-        let options = AdasumOptions { algorithm: Algorithm::Tree, ..AdasumOptions::default() };
+        let options = AdasumOptions::default().with_algorithm(Algorithm::Tree);
         let buffer = on_device(context, &filled(context, format, Kind::Random));
         let message = Adasum::staged(job, &buffer, options).unwrap_err().to_string();
         assert!(message.contains("tree"), "{message}");

@@ -94,6 +94,7 @@ fn scaled(cases: &Cases<'_>, format: Format) {
                         ReduceOp::Mean => scaled.reduce(|left, right| left + right).map(|sum| sum / world_size),
                         ReduceOp::Max => scaled.reduce(f64::max),
                         ReduceOp::Min => scaled.reduce(f64::min),
+                        _ => unreachable!("{op} is not tested here"),
                     };
                     format.round(total.expect("a rank") * after)
                 };

@@ -8,7 +8,6 @@ mod refusals;
 mod tensors;
 
 use gradsync::comm::Communicator;
-use gradsync::comm::nccl::NcclOptions;
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Completion, SendRecv, recv, recv_described, send};
@@ -50,7 +49,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let how = if checks { "compared" } else { "not compared" };
         let mut comm = None;
         report.case(&format!("communicator, {how}"), || {
-            let options = NcclOptions { checks, ..context.options() };
+            let options = context.options().with_checks(checks);
             comm = Some(context.communicator(generation as u64, &options));
         });
         let Some(comm) = comm else { return };

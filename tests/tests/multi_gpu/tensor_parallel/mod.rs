@@ -7,7 +7,7 @@ pub(crate) mod cases;
 
 use std::time::Duration;
 
-use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
+use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Communicator, Ranks};
 use gradsync::ops::tensor_parallel::{AllGather, AllReduce, DeviceTensor, Pipeline, ReduceScatter, TensorOp};
 use gradsync::{CommError, Error, Result};
@@ -22,7 +22,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         let how = if checks { "checked" } else { "compared once" };
         let mut comm = None;
         report.case(&format!("communicator, {how}"), || {
-            let options = NcclOptions { checks, ..context.options() };
+            let options = context.options().with_checks(checks);
             comm = Some(context.communicator(generation as u64, &options));
         });
         let Some(comm) = comm else { return };
@@ -45,7 +45,7 @@ pub(crate) fn run_remembered(context: &Context, report: &mut Report) {
 
 /// Without checks: with them, a rank may be ahead too, but what hosts exchange has its place among the calls.
 fn remembering(context: &Context, generation: u64, deadline: Duration) -> NcclCommunicator {
-    context.communicator(generation, &NcclOptions { deadline, checks: false, ..context.options() })
+    context.communicator(generation, &context.options().with_deadline(deadline).with_checks(false))
 }
 
 /// Rank 0 goes through a whole step before it meets the others on the control channel, and they do so before theirs.

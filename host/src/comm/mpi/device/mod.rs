@@ -55,7 +55,7 @@ use super::channel::{Incoming, Outgoing};
 use super::point_to_point::{self, Half};
 use super::transfer::Scratch;
 use super::{MpiCommunicator, SetUp};
-use crate::call::scope;
+use crate::call::{scope, setters};
 use crate::comm::collective::one_queue;
 use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
@@ -89,11 +89,7 @@ pub struct MpiDeviceOptions {
 }
 
 impl MpiDeviceOptions {
-    /// With this path.
-    #[must_use]
-    pub fn with_path(self, path: MpiPath) -> Self {
-        Self { path }
-    }
+    setters! { with_path(path: MpiPath) }
 }
 
 /// One rank of an MPI job, with a GPU. Ranks may share one. It may move to another thread, but only one thread at a time can use it.

@@ -72,7 +72,7 @@ impl<'a> Reduction<'a> {
             Redop::Adasum(algorithm) => algorithm,
             _ => Algorithm::Auto,
         };
-        let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+        let options = AdasumOptions::default().with_algorithm(algorithm);
         let lens = row.layers.lens(row.len);
         let mut buffers = Vec::new();
         for _ in 0..slots(queue, counts.working_set, 2 * row.bytes(), MOST_WORKSPACES)? {

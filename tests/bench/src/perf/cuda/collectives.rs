@@ -1,4 +1,4 @@
-//! Collectives over NCCL, and the reduction of peers' buffers, each beside plain NCCL on the same memory.
+//! Collectives on device memory, each beside a baseline, and the reduction of peers' buffers beside plain NCCL on the same memory.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::nccl::NcclCommunicator;
@@ -28,10 +28,28 @@ fn op(row: &Row) -> ReduceOp {
     }
 }
 
-/// A collective over NCCL.
+/// The baseline of a collective, on one rank; it may use the collective's vectors.
+pub(super) trait Baseline {
+    /// Runs it once.
+    fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError>;
+}
+
+impl Baseline for &Plain {
+    fn call(&mut self, row: &Row, input: &mut Vectors, output: &mut Vectors, round: usize) -> Result<(), PerfError> {
+        match row.operation {
+            Operation::AllReduce | Operation::OrderedAllReduce => self.all_reduce(output.slice_mut(round), op(row)),
+            Operation::AllGather => self.all_gather(output.slice_mut(round)),
+            Operation::ReduceScatter => self.reduce_scatter(input.slice_mut(round), op(row)),
+            Operation::AllToAll => self.all_to_all(input.slice(round), output.slice_mut(round)),
+            _ => self.send_recv(input.slice(round), output.slice_mut(round)),
+        }
+    }
+}
+
+/// A collective on device memory.
 pub(super) struct Collective<'a> {
-    comm: &'a NcclCommunicator,
-    plain: &'a Plain,
+    comm: &'a dyn Communicator<Cuda>,
+    baseline: Box<dyn Baseline + 'a>,
     queue: &'a Queue,
     row: Row,
     input: Vectors,
@@ -41,8 +59,8 @@ pub(super) struct Collective<'a> {
 
 impl<'a> Collective<'a> {
     pub(super) fn new(
-        comm: &'a NcclCommunicator,
-        plain: &'a Plain,
+        comm: &'a dyn Communicator<Cuda>,
+        baseline: Box<dyn Baseline + 'a>,
         queue: &'a Queue,
         row: &Row,
         counts: Counts,
@@ -59,7 +77,7 @@ impl<'a> Collective<'a> {
         };
         let vectors = |len| Vectors::new(queue, dtype, len, slots);
         let (input, output) = (vectors(input)?, vectors(output)?);
-        let mut collective = Self { comm, plain, queue, row: *row, input, output, ordered };
+        let mut collective = Self { comm, baseline, queue, row: *row, input, output, ordered };
         collective.prepare()?;
         collective.output.repeat(|_| 0.0)?;
         Ok(collective)
@@ -90,19 +108,6 @@ impl<'a> Collective<'a> {
         }
         Ok(())
     }
-
-    fn baseline(&mut self, round: usize) -> Result<(), PerfError> {
-        let op = op(&self.row);
-        match self.row.operation {
-            Operation::AllReduce | Operation::OrderedAllReduce => {
-                self.plain.all_reduce(self.output.slice_mut(round), op)
-            }
-            Operation::AllGather => self.plain.all_gather(self.output.slice_mut(round)),
-            Operation::ReduceScatter => self.plain.reduce_scatter(self.input.slice_mut(round), op),
-            Operation::AllToAll => self.plain.all_to_all(self.input.slice(round), self.output.slice_mut(round)),
-            _ => self.plain.send_recv(self.input.slice(round), self.output.slice_mut(round)),
-        }
-    }
 }
 
 impl Subject for Collective<'_> {
@@ -118,7 +123,10 @@ impl Subject for Collective<'_> {
     }
 
     fn call(&mut self, side: Side, round: usize) -> Result<(), PerfError> {
-        if side == Side::Baseline { self.baseline(round) } else { self.run(side, round) }
+        match side {
+            Side::Baseline => self.baseline.call(&self.row, &mut self.input, &mut self.output, round),
+            _ => self.run(side, round),
+        }
     }
 
     fn wrong(&mut self, side: Side) -> Result<u64, PerfError> {

@@ -39,6 +39,7 @@ pub(super) fn loads(queue: &Queue) -> impl Iterator<Item = Load> {
         source: match kernel.source {
             KernelSource::Cubin => "cubin".into(),
             KernelSource::Ptx => "ptx".into(),
+            other => unreachable!("{other:?} is not known"),
         },
         load_ms: kernel.load_time.as_secs_f64() * 1e3,
     })

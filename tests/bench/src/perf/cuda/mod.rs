@@ -8,6 +8,8 @@ mod collectives;
 pub(crate) mod first_use;
 pub(crate) mod kernels;
 pub(crate) mod launch;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
 mod plain;
 pub(crate) mod ranks;
 pub(crate) mod tensors;

@@ -41,6 +41,7 @@ fn red_op(op: ReduceOp) -> RedOp {
         ReduceOp::Mean => RedOp::AVG,
         ReduceOp::Max => RedOp::MAX,
         ReduceOp::Min => RedOp::MIN,
+        _ => unreachable!("{op} is not measured"),
     }
 }
 

@@ -73,7 +73,7 @@ fn rank(
 ) -> Result<(), PerfError> {
     let queue = Queue::new(device as u32)?;
     let member = rendezvous.join(rank, ranks)?;
-    let options = NcclOptions { checks: false, ..NcclOptions::default() };
+    let options = NcclOptions::default().with_checks(false);
     let comm = NcclCommunicator::new(member, &queue, &options)?;
     let plain = Plain::new(&comm)?;
     for section in sections {
@@ -94,7 +94,7 @@ fn rank(
                 let mut peers = Peers::new(&comm, &plain, &queue, row, output.counts)?;
                 (*row, measure(&queue, &comm, &mut peers, output)?)
             } else {
-                let mut collective = Collective::new(&comm, &plain, &queue, row, output.counts)?;
+                let mut collective = Collective::new(&comm, Box::new(&plain), &queue, row, output.counts)?;
                 (*row, measure(&queue, &comm, &mut collective, output)?)
             };
             if rank == 0 {

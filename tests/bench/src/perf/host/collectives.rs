@@ -59,7 +59,7 @@ pub(crate) fn run<C: Communicator + Split>(
 }
 
 /// Merges what all ranks found.
-fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfError> {
+pub(crate) fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfError> {
     let numbers = own.to_numbers();
     let mut all = vec![0.0f64; numbers.len() * comm.world_size()];
     comm.all_gather(&numbers, &mut all)?;
@@ -68,7 +68,8 @@ fn gather(comm: &dyn Communicator, own: Found) -> Result<Found, PerfError> {
     Ok(own.merge(all.chunks(size).enumerate().filter(|(other, _)| *other != rank).map(|(_, numbers)| numbers)))
 }
 
-struct Collective<'a> {
+/// One rank's part of a row.
+pub(crate) struct Collective<'a> {
     comm: &'a dyn Communicator,
     row: Row,
     input: Vectors,
@@ -82,7 +83,7 @@ struct Collective<'a> {
 }
 
 impl<'a> Collective<'a> {
-    fn new<C: Communicator + Split + 'a>(
+    pub(crate) fn new<C: Communicator + Split + 'a>(
         comm: &'a C,
         place: Place,
         row: &Row,
@@ -172,7 +173,7 @@ impl<'a> Collective<'a> {
                     Redop::Adasum(algorithm) => algorithm,
                     _ => Algorithm::Auto,
                 };
-                let options = AdasumOptions { algorithm, ..AdasumOptions::default() };
+                let options = AdasumOptions::default().with_algorithm(algorithm);
                 self.ran = adasum_all_reduce(comm, &mut self.buffers[place], options)?.algorithm;
             }
         }

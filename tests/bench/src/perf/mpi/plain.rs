@@ -81,6 +81,7 @@ impl<'a> Plain<'a> {
             ReduceOp::Sum | ReduceOp::Mean => SystemOperation::sum(),
             ReduceOp::Max => SystemOperation::max(),
             ReduceOp::Min => SystemOperation::min(),
+            op => unreachable!("{op} is not measured"),
         }
     }
 
@@ -151,6 +152,7 @@ fn halves<T: Half>(op: ReduceOp, (input, output): (usize, usize)) -> Result<Data
         ReduceOp::Sum | ReduceOp::Mean => join::<T, Add>,
         ReduceOp::Max => join::<T, Max>,
         ReduceOp::Min => join::<T, Min>,
+        _ => unreachable!("{op} is not measured"),
     };
     // SAFETY: `reduce` uses it on these operands alone, which have two bytes an element.
     Ok(Data::Halves(filled(input, T::bits(1.0))?, filled(output, 0)?, unsafe {
