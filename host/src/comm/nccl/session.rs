@@ -255,8 +255,9 @@ impl Session {
             return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
         self.announce(calls)?;
-        if self.neighbours.share_process {
-            // Inside a process NCCL writes to the peer's memory directly, as far as the writer's count goes.
+        if self.neighbours.share_process || queue.is_capturing()? {
+            // Inside a process, and between buffers that it registers because a graph names them, NCCL writes to the peer's memory directly, as far
+            // as the writer's count goes.
             self.confirm(self.member.announced(), self.options.deadline)?;
         }
         let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
@@ -296,10 +297,10 @@ impl Session {
         Ok(())
     }
 
-    /// Has the ranks compare these calls, if they check calls at all. Nobody waits for that here: it may fail the communicator at any
+    /// Has the ranks compare these calls, if they check calls at all, as ranks of one process always do. Nobody waits for that here: it may fail the communicator at any
     /// time, and [`confirm`](Self::confirm) waits for it.
     pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
-        if !self.options.checks {
+        if !self.options.checks && !self.neighbours.share_process {
             return Ok(());
         }
         let fail = |error: &CommError| self.fail(Failure::Comm(error.clone()));
