@@ -67,8 +67,9 @@ impl DeviceTensor {
     ///
     /// # Safety
     /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner`
-    /// has been dropped and `queue` has got past everything that was put into it before that. Until then, nothing but work
-    /// ordered on `queue` reads or writes them, and nobody writes them but through this tensor while it exists.
+    /// has been dropped and `queue` has got past everything that was put into it before that. Graphs that record work with this tensor are
+    /// dropped before `owner`. Until then, nothing but work ordered on `queue` reads or writes them, and nobody writes them but through this
+    /// tensor while it exists.
     pub unsafe fn from_raw_parts(
         queue: &Queue,
         address: u64,

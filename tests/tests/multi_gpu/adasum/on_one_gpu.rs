@@ -159,7 +159,8 @@ impl Communicator<Cuda> for OneGpu {
     }
 }
 
-impl PeerMemory for OneGpu {
+// SAFETY: one address of every thread, by number; rank and world size are those of the threads.
+unsafe impl PeerMemory for OneGpu {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let addresses = self.gather_words(&[data.address()])?;
         // SAFETY: memory of the one GPU; ranks keep their buffers until all have got to the end of the last run, which they compare.
