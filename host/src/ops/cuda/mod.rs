@@ -1,10 +1,8 @@
-//! The reductions that are other algorithms in the memory of GPUs: sums in rank order, over any
-//! [`Communicator<Cuda>`](crate::comm::Communicator), and the ways of [`Adasum`](super::Adasum). All other operations serve both memories and stand
-//! in [`ops`](super).
+//! Reductions that exist for GPUs only: sums in rank order, over any [`Communicator<Cuda>`](crate::comm::Communicator). All other operations
+//! serve both memories and are in [`ops`](super). The strategies of [`Adasum`](super::Adasum) for GPUs are private.
 //!
 //! Everything is asynchronous, in the queue of the buffer. An operation that needs workspace, or an agreement of the ranks, is an object,
 //! made once and run at every step; it borrows the communicator that it was made with, and runs over no other.
-//! No operation uses another.
 
 mod adasum;
 mod ordered;
