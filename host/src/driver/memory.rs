@@ -162,6 +162,14 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSliceMut<'a> {
+    /// Memory to write, from a view of it.
+    ///
+    /// # Safety
+    /// The caller holds the memory mutably, and no work reads it in a way that the writes disturb.
+    pub(crate) unsafe fn from_view(view: DeviceSlice<'a>) -> Self {
+        Self { view, unique: PhantomData }
+    }
+
     /// Like [`DeviceSlice::from_raw_parts`], to write.
     ///
     /// # Safety

@@ -8,7 +8,7 @@ use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
-use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::PeerAllReduce;
 use gradsync::{DType, Error, GradientBuffer, Result};
 
 use crate::{after, lines, queue, queue_of, say};

@@ -7,8 +7,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::PeerAllReduce;
-use gradsync::ops::{Adasum, AdasumOptions};
+use gradsync::ops::{Adasum, AdasumOptions, PeerAllReduce};
 use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;

@@ -1,9 +1,11 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
 //! Two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that share
-//! memory, and `hierarchical` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
-//! a transport.
+//! memory, and `hierarchical` reduces inside nodes before it runs either across them. `device` has the forms for CUDA memory. Arithmetic is in
+//! `kernels`, the steps are in `plan`; nothing here depends on a transport.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod gram;
 mod hierarchical;
 mod object;
@@ -16,15 +18,15 @@ use gradsync_device::math::adasum::Criterion;
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
-pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
+use self::gram::{Cut, Gram, Vector, Workspace};
 pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
-pub(crate) use self::hierarchical::{Levels, agree};
+use self::hierarchical::{Levels, agree};
 pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 pub(crate) use self::object::Prepared;
 pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
-pub(crate) use self::tree::Tree;
+use self::tree::Tree;
 use crate::agreement::same_plan;
 use crate::buffer::{GradientBuffer, Parts};
 use crate::call::Value;

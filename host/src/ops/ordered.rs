@@ -7,7 +7,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::in_place;
 use super::peers::{Connection, peers};
 use crate::agreement::{Plan, agree, same_plan};
 use crate::buffer::GradientBuffer;
@@ -152,7 +151,7 @@ impl<'c> OrderedAllReduce<'c> {
             })
             .collect();
         // SAFETY: the data are borrowed mutably; the kernel reads each element of this part before it writes it, in one thread.
-        self.layers.combine(unsafe { in_place(view.queue(), own) }, &vectors)?;
+        self.layers.combine(unsafe { DeviceSliceMut::from_view(own) }, &vectors)?;
 
         // Every window but this rank's own is written by another rank.
         let (before, rest) = data.reborrow().split_at_mut(self.own.start);

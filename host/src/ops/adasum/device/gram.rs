@@ -11,7 +11,6 @@ use crate::kernels::cuda::SegmentWorkspace;
 use crate::memory::Cuda;
 use crate::ops::{AdasumReport, Algorithm, Granularity};
 
-use super::super::in_place;
 use super::layers;
 
 #[derive(Debug)]
@@ -90,7 +89,7 @@ impl Gram {
             })
             .collect();
         // SAFETY: the arena is borrowed mutably; the kernels read each element of the shard before they write it, in one thread.
-        let result = unsafe { in_place(view.queue(), shard(rank)) };
+        let result = unsafe { DeviceSliceMut::from_view(shard(rank)) };
         self.layers.adasum_of_parts(result, &vectors, |totals| add_up(all, totals))
     }
 

@@ -8,7 +8,7 @@ use crate::comm::{Call, Communicator, Operation};
 use crate::error::Result;
 use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, load_zero_all};
 use crate::memory::Cuda;
-use crate::ops::cuda::peers::{Connection, peers};
+use crate::ops::peers::{Connection, peers};
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm, Granularity};
 use crate::plan::segments;
 

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::super::in_place;
 use super::layers;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Collectives, Communicator, ReduceOp};
@@ -59,10 +58,10 @@ impl Tree {
             let given = arena.as_slice().range(step.give.clone());
             across.send_recv(given, step.peer, theirs.reborrow(), step.peer)?;
 
-            let (queue, kept) = (given.queue(), arena.as_slice().range(step.keep.clone()));
+            let kept = arena.as_slice().range(step.keep.clone());
             let vectors = if step.is_left { [kept, theirs.as_slice()] } else { [theirs.as_slice(), kept] };
             // SAFETY: the arena is borrowed mutably; the kernels read each element of `kept` before they write it, in one thread.
-            let result = unsafe { in_place(queue, kept) };
+            let result = unsafe { DeviceSliceMut::from_view(kept) };
             let sums = &mut self.sums;
             layers.adasum_of_parts(result, &vectors, |mut totals| {
                 // Nodes may add up in different orders; all ranks of the doubling then add the same numbers of nodes.
@@ -76,7 +75,7 @@ impl Tree {
             let view = arena.as_slice();
             let sends: Vec<_> = peers.iter().map(|&(peer, _)| (peer, view.range(held.clone()).into())).collect();
             // SAFETY: the arena is borrowed mutably, and the ranks' ranges do not overlap.
-            let place = |range: &Range<usize>| unsafe { in_place(view.queue(), view.range(range.clone())) };
+            let place = |range: &Range<usize>| unsafe { DeviceSliceMut::from_view(view.range(range.clone())) };
             let mut receives: Vec<_> = peers.iter().map(|(peer, range)| (*peer, place(range).into())).collect();
             across.exchange(&sends, &mut receives)?;
         }

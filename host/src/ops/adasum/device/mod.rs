@@ -1,7 +1,6 @@
 //! How [`Adasum`] reduces gradient buffers in device memory: on the device, over nodes, or staged through the host.
 //!
-//! The steps are in `plan`, the arithmetic in
-//! `kernels`; nothing here depends on a transport.
+//! The steps are in `plan`, the arithmetic in `kernels`; nothing here depends on a transport. All work is put into the queue of the buffer.
 
 mod gram;
 mod hierarchical;
