@@ -7,7 +7,7 @@
 
 use super::products::add_dots;
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
+use crate::abi::{ChunkedSpan, LaunchBounds, Span, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
@@ -418,15 +418,15 @@ macro_rules! of_dtype {
         kernel!(["tree_dots_" $name], LaunchBounds::TREE_DOTS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
-            spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
+            spans: *const ChunkedSpan, span_count: u64, layers: u64, blocks: u64, chunks: u64,
         ) {
-            let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
+            let reduction = Reduction { partials, totals, spans, span_count, layers, blocks, chunks };
             reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
                 let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
                 let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);
                 let mut totals = <$T>::ZEROS;
-                reduce::walk::<1, THREADS>(chunk, |element, _| {
+                reduce::walk::<1, 1>(chunk, |element, _| {
                     let (left, right) = tree.sides(element, pair);
                     totals = <$T>::add(totals, scales, left, right);
                 });
@@ -448,7 +448,7 @@ macro_rules! from_to {
                 return;
             }
             let tree = Tree::<$S, LEVELS>::of_layer(table, tree, chunk.span, world_size);
-            reduce::walk::<1, THREADS>(chunk, |element, _| {
+            reduce::walk::<1, 1>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(<$S>::rounded(value)));
             });
