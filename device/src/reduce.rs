@@ -75,18 +75,14 @@ pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chun
     Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
-/// The consecutive chunks of one segment that a block works on.
+/// The consecutive chunks of one segment that a block works on, by their numbers in the segment. The rest is read anew for each chunk: registers are
+/// short while sums are formed.
 #[derive(Clone, Copy)]
 pub(crate) struct Stretch {
     /// Index of the segment.
-    pub(crate) span: u64,
-    /// First element, counted from the start of the window.
-    pub(crate) begin: u64,
-    /// One past the last element.
-    pub(crate) end: u64,
-    /// Number of the first chunk, counted over all segments.
-    pub(crate) chunk: u64,
-    chunk_len: u64,
+    span: u32,
+    next: u32,
+    end: u32,
 }
 
 impl Stretch {
@@ -97,35 +93,62 @@ impl Stretch {
     #[inline(always)]
     pub(crate) unsafe fn of_block(block: u64, spans: *const ChunkedSpan, count: u64) -> Self {
         // SAFETY: the caller's promise.
-        let (row, span) = unsafe {
+        unsafe {
             let row = row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
-            (row, *spans.add(row as usize))
+            let span = spans.add(row as usize);
+            let chunks = (*span).chunks_of_block as u32;
+            let next = (block - (*span).first_block) as u32 * chunks;
+            Stretch { span: row as u32, next, end: next + chunks }
+        }
+    }
+
+    /// Index of the segment.
+    #[inline(always)]
+    pub(crate) fn span(self) -> u64 {
+        self.span as u64
+    }
+
+    /// The range of elements of the chunks that are left.
+    ///
+    /// # Safety
+    /// The same `spans`.
+    #[inline(always)]
+    pub(crate) unsafe fn rest(self, spans: *const ChunkedSpan) -> (u64, u64) {
+        // SAFETY: the caller's promise.
+        let span = unsafe { *spans.add(self.span as usize) };
+        let place = |chunk: u32| {
+            let offset = chunk as u64 * span.chunk_len;
+            span.begin + if offset < span.len { offset } else { span.len }
         };
-        let chunks = (block - span.first_block) * span.chunks_of_block;
-        let (offset, most) = (chunks * span.chunk_len, span.chunks_of_block * span.chunk_len);
-        let len = if span.len - offset < most { span.len - offset } else { most };
-        let begin = span.begin + offset;
-        Stretch { span: row, begin, end: begin + len, chunk: span.first_chunk + chunks, chunk_len: span.chunk_len }
+        (place(self.next), place(self.end))
     }
 
-    /// Whether nothing of it is left.
+    /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns that of this thread's team, which is empty where there are too few.
+    /// The same for the whole block but for the range.
+    ///
+    /// # Safety
+    /// The same `spans`.
     #[inline(always)]
-    pub(crate) fn is_empty(self) -> bool {
-        self.begin >= self.end
+    pub(crate) unsafe fn next<const TEAMS: u32>(&mut self, spans: *const ChunkedSpan) -> Option<Chunk> {
+        // SAFETY: the caller's promise.
+        let (chunk_len, (begin, end)) = unsafe { ((*spans.add(self.span as usize)).chunk_len, self.rest(spans)) };
+        if begin >= end {
+            return None;
+        }
+        self.next += TEAMS;
+        let least = |place: u64| if place < end { place } else { end };
+        let begin = least(begin + team::<TEAMS>() as u64 * chunk_len);
+        Some(Chunk { span: self.span as u64, begin, end: least(begin + chunk_len) })
     }
 
-    /// Takes the next `TEAMS` chunks, one for each team: returns the number and the range of this thread's team's chunk, which is empty where there
-    /// are no more.
+    /// The number of the chunk that this thread's team has taken last, counted over all segments.
+    ///
+    /// # Safety
+    /// The same `spans`.
     #[inline(always)]
-    pub(crate) fn next<const TEAMS: u32>(&mut self) -> (u64, Chunk) {
-        let team = team::<TEAMS>() as u64;
-        let least = |place: u64| if place < self.end { place } else { self.end };
-        let begin = least(self.begin + team * self.chunk_len);
-        let chunk = Chunk { span: self.span, begin, end: least(begin + self.chunk_len) };
-        let number = self.chunk + team;
-        self.begin += TEAMS as u64 * self.chunk_len;
-        self.chunk += TEAMS as u64;
-        (number, chunk)
+    pub(crate) unsafe fn number<const TEAMS: u32>(self, spans: *const ChunkedSpan) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { (*spans.add(self.span as usize)).first_chunk + (self.next - TEAMS + team::<TEAMS>()) as u64 }
     }
 }
 
@@ -344,16 +367,18 @@ impl Reduction {
         unsafe {
             if block < self.blocks {
                 let mut stretch = Stretch::of_block(block, self.spans, self.span_count);
-                let mut turn = 0;
-                while wanted(stretch.span) && !stretch.is_empty() {
-                    let (number, chunk) = stretch.next::<1>();
-                    block_sum::<K, 1>(turn, sums_of(chunk), |sum, value| {
+                if !wanted(stretch.span()) {
+                    return;
+                }
+                while let Some(chunk) = stretch.next::<1>(self.spans) {
+                    let sums = sums_of(chunk);
+                    block_sum::<K, 1>(stretch.next % 2, sums, |sum, value| {
                         if place(sum).is_some() {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
-                            atomic_store_64_device((row(sum) + number * 8) as *mut u64, Ordering::Relaxed, bits);
+                            let place = row(sum) + stretch.number::<1>(self.spans) * 8;
+                            atomic_store_64_device(place as *mut u64, Ordering::Relaxed, bits);
                         }
                     });
-                    turn ^= 1;
                 }
                 return;
             }
@@ -486,7 +511,8 @@ pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64
     let lane = (thread::thread_idx_x() % LANES) as u64;
     let mut total = 0.0;
     let mut warp = 0;
-    while warp < WARPS as u64 {
+    // A loop that stays one.
+    while warp < arch::opaque(WARPS as u32) as u64 {
         let part = |place: u64| {
             let mut sum = 0.0;
             let mut index = begin + warp * WARP as u64 + place * LANES as u64 + lane;

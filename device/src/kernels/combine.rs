@@ -122,12 +122,7 @@ fn walk<const N: usize, const U: usize>(
         steps(rest.begin as usize + thread::thread_idx_x() as usize * N);
         rest.begin += U as u64 * stride;
     }
-    reduce::walk::<N, 1>(
-        rest,
-        |index, count| {
-            if count == N { vector(index as usize) } else { single(index as usize) }
-        },
-    );
+    reduce::walk::<N, 1>(rest, |index, count| if count == N { vector(index as usize) } else { single(index as usize) });
 }
 
 #[inline(always)]

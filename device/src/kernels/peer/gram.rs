@@ -4,7 +4,7 @@
 
 use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
-use super::super::products::{add_triangle, triangle};
+use super::super::products::{add_triangle, gram_vector_len, triangle};
 use super::team::{ExactSums, Partials, Products, Team, is_divided};
 use super::{nodes, pick, weighted, write_each};
 use crate::abi::{
@@ -68,6 +68,7 @@ macro_rules! of_width {
         ) {
             // As that of the kernels that multiply as many vectors of one rank, whose bits these have.
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
             const LEVELS: usize = ($width as usize).ilog2() as usize;
             // One pair joins two ranks, and cancels nothing; but short vectors of `f64` always take the exact path.
@@ -84,17 +85,18 @@ macro_rules! of_width {
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
                 if block < blocks {
                     let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
-                    let layer = layer_of(stretch.span);
+                    let layer = layer_of(stretch.span());
                     let size = size_of::<$T>() as u64;
-                    group.receive(stretch.begin * size, stretch.end * size);
-                    while !stretch.is_empty() {
-                        let (number, chunk) = stretch.next::<2>();
+                    let (begin, end) = stretch.rest(chunked);
+                    group.receive(begin * size, end * size);
+                    while let Some(chunk) = stretch.next::<2>(chunked) {
                         let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
                         // The block's shared memory may still be read for the chunks before.
                         thread::sync_threads();
                         reduce::block_sum::<K, 2>(0, sums, |product, sum| {
                             let (row, column) = const { triangle::<$width, K>() }[product];
                             if column < ranks && chunk.begin < chunk.end {
+                                let number = stretch.number::<2>(chunked);
                                 let product = product_index(row, column, ranks);
                                 partials.keep(group, ranks, (layer, number, product), &Products(ranks), sum);
                             }
@@ -126,7 +128,7 @@ macro_rules! of_width {
                 } else {
                     None
                 };
-                write_each::<$T, $width, N>(group.peers, chunk, sum, exact);
+                write_each::<$T, $width, WRITTEN>(group.peers, chunk, sum, exact);
             }
         });
     };
@@ -254,8 +256,7 @@ impl Team<'_> {
         let place = self.sums_place(layer, pair, T::COUNT);
         // SAFETY: the launch provides room; the pair's sums have been exchanged.
         unsafe {
-            let sum =
-                |index: usize| self.total(is_divided, |rank| self.group.peers.pairs_of(rank), place + index);
+            let sum = |index: usize| self.total(is_divided, |rank| self.group.peers.pairs_of(rank), place + index);
             let both = T::coefficients(sum, T::scales(row, pair, self.ranks));
             T::keep(row.add(NUMBERS * pair.index()), both);
         }
@@ -298,7 +299,8 @@ impl Team<'_> {
             let mut item = thread;
             while item < self.count * width {
                 let place = self.first * width + item;
-                let is_divided = is_divided(table.partials.spans, self.first + (item as u32 / (width as u32).max(1)) as usize);
+                let is_divided =
+                    is_divided(table.partials.spans, self.first + (item as u32 / (width as u32).max(1)) as usize);
                 let total = self.total(is_divided, |rank| self.group.peers.products_of(rank), place);
                 table.totals.add(place).write(total);
                 shared.write(item, total);
@@ -367,12 +369,12 @@ impl Team<'_> {
             let count = pair.end - pair.begin;
             let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
             let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
-            let (mut first, end) = self.chunks_of(layer, table.partials);
-            while first < end {
+            let mut done = 0;
+            while self.chunk_at(layer, done, table.partials).is_some() {
                 // A chunk for each team of the block.
-                let number = first + reduce::team::<2>() as u64;
+                let own = |done: u32| self.chunk_at(layer, done + reduce::team::<2>(), table.partials);
                 let mut chunk = reduce::Chunk { span: 0, begin: 0, end: 0 };
-                if number < end {
+                if let Some(number) = own(done) {
                     let spans = peers.spans_of_a_layer(table.span_count);
                     chunk = reduce::chunk_of_number(number, table.partials.spans.add(layer), spans);
                 }
@@ -381,7 +383,8 @@ impl Team<'_> {
                     let (left, right) = if T::IS_DOUBLE {
                         // One rank's vector after the other: registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
-                        adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }.sides(element, pair)
+                        adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }
+                            .sides(element, pair)
                     } else {
                         let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
                         // The right side begins two or four ranks behind the left one.
@@ -394,17 +397,18 @@ impl Team<'_> {
                 while index < arch::opaque(count as u32) as usize {
                     let team = self.again();
                     let total = T::sum(&totals, index);
-                    let sums = ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
+                    let sums =
+                        ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
                     // The block's shared memory may still be read for the sum before.
                     thread::sync_threads();
                     reduce::block_sum::<1, 2>(0, [total], |_, sum| {
-                        if number < end {
+                        if let Some(number) = own(done) {
                             table.partials.keep(team.group, team.ranks, (layer, number, index), &sums, sum);
                         }
                     });
                     index += 1;
                 }
-                first += 2;
+                done += 2;
             }
             // All partials are there then, and read before the next part's take their places.
             thread::sync_threads();

@@ -63,6 +63,20 @@ impl<'a> Team<'a> {
         }
     }
 
+    /// The number of a layer's chunk that is `place` chunks behind its first, if it has so many. Computed anew each time: registers are short where
+    /// chunks are walked.
+    ///
+    /// # Safety
+    /// As [`blocks`](Self::blocks).
+    #[inline(always)]
+    pub(super) unsafe fn chunk_at(self, layer: usize, place: u32, partials: Partials) -> Option<u64> {
+        let spans = arch::forget(partials.spans as u64) as *const ChunkedSpan;
+        // SAFETY: the caller's promise.
+        let (first, end) = unsafe { self.again().chunks_of(layer, Partials { spans, ..partials }) };
+        let number = first + place as u64;
+        (number < end).then_some(number)
+    }
+
     /// # Safety
     /// Every thread of the block must get here.
     #[inline(always)]
@@ -208,7 +222,8 @@ impl<'a> Team<'a> {
             let (mut row, mut begin, mut end) = (partials.first as *const f64, 0, 0);
             if is_wanted && divided {
                 let span = partials.spans.add(layer);
-                row = (self.group.mailbox(own) + peers.in_rows(sums.rows(peers), sums.row_sum(product), 0)) as *const f64;
+                row =
+                    (self.group.mailbox(own) + peers.in_rows(sums.rows(peers), sums.row_sum(product), 0)) as *const f64;
                 begin = (*span).first_row - peers.layers;
                 end = begin + (*span).rows;
             } else if is_wanted {
@@ -265,7 +280,8 @@ impl Partials {
             }
             let row = (*span).first_row - group.peers.layers + (*span).rows_before + (chunk - (*span).first_chunk);
             let place = group.peers.in_rows(sums.rows(group.peers), sums.row_sum(product), row);
-            for reader in 0..ranks {
+            // A loop that stays one.
+            for reader in 0..arch::opaque(ranks as u32) as usize {
                 ((group.mailbox(reader) + place) as *mut f64).write(value);
             }
         }

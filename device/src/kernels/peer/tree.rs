@@ -4,7 +4,7 @@
 //! a later level reads the ranks' vectors again and combines them anew, which costs local memory traffic alone.
 
 use super::super::adasum::{keep, kept};
-use super::super::products::add_dots;
+use super::super::products::{add_dots, gram_vector_len};
 use super::super::{for_each_dtype, kernel};
 use super::team::{PairSums, Partials, Team, is_divided};
 use super::{coefficients_below, nodes, pick, weighted, write_each};
@@ -66,6 +66,7 @@ macro_rules! of_width {
         ) {
             // As that of the kernels that multiply two vectors, whose bits these have.
             const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
             let partials = Partials { first: partials, spans: chunked, chunks };
             let group = Group::of(peers);
             loop {
@@ -78,21 +79,22 @@ macro_rules! of_width {
                 $(
                     if block < blocks {
                         let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
-                        let layer = layer_of(stretch.span);
+                        let layer = layer_of(stretch.span());
                         let team = layer / PEER_LAYERS;
                         if $level == 0 {
                             let size = size_of::<$T>() as u64;
-                            group.receive(stretch.begin * size, stretch.end * size);
+                            let (begin, end) = stretch.rest(chunked);
+                            group.receive(begin * size, end * size);
                         } else {
                             group.wait_for_count(team, Progress::Weights, $level, $levels);
                         }
-                        while !stretch.is_empty() {
-                            let (number, chunk) = stretch.next::<2>();
+                        while let Some(chunk) = stretch.next::<2>(chunked) {
                             let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
                             // The block's shared memory may still be read for the chunks before.
                             thread::sync_threads();
                             reduce::block_sum::<$K, 2>(0, sums, |product, sum| {
                                 if chunk.begin < chunk.end {
+                                    let number = stretch.number::<2>(chunked);
                                     let kind = PairSums { ranks: $width, level: $level };
                                     partials.keep(group, $width, (layer, number, product), &kind, sum);
                                 }
@@ -126,7 +128,7 @@ macro_rules! of_width {
                 let root = |values| {
                     nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
                 };
-                write_each::<$T, $width, N>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
+                write_each::<$T, $width, WRITTEN>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
             }
         });
     };

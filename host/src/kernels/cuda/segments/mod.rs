@@ -283,8 +283,9 @@ impl SegmentWorkspace {
         self.adasum_of_parts(dst, vectors, |_| Ok(()))
     }
 
-    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces tables of sums over this rank's part by their sums
-    /// over all parts, on the device; adding zeros in any order. The destination may be the memory of one of the vectors.
+    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces a table of sums over this rank's part by the sum of
+    /// all ranks' tables, on the device, in any order, since each number is zero on all ranks but one. The destination may be the memory of one of
+    /// the vectors.
     pub(crate) fn adasum_of_parts(
         &mut self,
         mut dst: DeviceSliceMut<'_>,
@@ -326,7 +327,13 @@ impl SegmentWorkspace {
         let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
         let spans = self.grids.of_reductions(self.dtype).spans();
         // SAFETY: the table lists layers with rows, of which there are `width` sums each.
-        unsafe { self.queue.launch("fold_sums", (count * width) as u64, &[totals, spans, pointer(layers.as_slice()), width.into()]) }?;
+        unsafe {
+            self.queue.launch(
+                "fold_sums",
+                (count * width) as u64,
+                &[totals, spans, pointer(layers.as_slice()), width.into()],
+            )
+        }?;
         Ok(())
     }
 
