@@ -208,7 +208,7 @@ macro_rules! of_dtype {
                 let columns: [*const $T; W] = pick(table, right, right_count);
                 let vectors: [*const $T; 2 * W] =
                     core::array::from_fn(|index| if index < W { rows[index] } else { columns[index - W] });
-                reduce::accumulate::<$T, { 2 * W }, N, { W * W }, 1, 1>(vectors, chunk, |sums, values| {
+                reduce::accumulate_short::<$T, { 2 * W }, N, { W * W }>(vectors, chunk, |sums, values| {
                     let values = values.map(Element::to_f64);
                     let mut sum = 0;
                     while sum < W * W {

@@ -362,40 +362,55 @@ impl Team<'_> {
     ) {
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
-            let peers = self.group.peers;
+            // What the walk does not need at each element is not kept in registers beside it, but in one number.
+            let packed = pair.begin | pair.middle << 8 | pair.end << 16 | part << 24 | layer << 32;
+            let unpacked = || {
+                let packed = arch::forget(packed as u64) as usize;
+                let byte = |index: usize| packed >> (8 * index) & 0xff;
+                (Pair { begin: byte(0), middle: byte(1), end: byte(2) }, byte(3), packed >> 32)
+            };
             let row = self.tree_of(table, layer);
-            let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
-            let scales = T::scales(row, pair, self.ranks);
-            let count = pair.end - pair.begin;
-            let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
-            let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
+            let scales = T::scales_of_part(T::scales(row, pair, self.ranks), part);
             let mut done = 0;
-            while self.chunk_at(layer, done, table.partials).is_some() {
+            while self.chunk_at(unpacked().2, done, table.partials).is_some() {
                 // A chunk for each team of the block.
-                let own = |done: u32| self.chunk_at(layer, done + reduce::team::<2>(), table.partials);
+                let own = |done: u32| self.chunk_at(unpacked().2, done + reduce::team::<2>(), table.partials);
                 let mut chunk = reduce::Chunk { span: 0, begin: 0, end: 0 };
                 if let Some(number) = own(done) {
-                    let spans = peers.spans_of_a_layer(table.span_count);
-                    chunk = reduce::chunk_of_number(number, table.partials.spans.add(layer), spans);
+                    let spans = self.group.peers.spans_of_a_layer(table.span_count);
+                    chunk = reduce::chunk_of_number(number, table.partials.spans.add(unpacked().2), spans);
                 }
-                let mut totals = T::NO_PART;
-                reduce::walk::<1, 2>(chunk, |element, _| {
-                    let (left, right) = if T::IS_DOUBLE {
+                let totals = if T::IS_DOUBLE {
+                    let mut totals = T::NO_PART;
+                    reduce::walk::<1, 2>(chunk, |element, _| {
+                        let (pair, part, _) = unpacked();
                         // One rank's vector after the other: registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
-                        adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }
-                            .sides(element, pair)
-                    } else {
+                        let tree = adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 };
+                        let (left, right) = tree.sides(element, pair);
+                        totals = T::add_part(totals, part, scales, left, right);
+                    });
+                    totals
+                } else {
+                    let (pair, part, _) = unpacked();
+                    let count = pair.end - pair.begin;
+                    let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
+                    let peers = self.group.peers;
+                    let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
+                    let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
+                    let mut totals = T::NO_PART;
+                    reduce::walk::<1, 2>(chunk, |element, _| {
                         let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
                         // The right side begins two or four ranks behind the left one.
                         const { assert!(W <= 8) };
-                        (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] })
-                    };
-                    totals = T::add_part(totals, part, scales, left, right);
-                });
+                        let (left, right) = (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] });
+                        totals = T::add_part(totals, part, scales, left, right);
+                    });
+                    totals
+                };
                 let (count, mut index) = (T::COUNT / T::PARTS, 0);
                 while index < arch::opaque(count as u32) as usize {
-                    let team = self.again();
+                    let (team, (pair, part, layer)) = (self.again(), unpacked());
                     let total = T::sum(&totals, index);
                     let sums =
                         ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
@@ -410,6 +425,7 @@ impl Team<'_> {
                 }
                 done += 2;
             }
+            let (pair, part, layer) = unpacked();
             // All partials are there then, and read before the next part's take their places.
             thread::sync_threads();
             self.again().add_up_part::<T>(false, layer, pair.index(), part, table.partials);
