@@ -107,12 +107,12 @@ macro_rules! of_width {
                 }
                 block -= blocks;
                 if block < teams {
-                    let team = Team::new(group, block as usize, ranks);
+                    let team = Team::new(group, block, ranks);
                     let multiplied = team.blocks(chunked, blocks);
-                    group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
+                    group.wait_for_count(team.number as usize, Progress::Multiplied, multiplied, multiplied);
                     let table = Table { weights, tree, cancelled, short, totals, partials, span_count };
                     team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
-                    group.count(team.number, Progress::Weights);
+                    group.count(team.number as usize, Progress::Weights);
                     continue;
                 }
                 block -= teams;
@@ -168,6 +168,37 @@ struct Table {
     span_count: u64,
 }
 
+/// A part of the sums of one pair of one of a team's layers, in one number: registers are short where it is walked.
+#[derive(Clone, Copy)]
+struct Part(u32);
+
+impl Part {
+    /// Of each of the team's layers four pairs, with four parts each.
+    const OF_A_LEVEL: u32 = PEER_LAYERS as u32 * 16;
+
+    #[inline(always)]
+    fn new(level: usize, number: u32) -> Self {
+        const { assert!(MOST_PEERS / 2 <= 4 && <f64 as Exact>::PARTS <= 4 && PEER_LAYERS <= 16) };
+        Part((level as u32) << 8 | number)
+    }
+
+    #[inline(always)]
+    fn level(self) -> usize {
+        self.0 as usize >> 8
+    }
+
+    /// The layer, the pair and the number of the part, computed anew each time.
+    #[inline(always)]
+    fn unpacked(self, team: Team<'_>) -> (usize, Pair, usize) {
+        let part = Part(arch::forget(self.0 as u64) as u32);
+        let (level, number) = (part.level(), part.0 as usize);
+        let begin = (number >> 2 & 3) << (level + 1);
+        let (middle, end) = (begin + (1 << level), begin + (2 << level));
+        let pair = Pair { begin, middle, end: if end < team.ranks { end } else { team.ranks } };
+        (team.first() + (number >> 4 & 15), pair, number & 3)
+    }
+}
+
 impl Team<'_> {
     /// Finds the weights of this team's layers: from all products at first, and then, level by level, `MOST` at most, of those that have
     /// cancelled by the exact path. All ranks do the same, because they have the same totals.
@@ -182,7 +213,7 @@ impl Team<'_> {
             }
             thread::sync_threads();
             let mut any = false;
-            for layer in self.first..self.first + self.count {
+            for layer in self.first()..self.first() + self.count() {
                 any |= *table.cancelled.add(layer) != 0;
             }
             if any {
@@ -198,29 +229,20 @@ impl Team<'_> {
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
             let own = |team: Self| {
-                let layer = team.first + thread::thread_idx_x() as usize;
-                (layer < team.first + team.count && is_cancelled(layer)).then_some(layer)
+                let layer = team.first() + thread::thread_idx_x() as usize;
+                (layer < team.first() + team.count() && is_cancelled(layer)).then_some(layer)
             };
             // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
             let first = if T::IS_DOUBLE { 0 } else { 1 };
             let mut level = first;
             // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
             while 1 << level < self.ranks && (level == first || MOST > first) {
-                let team = self.again();
-                for layer in team.first..team.first + team.count {
-                    if is_cancelled(layer) {
-                        team.hand_out_level::<T, W, MOST>(layer, level, table);
-                    }
-                }
+                self.for_each_part::<T>(level, table, |team, part| team.hand_out_part::<T, W, MOST>(part, table));
                 // That of level 0 has been that of the products.
-                team.meet(Stage::of_level(level + 1 - first));
-                let team = team.again();
+                self.again().meet(Stage::of_level(level + 1 - first));
+                let team = self.again();
                 if team.has_divided(table.partials.spans) {
-                    for layer in team.first..team.first + team.count {
-                        if is_cancelled(layer) && is_divided(table.partials.spans, layer) {
-                            team.fold_level::<T>(layer, level, table.partials);
-                        }
-                    }
+                    team.for_each_part::<T>(level, table, |team, part| team.fold_part::<T>(part, table.partials));
                     thread::sync_threads();
                 }
                 if let Some(layer) = own(team) {
@@ -262,17 +284,29 @@ impl Team<'_> {
         }
     }
 
-    /// Adds up the rows of one divided layer's pairs of a level, which all ranks have handed out.
+    /// Visits each part of the sums of each pair of a level, of each cancelled layer.
     #[inline(always)]
-    unsafe fn fold_level<T: Exact>(self, layer: usize, level: usize, partials: Partials) {
-        for pair in pairs_of_level(level, self.ranks) {
-            let mut part = 0;
-            while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
-                // SAFETY: as above; every thread of the block comes here.
-                unsafe { self.again().add_up_part::<T>(true, layer, pair.index(), part, partials) };
-                part += 1;
+    unsafe fn for_each_part<T: Exact>(self, level: usize, table: Table, visit: impl Fn(Self, Part)) {
+        let mut number = 0;
+        // A loop that stays one.
+        while number < arch::opaque(Part::OF_A_LEVEL) {
+            let (team, part) = (self.again(), Part::new(level, number));
+            let (layer, pair, place) = part.unpacked(team);
+            let is_there = layer < team.first() + team.count() && pair.middle < team.ranks && place < T::PARTS;
+            // SAFETY: the launch provides a flag for each layer.
+            if is_there && unsafe { *table.cancelled.add(layer) } != 0 {
+                visit(team, part);
             }
+            number += 1;
         }
+    }
+
+    /// Adds up the rows of one part of the sums of a pair, which all ranks have handed out, if the layer is divided.
+    #[inline(always)]
+    unsafe fn fold_part<T: Exact>(self, part: Part, partials: Partials) {
+        let (layer, pair, part) = part.unpacked(self);
+        // SAFETY: as above; every thread of the block comes here.
+        unsafe { self.add_up_part::<T>(true, layer, pair.index(), part, partials) };
     }
 
     /// Adds up one part of the sums of a layer's pair, eight lanes a sum, if the layer is divided or if it is not.
@@ -297,22 +331,22 @@ impl Team<'_> {
         // one thread until the barrier.
         unsafe {
             let mut item = thread;
-            while item < self.count * width {
-                let place = self.first * width + item;
+            while item < self.count() * width {
+                let place = self.first() * width + item;
                 let is_divided =
-                    is_divided(table.partials.spans, self.first + (item as u32 / (width as u32).max(1)) as usize);
+                    is_divided(table.partials.spans, self.first() + (item as u32 / (width as u32).max(1)) as usize);
                 let total = self.total(is_divided, |rank| self.group.peers.products_of(rank), place);
                 table.totals.add(place).write(total);
                 shared.write(item, total);
                 item += PEER_THREADS as usize;
             }
             thread::sync_threads();
-            if thread >= self.count {
+            if thread >= self.count() {
                 return;
             }
-            let layer = self.first + thread;
+            let layer = self.first() + thread;
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
-            let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
+            let mut layer_weights = SharedWeights { shared, first: self.count() * width + thread * self.ranks };
             let tree = self.tree_of(table, layer);
             let keep = |pair: Pair, both| keep(tree.add(NUMBERS * pair.index()), both);
             let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *table.short.add(layer) } else { 0 });
@@ -329,61 +363,28 @@ impl Team<'_> {
         }
     }
 
-    /// Puts the sums of one layer's pairs of a level over this rank's window into every mailbox.
+    /// Puts one part of the sums of a layer's pair over this rank's window into every mailbox.
     #[inline(always)]
-    unsafe fn hand_out_level<T: Exact, const W: usize, const MOST: usize>(
-        self,
-        layer: usize,
-        level: usize,
-        table: Table,
-    ) {
-        for pair in pairs_of_level(level, self.ranks) {
-            let mut part = 0;
-            // A loop that stays one, where there is more than one.
-            while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
-                let forget = |number: usize| arch::forget(number as u64) as usize;
-                let pair = Pair { begin: forget(pair.begin), middle: forget(pair.middle), end: forget(pair.end) };
-                // SAFETY: the caller's promise.
-                unsafe { self.again().hand_out_part::<T, W, MOST>(forget(layer), forget(level), pair, part, table) };
-                part += 1;
-            }
-        }
-    }
-
-    /// Puts one part of the sums of a layer's pair into every mailbox.
-    #[inline(always)]
-    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(
-        self,
-        layer: usize,
-        level: usize,
-        pair: Pair,
-        part: usize,
-        table: Table,
-    ) {
+    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(self, packed: Part, table: Table) {
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
-            // What the walk does not need at each element is not kept in registers beside it, but in one number.
-            let packed = pair.begin | pair.middle << 8 | pair.end << 16 | part << 24 | layer << 32;
-            let unpacked = || {
-                let packed = arch::forget(packed as u64) as usize;
-                let byte = |index: usize| packed >> (8 * index) & 0xff;
-                (Pair { begin: byte(0), middle: byte(1), end: byte(2) }, byte(3), packed >> 32)
-            };
+            let unpacked = || packed.unpacked(self.again());
+            let (layer, pair, part) = unpacked();
             let row = self.tree_of(table, layer);
             let scales = T::scales_of_part(T::scales(row, pair, self.ranks), part);
             let mut done = 0;
-            while self.chunk_at(unpacked().2, done, table.partials).is_some() {
+            while self.chunk_at(unpacked().0, done, table.partials).is_some() {
                 // A chunk for each team of the block.
-                let own = |done: u32| self.chunk_at(unpacked().2, done + reduce::team::<2>(), table.partials);
+                let own = |done: u32| self.chunk_at(unpacked().0, done + reduce::team::<2>(), table.partials);
                 let mut chunk = reduce::Chunk { span: 0, begin: 0, end: 0 };
                 if let Some(number) = own(done) {
                     let spans = self.group.peers.spans_of_a_layer(table.span_count);
-                    chunk = reduce::chunk_of_number(number, table.partials.spans.add(unpacked().2), spans);
+                    chunk = reduce::chunk_of_number(number, table.partials.spans.add(unpacked().0), spans);
                 }
                 let totals = if T::IS_DOUBLE {
                     let mut totals = T::NO_PART;
                     reduce::walk::<1, 2>(chunk, |element, _| {
-                        let (pair, part, _) = unpacked();
+                        let (_, pair, part) = unpacked();
                         // One rank's vector after the other: registers are short.
                         let table = self.group.again().peers.copies.as_ptr().cast();
                         let tree = adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 };
@@ -392,8 +393,9 @@ impl Team<'_> {
                     });
                     totals
                 } else {
-                    let (pair, part, _) = unpacked();
+                    let (_, pair, part) = unpacked();
                     let count = pair.end - pair.begin;
+                    let level = packed.level();
                     let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
                     let peers = self.group.peers;
                     let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
@@ -410,7 +412,7 @@ impl Team<'_> {
                 };
                 let (count, mut index) = (T::COUNT / T::PARTS, 0);
                 while index < arch::opaque(count as u32) as usize {
-                    let (team, (pair, part, layer)) = (self.again(), unpacked());
+                    let (team, (layer, pair, part)) = (self.again(), unpacked());
                     let total = T::sum(&totals, index);
                     let sums =
                         ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
@@ -425,7 +427,7 @@ impl Team<'_> {
                 }
                 done += 2;
             }
-            let (pair, part, layer) = unpacked();
+            let (layer, pair, part) = unpacked();
             // All partials are there then, and read before the next part's take their places.
             thread::sync_threads();
             self.again().add_up_part::<T>(false, layer, pair.index(), part, table.partials);

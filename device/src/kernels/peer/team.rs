@@ -11,27 +11,33 @@ use crate::{arch, reduce, thread};
 #[derive(Clone, Copy)]
 pub(super) struct Team<'a> {
     pub(super) group: Group<'a>,
-    pub(super) number: usize,
+    pub(super) number: u32,
     pub(super) ranks: usize,
-    /// The first of the layers.
-    pub(super) first: usize,
-    /// How many they are.
-    pub(super) count: usize,
 }
 
 impl<'a> Team<'a> {
     #[inline(always)]
-    pub(super) fn new(group: Group<'a>, number: usize, ranks: usize) -> Self {
-        let first = number * PEER_LAYERS;
-        let rest = group.peers.layers as usize - first;
-        let count = if rest < PEER_LAYERS { rest } else { PEER_LAYERS };
-        Team { group, number, ranks, first, count }
+    pub(super) fn new(group: Group<'a>, number: u64, ranks: usize) -> Self {
+        Team { group, number: number as u32, ranks }
+    }
+
+    /// The first of the layers.
+    #[inline(always)]
+    pub(super) fn first(self) -> usize {
+        self.number as usize * PEER_LAYERS
+    }
+
+    /// How many they are.
+    #[inline(always)]
+    pub(super) fn count(self) -> usize {
+        let rest = self.group.peers.layers as usize - self.first();
+        if rest < PEER_LAYERS { rest } else { PEER_LAYERS }
     }
 
     /// The same team. What follows from its numbers is computed anew from there on, and is not kept in registers around a loop.
     #[inline(always)]
     pub(super) fn again(self) -> Self {
-        Team { group: self.group.again(), first: arch::forget(self.first as u64) as usize, ..self }
+        Team { group: self.group.again(), number: arch::forget(self.number as u64) as u32, ..self }
     }
 
     /// Blocks that multiply chunks of these layers, of the `blocks` of all.
@@ -40,12 +46,12 @@ impl<'a> Team<'a> {
     /// `spans` has a row for each layer.
     #[inline(always)]
     pub(super) unsafe fn blocks(self, spans: *const ChunkedSpan, blocks: u64) -> u32 {
-        let end = self.first + self.count;
+        let end = self.first() + self.count();
         // SAFETY: the caller's promise.
         unsafe {
             let first_block = |layer: usize| (*spans.add(layer)).first_block;
             let end = if end == self.group.peers.layers as usize { blocks } else { first_block(end) };
-            (end - first_block(self.first)) as u32
+            (end - first_block(self.first())) as u32
         }
     }
 
@@ -81,7 +87,7 @@ impl<'a> Team<'a> {
     /// Every thread of the block must get here.
     #[inline(always)]
     pub(super) unsafe fn meet(self, stage: Stage) {
-        let row = Row::Weights(self.number);
+        let row = Row::Weights(self.number as usize);
         // SAFETY: the mailboxes have a row for each team.
         unsafe {
             self.group.signal(row, stage);
@@ -142,7 +148,7 @@ impl<'a> Team<'a> {
     #[inline(always)]
     pub(super) unsafe fn has_divided(self, spans: *const ChunkedSpan) -> bool {
         let mut any = false;
-        for layer in self.first..self.first + self.count {
+        for layer in self.first()..self.first() + self.count() {
             // SAFETY: the caller's promise.
             any |= unsafe { is_divided(spans, layer) };
         }
@@ -189,11 +195,11 @@ impl<'a> Team<'a> {
         // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Few enough for
         // 32 bits, in which they are short.
         let width = (width as u32).max(1);
-        let items = self.count as u32 * width;
+        let items = self.count() as u32 * width;
         let mut round = 0;
         while round < items {
             let item = round + own_item;
-            let (layer, product) = (self.first + (item / width) as usize, (item % width) as usize);
+            let (layer, product) = (self.first() + (item / width) as usize, (item % width) as usize);
             // SAFETY: the caller's promise. All threads take part in every round.
             unsafe { self.add_up_one(divided, item < items, layer, product, partials, sums) };
             round += ITEMS;

@@ -105,16 +105,16 @@ macro_rules! of_width {
                     }
                     block -= blocks;
                     if block < teams {
-                        let team = Team::new(group, block as usize, $width);
+                        let team = Team::new(group, block, $width);
                         if $level > 0 {
                             // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
                             // it counts on.
-                            group.wait_for_count(team.number, Progress::Weights, $level, $levels);
+                            group.wait_for_count(team.number as usize, Progress::Weights, $level, $levels);
                         }
                         let multiplied = team.blocks(chunked, blocks);
-                        group.wait_for_count(team.number, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
+                        group.wait_for_count(team.number as usize, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
                         team.find_coefficients::<$level, $K>(tree, partials);
-                        group.count(team.number, Progress::Weights);
+                        group.count(team.number as usize, Progress::Weights);
                         continue;
                     }
                     block -= teams;
@@ -153,8 +153,8 @@ impl Team<'_> {
             let sums = PairSums { ranks: self.ranks, level: LEVEL };
             self.exchange(partials, K, sums, Stage::of_level(LEVEL));
             let mut item = thread::thread_idx_x() as usize;
-            while item < self.count * (K / 3) {
-                let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));
+            while item < self.count() * (K / 3) {
+                let (layer, pair) = (self.first() + item / (K / 3), pair(LEVEL, item % (K / 3)));
                 let both = self.coefficients_of(is_divided(partials.spans, layer), layer, pair);
                 keep(tree.add(layer * 2 * (self.ranks - 1) + 2 * pair.index()), both);
                 item += PEER_THREADS as usize;
