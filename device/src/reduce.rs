@@ -102,10 +102,10 @@ impl Stretch {
         }
     }
 
-    /// Index of the segment.
+    /// Index of the segment. What follows from it is not kept in registers.
     #[inline(always)]
     pub(crate) fn span(self) -> u64 {
-        self.span as u64
+        arch::forget(self.span as u64)
     }
 
     /// The range of elements of the chunks that are left.
@@ -141,14 +141,20 @@ impl Stretch {
         Some(Chunk { span: self.span as u64, begin, end: least(begin + chunk_len) })
     }
 
-    /// The number of the chunk that this thread's team has taken last, counted over all segments.
+    /// The number, counted over all segments, of the chunk that this thread's team has taken last, if there was one for it.
     ///
     /// # Safety
     /// The same `spans`.
     #[inline(always)]
-    pub(crate) unsafe fn number<const TEAMS: u32>(self, spans: *const ChunkedSpan) -> u64 {
+    pub(crate) unsafe fn number<const TEAMS: u32>(self, spans: *const ChunkedSpan) -> Option<u64> {
+        let spans = if TEAMS == 1 { spans } else { arch::forget(spans as u64) as *const ChunkedSpan };
+        let chunk = self.next - TEAMS + team::<TEAMS>();
         // SAFETY: the caller's promise.
-        unsafe { (*spans.add(self.span as usize)).first_chunk + (self.next - TEAMS + team::<TEAMS>()) as u64 }
+        unsafe {
+            let span = spans.add(self.span as usize);
+            let is_there = TEAMS == 1 || chunk < self.end && chunk as u64 * (*span).chunk_len < (*span).len;
+            is_there.then_some((*span).first_chunk + chunk as u64)
+        }
     }
 }
 
@@ -410,10 +416,9 @@ impl Reduction {
                 while let Some(chunk) = stretch.next::<1>(self.spans) {
                     let sums = sums_of(chunk);
                     block_sum::<K, 1>(stretch.next % 2, sums, |sum, value| {
-                        if place(sum).is_some() {
+                        if let (Some(_), Some(number)) = (place(sum), stretch.number::<1>(self.spans)) {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
-                            let place = row(sum) + stretch.number::<1>(self.spans) * 8;
-                            atomic_store_64_device(place as *mut u64, Ordering::Relaxed, bits);
+                            atomic_store_64_device((row(sum) + number * 8) as *mut u64, Ordering::Relaxed, bits);
                         }
                     });
                 }

@@ -85,7 +85,6 @@ macro_rules! of_width {
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
                 if block < blocks {
                     let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
-                    let layer = layer_of(stretch.span());
                     let size = size_of::<$T>() as u64;
                     let (begin, end) = stretch.rest(chunked);
                     group.receive(begin * size, end * size);
@@ -95,13 +94,15 @@ macro_rules! of_width {
                         thread::sync_threads();
                         reduce::block_sum::<K, 2>(0, sums, |product, sum| {
                             let (row, column) = const { triangle::<$width, K>() }[product];
-                            if column < ranks && chunk.begin < chunk.end {
-                                let number = stretch.number::<2>(chunked);
+                            let (group, number) = (group.again(), stretch.number::<2>(chunked));
+                            if let Some(number) = number.filter(|_| column < ranks) {
+                                let layer = group.peers.layer(stretch.span(), span_count) as usize;
                                 let product = product_index(row, column, ranks);
                                 partials.keep(group, ranks, (layer, number, product), &Products(ranks), sum);
                             }
                         });
                     }
+                    let layer = layer_of(stretch.span());
                     group.count_multiplied(layer / PEER_LAYERS, is_divided(chunked, layer));
                     continue;
                 }

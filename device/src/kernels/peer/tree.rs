@@ -79,28 +79,30 @@ macro_rules! of_width {
                 $(
                     if block < blocks {
                         let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
-                        let layer = layer_of(stretch.span());
-                        let team = layer / PEER_LAYERS;
                         if $level == 0 {
                             let size = size_of::<$T>() as u64;
                             let (begin, end) = stretch.rest(chunked);
                             group.receive(begin * size, end * size);
                         } else {
+                            let team = layer_of(stretch.span()) / PEER_LAYERS;
                             group.wait_for_count(team, Progress::Weights, $level, $levels);
                         }
                         while let Some(chunk) = stretch.next::<2>(chunked) {
-                            let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
+                            let tree = of_layer(layer_of(stretch.span()));
+                            let sums = multiply::<$T, $width, N, $K, $level>(group.peers, tree, chunk);
                             // The block's shared memory may still be read for the chunks before.
                             thread::sync_threads();
                             reduce::block_sum::<$K, 2>(0, sums, |product, sum| {
-                                if chunk.begin < chunk.end {
-                                    let number = stretch.number::<2>(chunked);
+                                let group = group.again();
+                                if let Some(number) = stretch.number::<2>(chunked) {
+                                    let layer = group.peers.layer(stretch.span(), span_count) as usize;
                                     let kind = PairSums { ranks: $width, level: $level };
                                     partials.keep(group, $width, (layer, number, product), &kind, sum);
                                 }
                             });
                         }
-                        group.count_multiplied(team, is_divided(chunked, layer));
+                        let layer = layer_of(stretch.span());
+                        group.count_multiplied(layer / PEER_LAYERS, is_divided(chunked, layer));
                         continue;
                     }
                     block -= blocks;
