@@ -177,13 +177,19 @@ pub(crate) unsafe fn chunk_of_number(number: u64, spans: *const ChunkedSpan, cou
 /// The number of this thread's team, in a block of `TEAMS` of them.
 #[inline(always)]
 pub(crate) fn team<const TEAMS: u32>() -> u32 {
-    if TEAMS == 1 { 0 } else { thread::thread_idx_x() / THREADS }
+    if TEAMS == 1 { 0 } else { thread_of_block() / THREADS }
 }
 
 /// The number of this thread in its team.
 #[inline(always)]
 fn thread_of_team<const TEAMS: u32>() -> u32 {
-    if TEAMS == 1 { thread::thread_idx_x() } else { thread::thread_idx_x() % THREADS }
+    if TEAMS == 1 { thread::thread_idx_x() } else { thread_of_block() % THREADS }
+}
+
+/// The number of this thread, for kernels that do one job after the other: what follows from it is not kept in registers from job to job.
+#[inline(always)]
+pub(crate) fn thread_of_block() -> u32 {
+    arch::forget(thread::thread_idx_x() as u64) as u32
 }
 
 /// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
@@ -550,7 +556,7 @@ pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, 
 #[inline(always)]
 pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64 {
     const LANES: u32 = 8;
-    let lane = (thread::thread_idx_x() % LANES) as u64;
+    let lane = (thread_of_block() % LANES) as u64;
     let mut total = 0.0;
     let mut warp = 0;
     // A loop that stays one.

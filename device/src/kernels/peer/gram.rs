@@ -315,7 +315,7 @@ impl Team<'_> {
     unsafe fn add_up_part<T: Exact>(self, divided: bool, layer: usize, pair: usize, part: usize, partials: Partials) {
         let count = T::COUNT / T::PARTS;
         let sums = ExactSums { ranks: self.ranks, pair, count: T::COUNT, first: part * count };
-        let item = (thread::thread_idx_x() / 8) as usize;
+        let item = (reduce::thread_of_block() / 8) as usize;
         // SAFETY: as above.
         unsafe { self.add_up_one(divided, item < count, layer, item, partials, &sums) };
     }

@@ -190,8 +190,7 @@ impl<'a> Team<'a> {
     unsafe fn add_up(self, divided: bool, partials: Partials, width: usize, sums: &impl Sums) {
         const LANES: u32 = 8;
         const ITEMS: u32 = PEER_THREADS / LANES;
-        let thread = thread::thread_idx_x();
-        let own_item = thread / LANES;
+        let own_item = reduce::thread_of_block() / LANES;
         // Never less than 1, which the compiler does not know: a check of divisions would compile a panic into the kernel. Few enough for
         // 32 bits, in which they are short.
         let width = (width as u32).max(1);
@@ -220,7 +219,7 @@ impl<'a> Team<'a> {
         partials: Partials,
         sums: &impl Sums,
     ) {
-        let (peers, lane) = (self.group.peers, (thread::thread_idx_x() % 8) as usize);
+        let (peers, lane) = (self.group.peers, (reduce::thread_of_block() % 8) as usize);
         let own = peers.rank as usize;
         // SAFETY: the caller's promise; of this rank's own mailbox, nobody writes to the rows any more.
         unsafe {
