@@ -17,7 +17,7 @@ use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
-use crate::kernels::cuda::{PeerKernel, SegmentWorkspace, cast};
+use crate::kernels::cuda::{PeerKernel, PeerSums, SegmentWorkspace, cast};
 use crate::memory::{Cuda, DeviceWireSliceMut};
 
 const OPERATION: &str = "ordered all_reduce";
@@ -190,7 +190,7 @@ impl<'c> PeerAllReduce<'c> {
         let operation = Operation::OrderedAllReduce(op);
         let _scope = scope::within(operation);
         same_plan(operation, comm, buffer.table(), &[], check_op(op))?;
-        let connected = Connection::new(operation, comm, buffer, (PeerKernel::Reduce, 0), || Ok(()))?;
+        let connected = Connection::new(operation, comm, buffer, (PeerKernel::Reduce, PeerSums::default()), || Ok(()))?;
         Ok(connected.map(|(connection, ())| Self { comm, connection, op }))
     }
 

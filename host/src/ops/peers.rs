@@ -10,7 +10,7 @@ use crate::comm::Communicator;
 use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result};
-use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 use crate::memory::{Cuda, PeerMemory};
 
 /// The gradient buffers of all ranks, mapped for the kernels of this one.
@@ -42,13 +42,13 @@ impl Connection {
     }
 
     /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
-    /// reached. The kernels hand out sums of `layers` layers; they are loaded here. What `prepare` makes of this rank comes along; where it
+    /// reached. The kernels exchange `sums`; they are loaded here. What `prepare` makes of this rank comes along; where it
     /// fails on one rank, all ranks get an error.
     pub(super) fn new<T>(
         operation: Operation,
         comm: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
-        (kernel, layers): (PeerKernel, usize),
+        (kernel, sums): (PeerKernel, PeerSums),
         prepare: impl FnOnce() -> Result<T>,
     ) -> Result<Option<(Arc<Self>, T)>> {
         let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
@@ -57,7 +57,7 @@ impl Connection {
         let window_bytes = shard_len * dtype.size_bytes();
         let prepared = (|| {
             let rest = prepare()?;
-            let mailbox_len = PeerGroup::mailbox_len(layers, world_size, window_bytes);
+            let mailbox_len = PeerGroup::mailbox_len(sums, world_size, window_bytes);
             let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
             let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
             let flags = FlagList::new(queue, world_size)?;
@@ -101,7 +101,7 @@ impl Connection {
         let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
             // SAFETY: everything that the addresses lead to is kept by the exposure; windows and slots are shards of arenas and as long,
             // which begin at multiples of 256 bytes.
-            unsafe { PeerGroup::new(queue, (kernel, dtype), layers, &addresses, claim) }
+            unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
         });
         // The peers' kernels write here without waiting, so no rank continues before all have reached this point.
         let group = all_prepared(operation, comm, group)?;

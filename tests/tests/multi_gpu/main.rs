@@ -110,6 +110,7 @@ fn suites() -> Vec<Suite> {
             seconds: 300,
             ..Suite::new("adasum-on-one-gpu-ptx", &[1], adasum::run_on_one_gpu_ptx)
         },
+        Suite { seconds: 300, ..Suite::new("adasum-layouts", SEVERAL, adasum::run_layouts) },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
         // Its matrices are few elements wide, for sums that are exact in every dtype, and divide by no more ranks.

@@ -9,6 +9,7 @@ mod gaps;
 mod grid;
 mod known;
 mod large;
+mod layouts;
 mod nodes;
 mod nonfinite;
 #[path = "../../adasum/on_nodes.rs"]
@@ -84,6 +85,12 @@ fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicat
     let mut comm = None;
     report.case("communicator", || comm = Some(context.communicator(0, &context.options())));
     comm
+}
+
+/// The same bits in every layout.
+pub(crate) fn run_layouts(context: &Context, report: &mut Report) {
+    let Some(comm) = communicator(context, report) else { return };
+    layouts::run(context, &comm, report);
 }
 
 pub(crate) fn run(context: &Context, report: &mut Report) {

@@ -27,7 +27,8 @@ fn add_up(comm: &dyn Communicator<Cuda>, totals: DeviceSliceMut<'_>) -> Result<(
 }
 
 impl Gram {
-    /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks.
+    /// For vectors that hold the buffer's elements in `range`, which is as many equal shards as `across` has ranks. All windows whose products
+    /// are added up are shards of that length.
     pub(super) fn new(
         across: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -37,8 +38,9 @@ impl Gram {
         let (queue, dtype, vectors) = (buffer.queue(), buffer.table().dtype(), across.world_size());
         let shard_len = range.len() / vectors;
         let begin = range.start + across.rank() * shard_len;
+        let layers = layers(buffer, granularity, shard_len);
         Ok(Self {
-            layers: layers(buffer, begin..begin + shard_len, granularity, vectors)?,
+            layers: SegmentWorkspace::of_window(queue, &layers, begin..begin + shard_len, vectors)?,
             shard_len,
             received: DeviceBuffer::zeroed(queue, dtype, shard_len * (vectors - 1))?,
         })

@@ -9,20 +9,16 @@ mod over_peers;
 mod staged;
 mod tree;
 
-use std::ops::Range;
-
 use self::hierarchical::OnNodes;
 use self::on_device::OnDevice;
 use self::staged::Staged;
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
-use crate::driver::DeviceSliceMut;
 use crate::error::Result;
-use crate::kernels::cuda::{SegmentWorkspace, zero_all};
 use crate::memory::Cuda;
 use crate::ops::adasum::Prepared;
 use crate::ops::{Adasum, AdasumMemory, AdasumOptions, Granularity, Nodes, WithinNode};
-use crate::plan::segments;
+use crate::plan::reduction::DividedLayers;
 
 const OPERATION: &str = "adasum_all_reduce";
 
@@ -59,7 +55,7 @@ impl AdasumMemory for Cuda {
 /// [`on_nodes`](Self::on_nodes) reduces inside a node by the transport's reduce-scatter, or by Adasum of the ranks' shards.
 ///
 /// Workspace: the arena without a rank's own shard (Gram, and by peers' memory) or half of it (Tree), and up to 36 numbers of 8 bytes for
-/// each chunk of 2048 elements or more; on nodes at most a shard of the arena of one rank of a node and the products, or with Adasum inside nodes as
+/// each chunk ([`plan::chunks`](crate::plan::chunks)) of a rank's shard and of tensors that shards divide, by peers' memory up to 120 for the latter; on nodes at most a shard of the arena of one rank of a node and the products, or with Adasum inside nodes as
 /// much as the arena.
 impl<'c> Adasum<'c, Cuda> {
     /// Like [`new`](Self::new), with the communicator's own collectives, whatever the ranks' kernels can reach.
@@ -86,41 +82,8 @@ impl<'c> Adasum<'c, Cuda> {
     }
 }
 
-/// The layers of a window of a buffer, for `vectors` vectors.
-fn layers(
-    buffer: &GradientBuffer<Cuda>,
-    window: Range<usize>,
-    granularity: Granularity,
-    vectors: usize,
-) -> Result<SegmentWorkspace> {
-    let parts = segments::clip(buffer.table().segments(), window.clone());
-    let layers = match granularity {
-        Granularity::Tensor => SegmentWorkspace::new(buffer.queue(), window.len(), &parts, vectors),
-        Granularity::Whole => SegmentWorkspace::new_shared(buffer.queue(), window.len(), &parts, vectors),
-    };
-    layers?.with_whole_lens(&whole_lens(buffer, granularity))
-}
-
-/// The elements of each layer of a buffer in all ranks' windows together, without gaps.
-fn whole_lens(buffer: &GradientBuffer<Cuda>, granularity: Granularity) -> Vec<usize> {
-    let segments = buffer.table().segments();
-    match granularity {
-        Granularity::Tensor => segments.iter().map(Range::len).collect(),
-        Granularity::Whole if segments.is_empty() => Vec::new(),
-        Granularity::Whole => vec![segments.iter().map(Range::len).sum()],
-    }
-}
-
-/// Puts zeros between the tensors of an arena, in its queue: the processors, and the exact path of the kernels over peers' memory, multiply whole
-/// arenas where these are one layer, and zeros change nothing there.
-fn clear_gaps(arena: DeviceSliceMut<'_>, tensors: &[Range<usize>]) -> Result<()> {
-    let len = arena.as_slice().len();
-    let (mut rest, mut begin, mut gaps) = (arena, 0, Vec::new());
-    for gap in segments::gaps(tensors, len) {
-        let (_, from_gap) = rest.split_at_mut(gap.start - begin);
-        let (elements, behind) = from_gap.split_at_mut(gap.len());
-        gaps.push(elements);
-        (rest, begin) = (behind, gap.end);
-    }
-    zero_all(&mut gaps)
+/// The layers of a buffer, as windows of `window_len` elements divide them.
+fn layers(buffer: &GradientBuffer<Cuda>, granularity: Granularity, window_len: usize) -> DividedLayers {
+    let tensors = buffer.table().segments();
+    DividedLayers::new(tensors, granularity.layer_count(tensors.len()), window_len)
 }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use gradsync_device::math::adasum::products;
+
 use super::layers;
 use crate::buffer::GradientBuffer;
 use crate::comm::{Collectives, Communicator, ReduceOp};
@@ -24,7 +26,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// For vectors that hold the buffer's elements in `range`, one of each of a power of two of ranks.
+    /// For vectors that hold the buffer's elements in `range`, one of each of a power of two of ranks. At the last level, every rank has a window as
+    /// long as the others', and so have those that hold other ranges.
     pub(super) fn new(
         across: &dyn Communicator<Cuda>,
         buffer: &GradientBuffer<Cuda>,
@@ -33,15 +36,16 @@ impl Tree {
     ) -> Result<Self> {
         let (queue, table) = (buffer.queue(), buffer.table());
         let steps = tree::steps(across.rank(), across.world_size(), range.len());
+        let layers = layers(buffer, granularity, range.len() / across.world_size());
         let with_layers = |step: tree::Step| {
             let kept = range.start + step.keep.start..range.start + step.keep.end;
-            Ok((step, layers(buffer, kept, granularity, 2)?.of_tree()))
+            Ok((step, SegmentWorkspace::of_window(queue, &layers, kept, 2)?.of_tree()))
         };
         Ok(Self {
             steps: steps.into_iter().map(with_layers).collect::<Result<_>>()?,
             gathers: tree::gathers(across.rank(), across.world_size(), range.len()),
             theirs: DeviceBuffer::zeroed(queue, table.dtype(), range.len().div_ceil(2))?,
-            sums: DeviceBuffer::zeroed(queue, DType::F64, 3 * table.tensor_count())?,
+            sums: DeviceBuffer::zeroed(queue, DType::F64, products(2) * layers.rows())?,
         })
     }
 
@@ -64,7 +68,7 @@ impl Tree {
             let result = unsafe { DeviceSliceMut::from_view(kept) };
             let sums = &mut self.sums;
             layers.adasum_of_parts(result, &vectors, |mut totals| {
-                // Nodes may add up in different orders; all ranks of the doubling then add the same numbers of nodes.
+                // Each number is one rank's, and the others' zeros change it in no order.
                 if let Some(node) = node {
                     node.all_reduce(totals.reborrow(), ReduceOp::Sum)?;
                 }
@@ -83,8 +87,7 @@ impl Tree {
     }
 }
 
-/// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling: every rank adds
-/// the same numbers in the same tree, and addition commutes, so that all get the same bits.
+/// Adds sums up over the aligned group of `group_size` consecutive ranks that this rank is in, by recursive doubling.
 fn group_sum(
     comm: &dyn Communicator<Cuda>,
     group_size: usize,
