@@ -6,8 +6,8 @@
 use std::ptr;
 
 #[cfg(feature = "cuda")]
-use super::channel::Requests;
-use super::channel::{Incoming, Outgoing};
+use super::link::{Link, Requests};
+use super::link::{Incoming, Outgoing};
 use super::handshake::Handshake;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
@@ -24,9 +24,9 @@ pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer<'a> {
+pub(in crate::comm) struct Transfer<'a> {
     pub(super) handshake: &'a Handshake,
-    pub(super) operation: Operation,
+    pub(in crate::comm) operation: Operation,
 }
 
 /// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
@@ -35,7 +35,7 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
-        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
         // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that is faster than mailboxes.
         if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
@@ -55,7 +55,7 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
-    pub(super) unsafe fn all_reduce_window(
+    pub(in crate::comm) unsafe fn all_reduce_window(
         self,
         reduction: Reduction,
         window: *mut u8,
@@ -63,8 +63,8 @@ impl Transfer<'_> {
         part: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, size) = (self.handshake.channel(), reduction.dtype.size_bytes());
-        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let (link, size) = (self.handshake.link(), reduction.dtype.size_bytes());
+        let (rank, world_size) = (link.rank(), link.world_size());
         let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
         let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
         let (own, own_bytes) = place(rank);
@@ -88,7 +88,7 @@ impl Transfer<'_> {
         output: *mut u8,
         len: usize,
     ) -> Result<()> {
-        let (world_size, size) = (self.handshake.channel().world_size(), reduction.dtype.size_bytes());
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
         if let Some(pipeline) = self.pipeline(reduction.dtype, world_size) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
@@ -108,7 +108,7 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
-    pub(super) unsafe fn reduce_scatter_window(
+    pub(in crate::comm) unsafe fn reduce_scatter_window(
         self,
         reduction: Reduction,
         shard: impl Fn(usize) -> *mut u8,
@@ -116,8 +116,8 @@ impl Transfer<'_> {
         len: usize,
         room: *mut u8,
     ) -> Result<()> {
-        let (channel, bytes) = (self.handshake.channel(), len * reduction.dtype.size_bytes());
-        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let (link, bytes) = (self.handshake.link(), len * reduction.dtype.size_bytes());
+        let (rank, world_size) = (link.rank(), link.world_size());
         let room = |peer: usize| room.wrapping_add(peer * bytes);
         // SAFETY: as the caller promises; rooms do not overlap.
         unsafe {
@@ -132,7 +132,7 @@ impl Transfer<'_> {
     /// # Safety
     /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
     pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
-        let own = output.wrapping_add(self.handshake.channel().rank() * bytes);
+        let own = output.wrapping_add(self.handshake.link().rank() * bytes);
         if own.cast_const() != input {
             // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
             unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
@@ -146,7 +146,7 @@ impl Transfer<'_> {
     pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
         let room = |peer: usize| output.wrapping_add(peer * bytes);
-        let rank = self.handshake.channel().rank();
+        let rank = self.handshake.link().rank();
         // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
@@ -159,8 +159,8 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
-    pub(super) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let (rank, world_size) = (self.handshake.channel().rank(), self.handshake.channel().world_size());
+    pub(in crate::comm) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
         let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
         // The root has no part; the other ranks' are in their order, from the next rank on.
         let range = |peer: usize| {
@@ -187,16 +187,16 @@ impl Transfer<'_> {
     /// # Safety
     /// As for that method.
     #[cfg(feature = "cuda")]
-    pub(super) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
-        let channel = self.handshake.channel();
-        let world_size = channel.world_size();
+    pub(in crate::comm) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let link = self.handshake.link();
+        let world_size = link.world_size();
         // Places in the tree, where the root is 0: place p receives from p without its highest bit.
-        let place = (channel.rank() + world_size - root) % world_size;
+        let place = (link.rank() + world_size - root) % world_size;
         let rank_of = |place: usize| (place + root) % world_size;
         let finish = |receive: &[Incoming], send: &[Outgoing]| {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the messages are over when `finish` returns.
-            unsafe { channel.start(receive, send, &mut requests) };
+            unsafe { start(link, receive, send, &mut requests) };
             self.handshake.finish(self.operation, requests)
         };
         let height = usize::BITS - place.leading_zeros();
@@ -214,16 +214,17 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// Both give valid memory of the host and its bytes; the receiving memory overlaps nothing.
-    pub(super) unsafe fn pairwise(
+    pub(in crate::comm) unsafe fn pairwise(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
         to: impl Fn(usize) -> (*mut u8, usize),
     ) -> Result<()> {
         self.batches(from, to, |receive, send| {
+            let link = self.handshake.link();
             // SAFETY: as the caller promises.
-            let inward = receive.iter().map(|incoming| unsafe { Stream::inward(*incoming) });
+            let inward = receive.iter().map(|incoming| unsafe { Stream::inward(link, *incoming) });
             // SAFETY: as the caller promises.
-            let outward = send.iter().map(|outgoing| unsafe { Stream::outward(*outgoing) });
+            let outward = send.iter().map(|outgoing| unsafe { Stream::outward(link, *outgoing) });
             self.handshake.finish_streams(self.operation, inward.chain(outward).collect())
         })
     }
@@ -233,7 +234,7 @@ impl Transfer<'_> {
     /// # Safety
     /// As for that method.
     #[cfg(feature = "cuda")]
-    pub(super) unsafe fn pairwise_as_it_is(
+    pub(in crate::comm) unsafe fn pairwise_as_it_is(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
         to: impl Fn(usize) -> (*mut u8, usize),
@@ -241,7 +242,7 @@ impl Transfer<'_> {
         self.batches(from, to, |receive, send| {
             let mut requests = Requests::default();
             // SAFETY: as the caller promises, and the message is over when `finish` returns.
-            unsafe { self.handshake.channel().start(receive, send, &mut requests) };
+            unsafe { start(self.handshake.link(), receive, send, &mut requests) };
             self.handshake.finish(self.operation, requests)
         })
     }
@@ -252,8 +253,8 @@ impl Transfer<'_> {
         to: impl Fn(usize) -> (*mut u8, usize),
         exchange: impl Fn(&[Incoming], &[Outgoing]) -> Result<()>,
     ) -> Result<()> {
-        let channel = self.handshake.channel();
-        let (rank, world_size) = (channel.rank(), channel.world_size());
+        let link = self.handshake.link();
+        let (rank, world_size) = (link.rank(), link.world_size());
         let steps: Vec<usize> = (1..world_size).collect();
         for steps in steps.chunks(BATCH) {
             let incoming = |step: &usize| {
@@ -274,21 +275,33 @@ impl Transfer<'_> {
     }
 }
 
+/// Starts to receive and to send.
+///
+/// # Safety
+/// As [`Link::send`] and [`Link::receive`].
+#[cfg(feature = "cuda")]
+unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], requests: &mut Requests) {
+    // SAFETY: the caller's promise.
+    receive.iter().for_each(|incoming| unsafe { link.receive(*incoming, requests) });
+    // SAFETY: as above.
+    send.iter().for_each(|outgoing| unsafe { link.send(*outgoing, requests) });
+}
+
 /// How many elements of a window one rank reduces: its part of all `len`, unless `longest`, which a window has, are fewer.
-pub(super) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
+pub(in crate::comm) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
     len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
 }
 
 /// Memory on the side, aligned for every dtype.
 #[derive(Debug)]
-pub(super) struct Scratch(Vec<u64>);
+pub(in crate::comm) struct Scratch(Vec<u64>);
 
 impl Scratch {
-    pub(super) fn new(bytes: usize) -> Self {
+    pub(in crate::comm) fn new(bytes: usize) -> Self {
         Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
     }
 
-    pub(super) fn start(&mut self) -> *mut u8 {
+    pub(in crate::comm) fn start(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 

@@ -1,8 +1,8 @@
-//! Streams of host memory to or from a rank, in pieces that MPI reads and writes in buffers of this module.
+//! Streams of host memory to or from a rank, in pieces.
 //!
-//! A pending message keeps its buffer: MPI cannot be made to release it. A rank whose peer is stopped could then never return the caller's
-//! memory, so each piece is copied, while it is in the caches and while other pieces are under way. A rank that gives up leaves the buffers of pieces
-//! under way to MPI for as long as the process lives.
+//! Where messages can be cancelled, a stream is one message in the caller's memory. MPI cannot be made to release the memory of a pending message. A
+//! rank whose peer is stopped could then never return the caller's memory, so each piece is copied through buffers of this module, while it is in the
+//! caches and while other pieces are under way. A rank that gives up leaves the buffers of pieces under way to MPI for as long as the process lives.
 //!
 //! Messages beyond [`MOST_COPIED`] are the exception: MPI gets their memory itself, since copies that outgrow the caches make them two to six times
 //! as slow. Their ranks wait for each other without a deadline once data move.
@@ -11,8 +11,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Incoming, Outgoing, Requests};
-use crate::error::MpiError;
+use super::link::{Incoming, Link, LinkError, Outgoing, Requests};
 
 /// Bytes of a piece, the same on all ranks: few handshakes, and still in the caches when it is copied.
 const PIECE_BYTES: usize = 1 << 20;
@@ -32,11 +31,13 @@ pub(super) struct Stream {
     start: *mut u8,
     bytes: usize,
     is_outward: bool,
+    /// Whether messages under way can be cancelled, so that they need no buffers.
+    can_cancel: bool,
     begun: usize,
     flights: VecDeque<Flight>,
     /// Buffers of pieces that are done, for the next pieces.
     rooms: Vec<Box<[u8]>>,
-    error: Option<MpiError>,
+    error: Option<LinkError>,
 }
 
 /// A piece under way.
@@ -52,28 +53,28 @@ struct Flight {
 impl Stream {
     /// # Safety
     /// The memory stays valid and unchanged for as long as [`advance`](Self::advance) is called.
-    pub(super) unsafe fn outward(outgoing: Outgoing) -> Self {
-        Self::new(outgoing.peer, outgoing.start.cast_mut(), outgoing.bytes, true)
+    pub(super) unsafe fn outward(link: &dyn Link, outgoing: Outgoing) -> Self {
+        Self::new(link, outgoing.peer, outgoing.start.cast_mut(), outgoing.bytes, true)
     }
 
     /// # Safety
     /// The memory stays valid and is used by nobody else for as long as [`advance`](Self::advance) is called.
-    pub(super) unsafe fn inward(incoming: Incoming) -> Self {
-        Self::new(incoming.peer, incoming.start, incoming.bytes, false)
+    pub(super) unsafe fn inward(link: &dyn Link, incoming: Incoming) -> Self {
+        Self::new(link, incoming.peer, incoming.start, incoming.bytes, false)
     }
 
-    fn new(peer: usize, start: *mut u8, bytes: usize, is_outward: bool) -> Self {
-        let (flights, rooms) = (VecDeque::new(), Vec::new());
-        Self { peer, start, bytes, is_outward, begun: 0, flights, rooms, error: None }
+    fn new(link: &dyn Link, peer: usize, start: *mut u8, bytes: usize, is_outward: bool) -> Self {
+        let (flights, rooms, can_cancel) = (VecDeque::new(), Vec::new(), link.can_cancel());
+        Self { peer, start, bytes, is_outward, can_cancel, begun: 0, flights, rooms, error: None }
     }
 
     fn is_copied(&self) -> bool {
-        self.bytes <= MOST_COPIED
+        self.bytes <= MOST_COPIED && !self.can_cancel
     }
 
-    /// Whether MPI has nothing of the caller's.
+    /// Whether the transport has nothing of the caller's, or gives it back.
     pub(super) fn can_be_left(&self) -> bool {
-        self.is_copied() || self.flights.is_empty()
+        self.is_copied() || self.can_cancel || self.flights.is_empty()
     }
 
     /// Whether the messages of all pieces have been started.
@@ -86,14 +87,14 @@ impl Stream {
     }
 
     /// Goes on as far as is possible without waiting; whether anything has moved.
-    pub(super) fn advance(&mut self, channel: &Channel) -> bool {
+    pub(super) fn advance(&mut self, link: &dyn Link) -> bool {
         let before = self.begun;
         while !self.has_begun() && self.flights.len() < MOST_FLIGHTS {
-            self.begin(channel);
+            self.begin(link);
         }
         let mut has_moved = self.begun > before;
         while let Some(flight) = self.flights.front_mut() {
-            if !channel.progress(&mut flight.requests) {
+            if !flight.requests.progress() {
                 break;
             }
             let Flight { begin, bytes, room, requests } = self.flights.pop_front().expect("the front");
@@ -109,7 +110,7 @@ impl Stream {
         has_moved
     }
 
-    fn begin(&mut self, channel: &Channel) {
+    fn begin(&mut self, link: &dyn Link) {
         let longest = if self.is_copied() { PIECE_BYTES } else { self.bytes };
         let (peer, begin, bytes) = (self.peer, self.begun, longest.min(self.bytes - self.begun));
         let mut room = self
@@ -125,9 +126,9 @@ impl Stream {
                 if start != memory {
                     std::ptr::copy_nonoverlapping(memory, start, bytes);
                 }
-                channel.start(&[], &[Outgoing { peer, start, bytes }], &mut requests);
+                link.send(Outgoing { peer, start, bytes }, &mut requests);
             } else {
-                channel.start(&[Incoming { peer, start, bytes }], &[], &mut requests);
+                link.receive(Incoming { peer, start, bytes }, &mut requests);
             }
         }
         self.begun += bytes;
@@ -135,19 +136,24 @@ impl Stream {
     }
 
     /// Stores an error of MPI.
-    pub(super) fn fail(&mut self, error: MpiError) {
+    pub(super) fn fail(&mut self, error: LinkError) {
         self.error.get_or_insert(error);
     }
 
     /// The first error of MPI.
-    pub(super) fn take_error(&mut self) -> Option<MpiError> {
+    pub(super) fn take_error(&mut self) -> Option<LinkError> {
         self.error.take()
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.flights));
+        let mut flights = std::mem::take(&mut self.flights);
+        if self.can_cancel {
+            flights.iter_mut().for_each(|flight| flight.requests.cancel());
+        } else {
+            std::mem::forget(flights);
+        }
     }
 }
 

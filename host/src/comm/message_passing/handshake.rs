@@ -16,11 +16,11 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
-use super::channel::Requests;
-use super::channel::{Channel, EagerBytes, Record};
+use super::link::Requests;
+use super::link::{Link, LinkError};
+use super::record::{EagerBytes, Record};
 use super::mailbox::{Mailboxes, Payload};
 use super::stream::{Stall, Stream};
-use crate::error::MpiError;
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 
 /// How long a wait spins, and how long it sleeps between two polls afterwards.
@@ -35,8 +35,8 @@ pub(super) fn end_of_epoch() -> Call {
 }
 
 #[derive(Debug)]
-pub(super) struct Handshake {
-    channel: Channel,
+pub(in crate::comm) struct Handshake {
+    link: Box<dyn Link>,
     /// Of ranks that share the memory of one machine; other ranks exchange records.
     mailboxes: Option<Mailboxes>,
     deadline: Duration,
@@ -48,15 +48,15 @@ pub(super) struct Handshake {
 
 /// A failure on its way to the caller.
 #[derive(Debug)]
-pub(super) struct Failure {
-    pub(super) error: CommError,
+pub(in crate::comm) struct Failure {
+    pub(in crate::comm) error: CommError,
     /// Whether this rank has to tell the others of the failure, because they do not learn of it otherwise.
-    pub(super) is_unreported: bool,
+    pub(in crate::comm) is_unreported: bool,
 }
 
 impl Handshake {
-    pub(super) fn new(channel: Channel, deadline: Duration) -> Self {
-        Handshake { channel, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+    pub(super) fn new(link: Box<dyn Link>, deadline: Duration) -> Self {
+        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
     }
 
     /// Replaces records by mailboxes, on all ranks alike.
@@ -68,8 +68,8 @@ impl Handshake {
         self.mailboxes.as_ref()
     }
 
-    pub(super) fn channel(&self) -> &Channel {
-        &self.channel
+    pub(in crate::comm) fn link(&self) -> &dyn Link {
+        &*self.link
     }
 
     pub(super) fn deadline(&self) -> Duration {
@@ -81,7 +81,7 @@ impl Handshake {
     }
 
     /// The failure of this communicator, if any, as the error of `operation`.
-    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+    pub(in crate::comm) fn check(&self, operation: Operation) -> Result<()> {
         self.failure.borrow().clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
     }
 
@@ -95,10 +95,10 @@ impl Handshake {
     }
 
     /// Stores a failure, and tells the other ranks of it unless they know.
-    pub(super) fn fail(&self, operation: Operation, failure: Failure) -> Error {
+    pub(in crate::comm) fn fail(&self, operation: Operation, failure: Failure) -> Error {
         let error = failure.error.clone().seen_in(operation);
         if self.failure.borrow_mut().replace(failure.error.clone()).is_none() && failure.is_unreported {
-            for peer in self.channel.others() {
+            for peer in self.link.others() {
                 self.tell_failure(peer, failure.error.clone());
             }
         }
@@ -107,35 +107,35 @@ impl Handshake {
 
     /// A rank that cannot be told of a failure finds out by its deadline.
     pub(super) fn tell_failure(&self, peer: usize, error: CommError) {
-        if let Err(error) = self.channel.post(peer, Record::Failed { completed: self.completed.get(), error }) {
+        if let Err(error) = self.link.post(peer, Record::Failed { completed: self.completed.get(), error }) {
             tracing::warn!(peer, %error, "cannot tell a rank of a failure");
         }
     }
 
     /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
-    pub(super) fn refuse(&self, operation: Operation, error: Error) -> Error {
+    pub(in crate::comm) fn refuse(&self, operation: Operation, error: Error) -> Error {
         if let Err(earlier) = self.check(operation) {
             return earlier;
         }
-        let rank = self.channel.rank();
+        let rank = self.link.rank();
         let invalid = CommError::InvalidCall { operation, rank, reason: error.to_string() };
         self.fail(operation, Failure { error: invalid, is_unreported: true });
         error
     }
 
-    /// An error of MPI, as a failure of this rank.
-    pub(super) fn broken(&self, operation: Operation, error: &MpiError) -> Failure {
+    /// An error of the transport, as a failure of this rank.
+    pub(super) fn broken(&self, operation: Operation, error: &LinkError) -> Failure {
         self.own_failure(operation, error.to_string())
     }
 
     /// A failure of this rank.
-    pub(super) fn own_failure(&self, operation: Operation, reason: String) -> Failure {
-        Failure { error: CommError::Transport { operation, rank: self.channel.rank(), reason }, is_unreported: true }
+    pub(in crate::comm) fn own_failure(&self, operation: Operation, reason: String) -> Failure {
+        Failure { error: CommError::Transport { operation, rank: self.link.rank(), reason }, is_unreported: true }
     }
 
     /// Receives the failures that other ranks have sent since the last call, without waiting.
     #[cfg(feature = "cuda")]
-    pub(super) fn listen(&self, operation: Operation) -> Result<()> {
+    pub(in crate::comm) fn listen(&self, operation: Operation) -> Result<()> {
         self.check(operation)?;
         let heard = self.pump(operation).and_then(|()| self.look_for_failure());
         heard.map_err(|failure| self.fail(operation, failure))
@@ -173,7 +173,7 @@ impl Handshake {
     }
 
     fn first_round(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>, Failure> {
-        let (rank, world_size) = (self.channel.rank(), self.channel.world_size());
+        let (rank, world_size) = (self.link.rank(), self.link.world_size());
         let own = Record::Call { call, eager: EagerBytes::default() };
         self.publish(call.operation, &own, payload)?;
         self.wait_for_all(call.operation, &own)?;
@@ -190,7 +190,7 @@ impl Handshake {
         // Every rank compares the same calls.
         compare(&calls).map_err(|failure| Failure { is_unreported: false, ..failure })?;
         let is_other = |peer: &usize| received[*peer].len() != payload.piece(*peer, world_size).len();
-        let other = self.channel.others().find(is_other);
+        let other = self.link.others().find(is_other);
         other.map_or(Ok(received), |peer| Err(self.other_kind(call, peer)))
     }
 
@@ -209,7 +209,7 @@ impl Handshake {
     fn agree_on(&self, operation: Operation, word: &Record) -> Result<(), Failure> {
         self.publish(operation, word, Payload::EMPTY)?;
         self.wait_for_all(operation, word)?;
-        for peer in self.channel.others() {
+        for peer in self.link.others() {
             let (record, _) = self.take_record(peer);
             if record != *word {
                 return Err(misplaced(operation, peer, &record));
@@ -225,13 +225,13 @@ impl Handshake {
         }
         let record = |peer| match word {
             Record::Call { call, .. } => {
-                let eager = EagerBytes(payload.piece(peer, self.channel.world_size()).to_vec());
+                let eager = EagerBytes(payload.piece(peer, self.link.world_size()).to_vec());
                 Record::Call { call: *call, eager }
             }
             word => word.clone(),
         };
-        let mut others = self.channel.others();
-        let told = others.try_for_each(|peer| self.channel.post(peer, record(peer)));
+        let mut others = self.link.others();
+        let told = others.try_for_each(|peer| self.link.post(peer, record(peer)));
         told.map_err(|error| self.broken(operation, &error))
     }
 
@@ -251,8 +251,8 @@ impl Handshake {
             self.pump(operation)?;
             // Before failures are looked for: a rank that has arrived may have failed since, in a later collective, which does not concern this one.
             let mut missing = Vec::new();
-            for peer in 0..self.channel.world_size() {
-                if peer != self.channel.rank() && !self.has_come(operation, peer, own)? {
+            for peer in 0..self.link.world_size() {
+                if peer != self.link.rank() && !self.has_come(operation, peer, own)? {
                     missing.push(peer);
                 }
             }
@@ -262,6 +262,12 @@ impl Handshake {
             self.look_for_failure()?;
             if let Some(error) = self.mailboxes.as_ref().and_then(Mailboxes::closed_round) {
                 return Err(known(&error));
+            }
+            if let Some(departed) = missing.iter().find_map(|&peer| self.departure(operation, peer)) {
+                match self.give_up(departed, Mailboxes::close_round) {
+                    Some(failure) => return Err(failure),
+                    None => return Ok(()),
+                }
             }
             if wait.is_over() {
                 // A mismatch between the ranks that have arrived says more than a timeout.
@@ -286,12 +292,18 @@ impl Handshake {
     ) -> Option<Failure> {
         let Some(mailboxes) = &self.mailboxes else { return Some(own) };
         let (closer, error) = close(mailboxes, &own.error)?;
-        Some(if closer == self.channel.rank() { own } else { known(&error) })
+        Some(if closer == self.link.rank() { own } else { known(&error) })
+    }
+
+    /// The failure that a rank is needed and has left, if it has. Everything that it had sent has been received then.
+    pub(super) fn departure(&self, operation: Operation, rank: usize) -> Option<Failure> {
+        let departure = self.link.departure(rank)?;
+        Some(Failure { error: CommError::PeerGone { operation, rank, departure }, is_unreported: true })
     }
 
     /// Whether the peer sent the matching record; an error if it sent a record that rules out a match.
     fn has_come(&self, operation: Operation, peer: usize, own: &Record) -> Result<bool, Failure> {
-        let rank = self.channel.rank();
+        let rank = self.link.rank();
         if let Some(mailboxes) = &self.mailboxes {
             // Read in this order: the peer can enter this round and end its epoch at any moment.
             let has_ended = mailboxes.has_ended_early(peer);
@@ -304,7 +316,7 @@ impl Handshake {
             }
         }
         let by_records = self.mailboxes.is_none();
-        match (self.channel.inbox()[peer].front(), own) {
+        match (self.link.inbox()[peer].front(), own) {
             (None, _) => Ok(false),
             (Some(Record::Failed { error, .. }), _) => Err(known(error)),
             (Some(Record::Call { .. }), Record::Call { .. }) if by_records => Ok(true),
@@ -324,7 +336,7 @@ impl Handshake {
             let received = mailboxes.received(peer, &entry);
             return (entry.record, received.into());
         }
-        match self.channel.inbox()[peer].pop_front() {
+        match self.link.inbox()[peer].pop_front() {
             Some(Record::Call { call, eager }) => (Record::Call { call, eager: EagerBytes::default() }, eager.0.into()),
             record => (record.expect("it has come"), Cow::default()),
         }
@@ -334,16 +346,16 @@ impl Handshake {
     fn compare_without(&self, missing: &[usize], own: &Record) -> Result<(), Failure> {
         let call_of = |peer: usize| {
             let record = match &self.mailboxes {
-                _ if peer == self.channel.rank() => Some(own.clone()),
+                _ if peer == self.link.rank() => Some(own.clone()),
                 Some(mailboxes) => Some(mailboxes.entry(peer).record),
-                None => self.channel.inbox()[peer].front().cloned(),
+                None => self.link.inbox()[peer].front().cloned(),
             };
             match record {
                 Some(Record::Call { call, .. }) => Some((peer, call)),
                 _ => None,
             }
         };
-        let here = (0..self.channel.world_size()).filter(|peer| !missing.contains(peer));
+        let here = (0..self.link.world_size()).filter(|peer| !missing.contains(peer));
         compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
@@ -365,7 +377,7 @@ impl Handshake {
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
     /// call it, and each gets a failure if one has failed.
     #[cfg(feature = "cuda")]
-    pub(super) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
+    pub(in crate::comm) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         self.take_step(operation, || match own {
             Ok(()) => self.agree_on(operation, &Record::Closed),
             Err(reason) => Err(self.own_failure(operation, reason)),
@@ -373,13 +385,13 @@ impl Handshake {
     }
 
     pub(super) fn pump(&self, operation: Operation) -> Result<(), Failure> {
-        self.channel.pump().map_err(|error| self.broken(operation, &error))
+        self.link.pump().map_err(|error| self.broken(operation, &error))
     }
 
     /// A failure that another rank has sent, if it concerns the current wait. A failure after the collective that this rank is still in does not: its
     /// sender has received all calls of that collective, and has sent its own data.
     pub(super) fn look_for_failure(&self) -> Result<(), Failure> {
-        let inbox = self.channel.inbox();
+        let inbox = self.link.inbox();
         let failure = inbox.iter().flatten().find_map(|record| match record {
             Record::Failed { completed, error } if *completed <= self.completed.get() => Some(known(error)),
             _ => None,
@@ -395,7 +407,7 @@ impl Handshake {
     fn wait_for_streams(&self, operation: Operation, streams: &mut [Stream]) -> Result<(), Failure> {
         let mut stall = Stall::new();
         while !streams.iter().all(Stream::is_done) {
-            let has_moved = streams.iter_mut().fold(false, |moved, stream| stream.advance(&self.channel) | moved);
+            let has_moved = streams.iter_mut().fold(false, |moved, stream| stream.advance(&*self.link) | moved);
             if has_moved {
                 stall.end();
                 continue;
@@ -405,6 +417,10 @@ impl Handshake {
             if can_be_left && (stall.is_long() || stall.elapsed() >= self.deadline) {
                 self.pump(operation)?;
                 self.look_for_failure()?;
+                let mut unfinished = streams.iter().filter(|stream| !stream.is_done());
+                if let Some(departed) = unfinished.find_map(|stream| self.departure(operation, stream.peer)) {
+                    return Err(departed);
+                }
             }
             if can_be_left && is_over {
                 let late = streams.iter().filter(|stream| !stream.is_done());
@@ -423,7 +439,7 @@ impl Handshake {
     /// Waits until all messages are sent and received.
     #[cfg(feature = "cuda")]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
-        let outcome = self.channel.finish(requests, self.deadline);
+        let outcome = requests.finish(&*self.link, self.deadline);
         outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))
     }
 }
@@ -434,11 +450,11 @@ impl Drop for Handshake {
             return;
         }
         if std::thread::panicking() {
-            let (rank, operation) = (self.channel.rank(), Operation::Exchange);
+            let (rank, operation) = (self.link.rank(), Operation::Exchange);
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
             self.fail(operation, Failure { error, is_unreported: true });
         } else {
-            self.channel.free();
+            self.link.leave();
         }
     }
 }
@@ -470,19 +486,19 @@ pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> F
 
 /// A wait that spins at first and then sleeps between polls, so that ranks on the same core let the late one run.
 #[derive(Debug)]
-pub(super) struct Wait {
+pub(in crate::comm) struct Wait {
     stall: Stall,
     deadline: Option<Duration>,
     pauses: u32,
 }
 
 impl Wait {
-    pub(super) fn new(deadline: Option<Duration>) -> Self {
+    pub(in crate::comm) fn new(deadline: Option<Duration>) -> Self {
         Wait { stall: Stall::new(), deadline, pauses: 0 }
     }
 
     /// Whether the deadline has passed.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::comm) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| self.stall.is_over(deadline))
     }
 
@@ -491,7 +507,7 @@ impl Wait {
         self.pauses % LISTENS_AFTER == LISTENS_AFTER - 1 || self.stall.elapsed() >= SPIN
     }
 
-    pub(super) fn pause(&mut self) {
+    pub(in crate::comm) fn pause(&mut self) {
         self.pauses = self.pauses.wrapping_add(1);
         if self.stall.elapsed() < SPIN {
             std::thread::yield_now();

@@ -12,10 +12,10 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use super::channel::Record;
+use super::record::Record;
 use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::mailbox::{self, Mailboxes};
-use super::{MpiCommunicator, SetUp};
+use super::{MemoryUse, MessagePassing, SetUp};
 use crate::call::scope;
 use crate::comm::Ranks;
 use crate::comm::collective::check_shards;
@@ -23,9 +23,6 @@ use crate::error::{Call, CommError, Departure, Operation, Result};
 use crate::memory::file::{self, FileHandle, Mapped, MemoryFile};
 use crate::memory::{SharedWindows, Work};
 use crate::slice::SliceMut;
-
-/// With any value but `0` ranks send messages even where they could share memory.
-const MESSAGES_ONLY: &str = "GRADSYNC_MPI_MESSAGES_ONLY";
 
 /// The files of other ranks that this rank has mapped; the same state on all ranks.
 #[derive(Debug, Default)]
@@ -51,7 +48,7 @@ impl FileSet {
     }
 }
 
-impl SharedWindows for MpiCommunicator {
+impl SharedWindows for MessagePassing {
     fn with_windows(&self, vector: SliceMut<'_>, work: &mut Work<'_>) -> Result<bool> {
         let operation = Operation::SharedWindows;
         let (rank, world_size, len, dtype) = (self.rank(), self.world_size(), vector.len(), vector.dtype());
@@ -94,15 +91,14 @@ impl SharedWindows for MpiCommunicator {
     }
 }
 
-impl MpiCommunicator {
+impl MessagePassing {
     /// Maps the mailboxes of all ranks, if all are processes of one machine that can map each other's. All ranks have to call it before any other
     /// collective.
     pub(super) fn open_mailboxes(&mut self) -> Result<()> {
         if !(2..=mailbox::MOST_RANKS).contains(&self.world_size()) {
             return Ok(());
         }
-        let messages_only = std::env::var_os(MESSAGES_ONLY).is_some_and(|value| value != "0");
-        let mailbox = (!messages_only).then(Mailboxes::make).and_then(|made| self.or_log(made));
+        let mailbox = (self.memory == MemoryUse::Shared).then(Mailboxes::make).and_then(|made| self.or_log(made));
         let handle = mailbox.as_ref().and_then(|mailbox| FileHandle::of(mailbox.bytes())).unwrap_or(FileHandle::NONE);
         let handles = self.handles(SetUp::Mailboxes.call(), handle)?;
         let found = if handles.contains(&FileHandle::NONE) {
@@ -177,9 +173,21 @@ impl<'a> ExposureEpoch<'a> {
             if wait.is_time_to_listen() {
                 self.note(self.listen());
                 let missing: Vec<usize> =
-                    handshake.channel().others().filter(|&peer| mailboxes.has_ended(peer).is_none()).collect();
+                    handshake.link().others().filter(|&peer| mailboxes.has_ended(peer).is_none()).collect();
                 if missing.is_empty() {
                     continue;
+                }
+                let operation = Operation::SharedWindows;
+                let mut departed: Vec<Failure> =
+                    missing.iter().filter_map(|&peer| handshake.departure(operation, peer)).collect();
+                let are_all_gone = departed.len() == missing.len();
+                if let Some(failure) = departed.pop().filter(|_| !handshake.has_failed()) {
+                    let failure = handshake.give_up(failure, Mailboxes::close_epochs);
+                    self.note(failure.map_or(Ok(()), Err));
+                }
+                // A process that has ended uses no memory.
+                if are_all_gone && handshake.has_failed() {
+                    return;
                 }
                 if !handshake.has_failed() && wait.is_over() {
                     self.give_up(missing);
@@ -204,16 +212,16 @@ impl<'a> ExposureEpoch<'a> {
     fn revoke(&self) {
         // SAFETY: borrowed by the call that this epoch is part of, where nothing uses it now.
         if let Err(error) = unsafe { file::revoke(self.own) } {
-            let rank = self.handshake.channel().rank();
-            tracing::error!(rank, %error, "a rank still uses shared windows after a failure: aborting the MPI job");
-            self.handshake.channel().abort(1);
+            let rank = self.handshake.link().rank();
+            tracing::error!(rank, %error, "a rank still uses shared windows after a failure: aborting the job");
+            self.handshake.link().abort(1);
         }
     }
 
     /// Receives the failure of a rank whose mailbox says that it has failed.
     fn receive_failure(&self) {
         let Self { handshake, mailboxes, .. } = *self;
-        let Some(peer) = handshake.channel().others().find(|&peer| mailboxes.has_ended(peer) == Some(true)) else {
+        let Some(peer) = handshake.link().others().find(|&peer| mailboxes.has_ended(peer) == Some(true)) else {
             return;
         };
         let mut wait = Wait::new(Some(handshake.deadline()));
@@ -231,14 +239,14 @@ impl<'a> ExposureEpoch<'a> {
     /// Detects peers that still issue calls.
     fn listen(&self) -> Result<(), Failure> {
         let Self { handshake, mailboxes, .. } = *self;
-        let (channel, rank) = (handshake.channel(), handshake.channel().rank());
+        let (link, rank) = (handshake.link(), handshake.link().rank());
         handshake.pump(Operation::SharedWindows)?;
         handshake.look_for_failure()?;
         if let Some(error) = mailboxes.closed_epochs() {
             return Err(known(&error));
         }
-        for peer in channel.others() {
-            let offered = channel.inbox()[peer].iter().find_map(|record| match record {
+        for peer in link.others() {
+            let offered = link.inbox()[peer].iter().find_map(|record| match record {
                 Record::Offer { call, .. } => Some(*call),
                 _ => None,
             });
@@ -264,7 +272,7 @@ impl<'a> ExposureEpoch<'a> {
 impl Drop for ExposureEpoch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let (operation, rank) = (Operation::SharedWindows, self.handshake.channel().rank());
+            let (operation, rank) = (Operation::SharedWindows, self.handshake.link().rank());
             let error = CommError::PeerGone { operation, rank, departure: Departure::Panicked };
             self.note(Err(Failure { error, is_unreported: true }));
         }

@@ -104,8 +104,8 @@ impl Pipeline<'_> {
     }
 
     fn rank_and_world_size(&self) -> (usize, usize) {
-        let channel = self.transfer.handshake.channel();
-        (channel.rank(), channel.world_size())
+        let link = self.transfer.handshake.link();
+        (link.rank(), link.world_size())
     }
 
     /// Publishes the next slot in a round of its own, and waits for the other ranks.

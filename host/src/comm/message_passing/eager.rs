@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::channel::MAX_EAGER_BYTES;
+use super::record::MAX_EAGER_BYTES;
 use super::handshake::Handshake;
 use super::mailbox::{self, Mailboxes, Payload};
 use super::transfer::Scratch;
@@ -18,7 +18,7 @@ const MAX_TOTAL_BYTES: usize = 64 << 10;
 impl Handshake {
     /// Whether `bytes` bytes for every rank travel with a call. The same on all ranks that make the call.
     pub(super) fn is_eager(&self, bytes: usize) -> bool {
-        let together = bytes.saturating_mul(self.channel().world_size());
+        let together = bytes.saturating_mul(self.link().world_size());
         if self.mailboxes().is_some() {
             return together <= mailbox::MAX_TOTAL_BYTES;
         }
@@ -76,12 +76,12 @@ impl Handshake {
     }
 
     fn own_piece<'a>(&self, payload: Payload<'a>) -> &'a [u8] {
-        payload.piece(self.channel().rank(), self.channel().world_size())
+        payload.piece(self.link().rank(), self.link().world_size())
     }
 
     /// Concatenates the payloads of all ranks, including this one's, in rank order.
     fn concatenate(&self, own: &[u8], others: &[Cow<'_, [u8]>], output: &mut [u8]) {
-        let (rank, bytes) = (self.channel().rank(), output.len() / others.len());
+        let (rank, bytes) = (self.link().rank(), output.len() / others.len());
         for (peer, other) in others.iter().enumerate() {
             let piece = if peer == rank { own } else { other };
             output[peer * bytes..(peer + 1) * bytes].copy_from_slice(piece);
@@ -90,7 +90,7 @@ impl Handshake {
 
     /// Reduces the payloads of all ranks, each as long as the output; without an `own` payload the output holds it.
     fn reduce(&self, reduction: Reduction, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
-        let (rank, bytes, size) = (self.channel().rank(), output.len(), reduction.dtype.size_bytes());
+        let (rank, bytes, size) = (self.link().rank(), output.len(), reduction.dtype.size_bytes());
         if bytes == 0 {
             return;
         }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::channel::{Record, shortened};
+use super::record::{Record, shortened};
 use crate::error::{Call, CommError};
 use crate::memory::file::{FileHandle, Mapped, MemoryFile};
 

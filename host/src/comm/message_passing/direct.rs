@@ -1,6 +1,6 @@
 //! The two ends of a direct transfer, whose memory is the host's.
 
-use super::channel::{Channel, Incoming, Outgoing};
+use super::link::{Incoming, Link, Outgoing};
 use super::point_to_point::{End, Half, Stage};
 use super::stream::Stream;
 use crate::error::Call;
@@ -10,9 +10,9 @@ impl Half<'_> {
     ///
     /// # Safety
     /// It stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
-    pub(super) unsafe fn outgoing(call: Call, outgoing: Outgoing) -> Half<'static> {
+    pub(in crate::comm) unsafe fn outgoing(link: &dyn Link, call: Call, outgoing: Outgoing) -> Half<'static> {
         // SAFETY: as the caller promises.
-        let stream = unsafe { Stream::outward(outgoing) };
+        let stream = unsafe { Stream::outward(link, outgoing) };
         Half::new(outgoing.peer, call, outgoing.bytes, Direct { stream, is_here: true })
     }
 
@@ -20,9 +20,9 @@ impl Half<'_> {
     ///
     /// # Safety
     /// It stays valid and is used by nobody else until [`exchange`](super::point_to_point::exchange) has returned.
-    pub(super) unsafe fn incoming(call: Call, incoming: Incoming) -> Half<'static> {
+    pub(in crate::comm) unsafe fn incoming(link: &dyn Link, call: Call, incoming: Incoming) -> Half<'static> {
         // SAFETY: as the caller promises.
-        let stream = unsafe { Stream::inward(incoming) };
+        let stream = unsafe { Stream::inward(link, incoming) };
         Half::new(incoming.peer, call, incoming.bytes, Direct { stream, is_here: false })
     }
 }
@@ -34,9 +34,9 @@ struct Direct {
 }
 
 impl End for Direct {
-    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
+    fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         if !self.is_here {
-            match channel.has_data(peer) {
+            match link.has_data(peer) {
                 Ok(is_here) => self.is_here = is_here,
                 Err(error) => {
                     self.stream.fail(error);
@@ -44,7 +44,7 @@ impl End for Direct {
                 }
             }
         }
-        let has_moved = self.is_here && self.stream.advance(channel);
+        let has_moved = self.is_here && self.stream.advance(link);
         match (self.is_here, self.stream.has_begun(), self.stream.is_done()) {
             (false, ..) => Stage::Idle,
             (_, _, true) => Stage::Done,

@@ -4,14 +4,15 @@
 //! Once it has accepted, the receiver is bound to take the data, unless the sender tells it of a failure instead; so a transfer never
 //! ends on one side only, whatever the outcome of the others. No third rank is involved, except to be told of failures.
 
-use super::channel::{Channel, Record};
+use super::link::Link;
+use super::record::Record;
 use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::stream::Stall;
 use crate::error::{Call, CommError, Operation, Result};
 
 /// The progress of an agreed transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(in crate::comm) enum Stage {
     /// None has been started.
     Idle,
     /// Some are still to be started. Whether anything has moved since the last look.
@@ -23,10 +24,10 @@ pub(super) enum Stage {
 }
 
 /// This rank's end of a transfer: memory, and how its bytes get into messages or out of them.
-pub(super) trait End {
+pub(in crate::comm) trait End {
     /// Goes on as far as is possible without waiting; called from when the transfer is agreed on until it is done. A failure does not
     /// keep messages from being sent or received: the other side counts on them.
-    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage;
+    fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage;
 
     /// Why the data are not correct, if they are not. Asked once, when the transfer is done.
     fn failure(&mut self) -> Option<String>;
@@ -39,7 +40,7 @@ pub(super) trait End {
 }
 
 /// One direction of a call.
-pub(super) struct Half<'a> {
+pub(in crate::comm) struct Half<'a> {
     peer: usize,
     call: Call,
     bytes: usize,
@@ -63,7 +64,7 @@ enum State {
 
 impl<'a> Half<'a> {
     /// A transfer with `peer`, which has `bytes` bytes.
-    pub(super) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
+    pub(in crate::comm) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
         Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, stall: Stall::new() }
     }
 
@@ -90,7 +91,7 @@ struct Exchange<'m, 'a> {
 }
 
 /// Sends and receives everything at once.
-pub(super) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
+pub(in crate::comm) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
     let mut exchange = Exchange { handshake, sends, receives, failure: None };
     handshake.check(exchange.operation())?;
     exchange.run();
@@ -139,7 +140,7 @@ impl<'a> Exchange<'_, 'a> {
         for index in 0..self.sends.len() {
             let Half { peer, call, .. } = self.sends[index];
             let is_alone = !self.receives.iter().any(|half| half.peer == peer);
-            if let Err(error) = self.handshake.channel().post(peer, Record::Offer { call, is_alone }) {
+            if let Err(error) = self.handshake.link().post(peer, Record::Offer { call, is_alone }) {
                 // No receiver accepts an offer that was not made.
                 self.sends[index..].iter_mut().for_each(|half| half.state = State::Done);
                 return self.note(call.operation, Err(self.handshake.broken(call.operation, &error)));
@@ -196,11 +197,11 @@ impl<'a> Exchange<'_, 'a> {
         }
         let turns = turns(&self.sends, round);
         for &index in &turns {
-            let (half, channel) = (&mut self.sends[index], self.handshake.channel());
+            let (half, link) = (&mut self.sends[index], self.handshake.link());
             if half.state == State::Done {
                 continue;
             }
-            match half.end.advance(channel, half.peer) {
+            match half.end.advance(link, half.peer) {
                 Stage::Idle => {}
                 Stage::Starting { has_moved } => self.look_at_stall(Direction::Out, index, has_moved),
                 Stage::Started { has_moved } => {
@@ -240,14 +241,14 @@ impl<'a> Exchange<'_, 'a> {
             }
         }
         for index in turns(&self.receives, round) {
-            let (half, channel) = (&mut self.receives[index], self.handshake.channel());
+            let (half, link) = (&mut self.receives[index], self.handshake.link());
             let operation = half.call.operation;
             // Data that were sent before the sender failed are there before its word of it, so this is read first.
-            let told = failure_of(channel, half.peer);
+            let told = failure_of(self.handshake, half);
             if half.state == State::Done {
                 continue;
             }
-            match half.end.advance(channel, half.peer) {
+            match half.end.advance(link, half.peer) {
                 Stage::Idle => {
                     // The sender said that it was there; one that sends memory of a device may have much to send elsewhere.
                     let patience = if half.end.can_be_left() { 1 } else { 2 };
@@ -292,7 +293,7 @@ impl<'a> Exchange<'_, 'a> {
             return halves.iter_mut().filter(of_peer).for_each(|half| half.stall.end());
         }
         let half = &halves[index];
-        let told = || failure_of(handshake.channel(), peer).filter(|_| half.stall.is_long());
+        let told = || failure_of(handshake, half).filter(|_| half.stall.is_long());
         let is_late = half.stall.is_over(handshake.deadline());
         if !half.end.can_be_left() {
             return;
@@ -337,7 +338,7 @@ fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
 
 /// Whether the receiver has accepted an offer. It never will if it waits for this rank to receive, and this call does not receive from it.
 fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
-    let (rank, mut inbox) = (handshake.channel().rank(), handshake.channel().inbox());
+    let (rank, mut inbox) = (handshake.link().rank(), handshake.link().inbox());
     for (index, record) in inbox[half.peer].iter().enumerate() {
         match record {
             Record::Accept => {
@@ -352,30 +353,33 @@ fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) ->
             Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
         }
     }
-    Ok(false)
+    handshake.departure(half.call.operation, half.peer).map_or(Ok(false), Err)
 }
 
 /// Accepts the sender's offer, if it has made it and it fits.
 fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
-    let (channel, peer, call) = (handshake.channel(), half.peer, half.call);
+    let (link, peer, call) = (handshake.link(), half.peer, half.call);
     let mut found = None;
-    for (index, record) in channel.inbox()[peer].iter().enumerate() {
+    for (index, record) in link.inbox()[peer].iter().enumerate() {
         match record {
             Record::Offer { call, .. } => {
                 found = Some((index, *call));
                 break;
             }
-            Record::Call { call: other, .. } => return Err(mismatch((channel.rank(), call), (peer, *other))),
+            Record::Call { call: other, .. } => return Err(mismatch((link.rank(), call), (peer, *other))),
             Record::Failed { error, .. } => return Err(known(error)),
             Record::Accept | Record::Go | Record::Sent | Record::Closed => {}
         }
     }
-    let Some((index, offered)) = found else { return not_elsewhere(handshake, half).map(|()| false) };
-    channel.inbox()[peer].remove(index);
+    let Some((index, offered)) = found else {
+        not_elsewhere(handshake, half)?;
+        return handshake.departure(call.operation, peer).map_or(Ok(false), Err);
+    };
+    link.inbox()[peer].remove(index);
     if (offered.len, offered.dtype) != (call.len, call.dtype) {
-        return Err(mismatch((channel.rank(), call), (peer, offered)));
+        return Err(mismatch((link.rank(), call), (peer, offered)));
     }
-    channel.post(peer, Record::Accept).map_err(|error| handshake.broken(call.operation, &error))?;
+    link.post(peer, Record::Accept).map_err(|error| handshake.broken(call.operation, &error))?;
     Ok(true)
 }
 
@@ -384,7 +388,7 @@ fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
 fn not_elsewhere(handshake: &Handshake, half: &Half<'_>) -> Result<(), Failure> {
     let Some(mailboxes) = handshake.mailboxes() else { return Ok(()) };
     let elsewhere = mailboxes.call_ahead(half.peer).or(mailboxes.has_ended_early(half.peer).then(end_of_epoch));
-    elsewhere.map_or(Ok(()), |call| Err(mismatch((handshake.channel().rank(), half.call), (half.peer, call))))
+    elsewhere.map_or(Ok(()), |call| Err(mismatch((handshake.link().rank(), half.call), (half.peer, call))))
 }
 
 /// Confirms the data that were sent, or tells the receiver that they are not correct.
@@ -399,7 +403,7 @@ fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), Failure> {
             Err(failure)
         }
         None if half.end.is_confirmed() => {
-            handshake.channel().post(half.peer, Record::Sent).map_err(|error| handshake.broken(operation, &error))
+            handshake.link().post(half.peer, Record::Sent).map_err(|error| handshake.broken(operation, &error))
         }
         None => Ok(()),
     }
@@ -407,7 +411,7 @@ fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), Failure> {
 
 /// The sender's confirmation or failure, once it has arrived.
 fn confirmed(handshake: &Handshake, peer: usize) -> Option<Result<(), Failure>> {
-    let mut inbox = handshake.channel().inbox();
+    let mut inbox = handshake.link().inbox();
     let word = |record: &Record| matches!(record, Record::Sent | Record::Failed { .. });
     let index = inbox[peer].iter().position(word)?;
     if let Record::Failed { error, .. } = &inbox[peer][index] {
@@ -417,9 +421,11 @@ fn confirmed(handshake: &Handshake, peer: usize) -> Option<Result<(), Failure>> 
     Some(Ok(()))
 }
 
-fn failure_of(channel: &Channel, peer: usize) -> Option<Failure> {
-    channel.inbox()[peer].iter().find_map(|record| match record {
+/// The failure that the other side has sent, or that it has left.
+fn failure_of(handshake: &Handshake, half: &Half<'_>) -> Option<Failure> {
+    let told = handshake.link().inbox()[half.peer].iter().find_map(|record| match record {
         Record::Failed { error, .. } => Some(known(error)),
         _ => None,
-    })
+    });
+    told.or_else(|| handshake.departure(half.call.operation, half.peer))
 }
