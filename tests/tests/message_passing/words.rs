@@ -1,9 +1,9 @@
-//! What errors say, over MPI.
+//! What errors say, over processes.
 
 use gradsync::comm::Split;
 use gradsync_tests::words;
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 pub(crate) fn run(cases: &mut Cases) {
     let rank = cases.rank();

@@ -5,12 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::{Collectives, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
 
+pub(crate) use crate::transport::fresh;
+use crate::transport::{self, Comm};
+
 /// How long ranks wait for each other, unless a case is about that.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 thread_local! {
     /// The last panic's message and place.
@@ -19,21 +21,16 @@ thread_local! {
 
 /// The cases so far.
 pub(crate) struct Cases {
-    comm: MpiCommunicator,
+    comm: Comm,
     count: usize,
     failed: usize,
     start: Instant,
     stage: Instant,
 }
 
-/// A communicator of all ranks that nothing has happened on.
-pub(crate) fn fresh() -> MpiCommunicator {
-    MpiCommunicator::world().expect("another communicator of all ranks").with_deadline(DEADLINE)
-}
-
 impl Cases {
     pub(crate) fn start() -> gradsync::Result<Self> {
-        let comm = MpiCommunicator::world()?.with_deadline(DEADLINE);
+        let comm = transport::start()?;
         std::panic::set_hook(Box::new(|info| PANIC.with(|last| *last.borrow_mut() = info.to_string())));
         let now = Instant::now();
         Ok(Cases { comm, count: 0, failed: 0, start: now, stage: now })
@@ -48,13 +45,13 @@ impl Cases {
     }
 
     /// A case on the communicator that all good cases share.
-    pub(crate) fn check(&mut self, what: &str, body: impl FnOnce(&MpiCommunicator)) {
+    pub(crate) fn check(&mut self, what: &str, body: impl FnOnce(&Comm)) {
         let outcome = catch_unwind(AssertUnwindSafe(|| body(&self.comm)));
         self.count(what, outcome.is_err());
     }
 
     /// A case that fails its communicator, and gets one of its own.
-    pub(crate) fn check_fresh(&mut self, what: &str, body: impl FnOnce(MpiCommunicator)) {
+    pub(crate) fn check_fresh(&mut self, what: &str, body: impl FnOnce(Comm)) {
         let outcome = catch_unwind(AssertUnwindSafe(|| body(fresh())));
         self.count(what, outcome.is_err());
     }
@@ -77,7 +74,7 @@ impl Cases {
     }
 
     /// Sums up what failed, over a communicator that nothing has happened on.
-    pub(crate) fn finish(self, comm: &MpiCommunicator) -> ExitCode {
+    pub(crate) fn finish(self, comm: &Comm) -> ExitCode {
         let world_size = self.world_size();
         let mut failed = vec![self.failed as f64];
         let summed = comm.all_reduce(&mut failed, ReduceOp::Sum);
@@ -94,7 +91,7 @@ impl Cases {
 }
 
 /// Fails unless all ranks have the same bits.
-pub(crate) fn assert_agreed(comm: &MpiCommunicator, what: &str, array: &Array) {
+pub(crate) fn assert_agreed(comm: &Comm, what: &str, array: &Array) {
     let own: Vec<f64> = array.patterns().into_iter().map(f64::from_bits).collect();
     let mut all = vec![0.0f64; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all).expect("gathering the results");

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gradsync::Error;
-use gradsync::comm::mpi::MpiCommunicator;
+use crate::transport::Comm;
 use gradsync::comm::{Collectives, CommError, Ranks};
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 /// Elements of a broadcast whose root is done before the others, who hand each other parts of it.
 const LEN: usize = 1 << 18;
@@ -74,7 +74,7 @@ extern "C" fn first_access(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
     }
 }
 
-fn fails_behind_a_broadcast(comm: &MpiCommunicator) {
+fn fails_behind_a_broadcast(comm: &Comm) {
     let rank = comm.rank();
     let (mut own, mut slow) = (vec![rank as f32 + 1.0; LEN], (rank == SLOW).then(SlowMemory::new));
     let data = slow.as_mut().map_or(&mut own[..], SlowMemory::numbers);

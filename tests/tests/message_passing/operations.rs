@@ -1,4 +1,4 @@
-//! What runs over any communicator, over MPI: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
+//! What runs over any communicator, over processes: hierarchical Adasum as over threads, Send and Recv, and the groups of a topology.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::local::LocalCommunicator;
@@ -13,8 +13,8 @@ use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 use gradsync_tests::{tensors, transfers};
 
-use crate::adasum::Memory;
-use crate::cases::{Cases, fresh};
+use super::adasum::Memory;
+use super::cases::{Cases, fresh};
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
 /// Elements of each rank's part that take more than one chunk.

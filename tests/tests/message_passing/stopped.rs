@@ -5,12 +5,12 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gradsync::comm::mpi::MpiCommunicator;
+use crate::transport::Comm;
 use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
 use gradsync::memory::SharedWindows;
 use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
 
-use crate::cases::{Cases, fresh};
+use super::cases::{Cases, fresh};
 
 /// Who is stopped.
 pub(crate) const STOPPED: usize = 1;
@@ -34,10 +34,10 @@ pub(crate) fn stop(how_long: Duration) -> Child {
 }
 
 /// What a rank does over and over.
-type Step<'a> = &'a dyn Fn(&MpiCommunicator) -> Result<()>;
+type Step<'a> = &'a dyn Fn(&Comm) -> Result<()>;
 
 /// Has all ranks take steps, and one of them stopped on the way, for longer than the deadline or not.
-fn stopped_in(comm: MpiCommunicator, is_late: bool, step: Step<'_>) {
+fn stopped_in(comm: Comm, is_late: bool, step: Step<'_>) {
     let (deadline, how_long) = if is_late { (SHORT, STOP) } else { (LONG, BREAK) };
     let is_stopped = comm.rank() == STOPPED;
     comm.barrier().expect("all are here");
@@ -72,7 +72,7 @@ pub(crate) fn is_timeout(outcome: &Result<()>) {
 }
 
 /// A rank is stopped with what it was lent, and uses it when it goes on; its owners have theirs by then.
-fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
+fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
     let world_size = comm.world_size();
     let mut buffer = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * 1024])]).unwrap();
     comm.barrier().expect("all are here");
@@ -109,7 +109,7 @@ fn stopped_with_windows(comm: MpiCommunicator, is_behind_a_collective: bool) {
 }
 
 /// Every rank sends to the next one, and receives from the one before.
-fn pass_on(comm: &MpiCommunicator, len: usize) -> Result<()> {
+fn pass_on(comm: &Comm, len: usize) -> Result<()> {
     let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
     let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     comm.send_recv(&vec![1.0f32; len], next, &mut data, last)

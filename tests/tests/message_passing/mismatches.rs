@@ -5,7 +5,7 @@ use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 type Call = fn(&dyn Communicator) -> gradsync::Result<()>;
 

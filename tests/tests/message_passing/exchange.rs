@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Communicator, Ranks};
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 /// Message `number` from one rank to another.
 fn message(from: usize, to: usize, number: usize, len: usize) -> Vec<u8> {

@@ -8,7 +8,7 @@ use gradsync_tests::oracle::Format;
 use gradsync_tests::oracle::reduce::{self, Op};
 use gradsync_tests::tolerance::assert_equal;
 
-use crate::cases::{Cases, assert_agreed};
+use super::cases::{Cases, assert_agreed};
 
 /// As for every transport, and around the 3 KiB that travel with a call here: of 16-bit numbers the last that do, and the first that do not.
 fn lens() -> impl Iterator<Item = usize> {
@@ -16,18 +16,26 @@ fn lens() -> impl Iterator<Item = usize> {
 }
 
 pub(crate) fn run(cases: &mut Cases) {
+    run_up_to(cases, usize::MAX);
+    several_windows(cases);
+    back_to_back(cases);
+    cases.done("long collectives");
+}
+
+/// The cases in which no call has more bytes than that.
+pub(crate) fn run_up_to(cases: &mut Cases, most_bytes: usize) {
+    // Results are compared by gathering them as f64.
+    let longest = most_bytes / size_of::<f64>() / cases.world_size();
     for format in Format::ALL {
-        for len in lens() {
+        for len in lens().filter(|&len| len <= longest) {
             for op in Op::ALL {
                 reductions(cases, format, len, op);
             }
             moves(cases, format, len);
         }
-        broadcasts(cases, format);
+        broadcasts(cases, format, longest);
         edge_values(cases, format);
     }
-    several_windows(cases);
-    back_to_back(cases);
     cases.check("barriers", |comm| (0..50).for_each(|_| comm.barrier().unwrap()));
     cases.done("collectives");
 }
@@ -78,10 +86,10 @@ fn moves(cases: &mut Cases, format: Format, len: usize) {
     });
 }
 
-fn broadcasts(cases: &mut Cases, format: Format) {
+fn broadcasts(cases: &mut Cases, format: Format, longest: usize) {
     let (rank, world_size) = (cases.rank(), cases.world_size());
     for root in 0..world_size {
-        for len in lens() {
+        for len in lens().filter(|&len| len <= longest) {
             let what = format!("broadcast of {len} {format:?} from {root}");
             cases.check(&what, |comm| {
                 let inputs = inputs(format, world_size, len);

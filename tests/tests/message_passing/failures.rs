@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Communicator, Departure, Ranks, ReduceOp};
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 pub(crate) fn run(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());

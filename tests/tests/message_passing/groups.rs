@@ -1,12 +1,9 @@
-//! Several communicators: splits, another thread, and beside the program's own MPI messages.
+//! Several communicators: splits, and another thread.
 
-use gradsync::comm::mpi::MpiCommunicator;
+use crate::transport::Comm;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
-use mpi::request::WaitGuard;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, Destination, Source};
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
     let mut data = [rank as f64];
@@ -15,14 +12,14 @@ fn sum_of_ranks(comm: &dyn Communicator, rank: usize) -> f64 {
 }
 
 /// Every rank's number in the job, by its rank in this communicator.
-fn members(comm: &MpiCommunicator, rank: usize) -> Vec<usize> {
+fn members(comm: &Comm, rank: usize) -> Vec<usize> {
     let mut all = vec![0.0f64; comm.world_size()];
     comm.all_gather(&[rank as f64], &mut all).expect("every rank's number");
     all.into_iter().map(|number| number as usize).collect()
 }
 
 /// Each rank sends its number to the next one, and receives that of the one before.
-fn pass_on(comm: &MpiCommunicator, rank: usize) -> usize {
+fn pass_on(comm: &Comm, rank: usize) -> usize {
     let (next, last) =
         ((comm.rank() + 1) % comm.world_size(), (comm.rank() + comm.world_size() - 1) % comm.world_size());
     let mut received = [0.0f64];
@@ -67,10 +64,10 @@ pub(crate) fn run(cases: &mut Cases) {
         assert_eq!(members(comm, rank), (0..world_size).collect::<Vec<_>>());
     });
     cases.check("a group that outlives the communicator it was split from", |comm| {
-        let parent = crate::cases::fresh();
+        let parent = super::cases::fresh();
         let group = parent.split((rank > 0).then_some(1), 0).unwrap();
         drop(parent);
-        let another = crate::cases::fresh();
+        let another = super::cases::fresh();
         if let Some(group) = group {
             assert_eq!(members(&group, rank), (1..world_size).collect::<Vec<_>>());
         }
@@ -94,14 +91,14 @@ pub(crate) fn run(cases: &mut Cases) {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..10 {
-                        assert_eq!(members(&crate::cases::fresh(), rank), (0..world_size).collect::<Vec<_>>());
+                        assert_eq!(members(&super::cases::fresh(), rank), (0..world_size).collect::<Vec<_>>());
                     }
                 });
             }
         });
     });
     cases.check_fresh("on another thread, while this one goes on", |other| {
-        let mine = crate::cases::fresh();
+        let mine = super::cases::fresh();
         let total = (0..world_size).sum::<usize>() as f64;
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || (0..100).all(|_| sum_of_ranks(&other, rank) == total));
@@ -109,28 +106,9 @@ pub(crate) fn run(cases: &mut Cases) {
             assert!(thread.join().expect("no panic"));
         });
     });
-    cases.check("beside the program's own messages", |_| {
-        let world = SimpleCommunicator::world();
-        let comm = MpiCommunicator::from_rsmpi(&world).unwrap();
-        let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
-        let message = rank as u64;
-        mpi::request::scope(|scope| {
-            let process = world.process_at_rank(next as i32);
-            // The tags are those of the transport: what keeps them apart is the communicator.
-            let _sent: Vec<_> = [1, 2]
-                .map(|tag| WaitGuard::from(process.immediate_send_with_tag(scope, &message, tag)))
-                .into_iter()
-                .collect();
-            assert_eq!(sum_of_ranks(&comm, rank), (0..world_size).sum::<usize>() as f64);
-            for tag in [2, 1] {
-                let (received, _) = world.process_at_rank(last as i32).receive_with_tag::<u64>(tag);
-                assert_eq!(received, last as u64);
-            }
-        });
-    });
     cases.check("many communicators, one after the other", |_| {
         for _ in 0..100 {
-            assert_eq!(sum_of_ranks(&crate::cases::fresh(), 1), world_size as f64);
+            assert_eq!(sum_of_ranks(&super::cases::fresh(), 1), world_size as f64);
         }
     });
     cases.done("groups");

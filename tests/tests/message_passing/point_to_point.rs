@@ -6,7 +6,7 @@ use gradsync_tests::array::Array;
 use gradsync_tests::inputs::vector;
 use gradsync_tests::oracle::Format;
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 pub(crate) fn run(cases: &mut Cases) {
     let (rank, world_size) = (cases.rank(), cases.world_size());

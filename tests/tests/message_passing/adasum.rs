@@ -1,4 +1,4 @@
-//! What runs over any communicator gives the same bits over MPI as over threads.
+//! What runs over any communicator gives the same bits over processes as over threads.
 
 use gradsync::GradientBuffer;
 use gradsync::comm::{Communicator, ReduceOp, local};
@@ -7,7 +7,7 @@ use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
 
-use crate::cases::Cases;
+use super::cases::Cases;
 
 const SHAPES: [&[usize]; 4] = [&[33], &[257, 3], &[1], &[20, 5, 5]];
 
