@@ -295,9 +295,16 @@ impl Handshake {
         Some(if closer == self.link.rank() { own } else { known(&error) })
     }
 
-    /// The failure that a rank is needed and has left, if it has. Everything that it had sent has been received then.
+    /// The failure that a rank is needed and has left, if it has: another failure, if that is why. Everything that it had sent has been received then.
     pub(super) fn departure(&self, operation: Operation, rank: usize) -> Option<Failure> {
         let departure = self.link.departure(rank)?;
+        let reason = self.link.inbox().iter().flatten().find_map(|record| match record {
+            Record::Failed { error, .. } => Some(known(error)),
+            _ => None,
+        });
+        if reason.is_some() {
+            return reason;
+        }
         Some(Failure { error: CommError::PeerGone { operation, rank, departure }, is_unreported: true })
     }
 
@@ -417,9 +424,14 @@ impl Handshake {
             if can_be_left && (stall.is_long() || stall.elapsed() >= self.deadline) {
                 self.pump(operation)?;
                 self.look_for_failure()?;
-                let mut unfinished = streams.iter().filter(|stream| !stream.is_done());
-                if let Some(departed) = unfinished.find_map(|stream| self.departure(operation, stream.peer)) {
-                    return Err(departed);
+                for stream in streams.iter_mut().filter(|stream| !stream.is_done()) {
+                    if let Some(departed) = self.departure(operation, stream.peer) {
+                        // Everything that the rank has sent, and has taken, is known by now.
+                        stream.advance(&*self.link);
+                        if !stream.is_done() {
+                            return Err(departed);
+                        }
+                    }
                 }
             }
             if can_be_left && is_over {

@@ -292,6 +292,13 @@ impl<'a> Exchange<'_, 'a> {
         if has_moved {
             return halves.iter_mut().filter(of_peer).for_each(|half| half.stall.end());
         }
+        if handshake.link().departure(peer).is_some() {
+            // Everything that the rank has sent, and has taken, is known by now.
+            match halves[index].end.advance(handshake.link(), peer) {
+                Stage::Done | Stage::Starting { has_moved: true } | Stage::Started { has_moved: true } => return,
+                Stage::Idle | Stage::Starting { .. } | Stage::Started { .. } => {}
+            }
+        }
         let half = &halves[index];
         let told = || failure_of(handshake, half).filter(|_| half.stall.is_long());
         let is_late = half.stall.is_over(handshake.deadline());
@@ -353,6 +360,7 @@ fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) ->
             Record::Offer { .. } | Record::Go | Record::Sent | Record::Closed => {}
         }
     }
+    drop(inbox);
     handshake.departure(half.call.operation, half.peer).map_or(Ok(false), Err)
 }
 

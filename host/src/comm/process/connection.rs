@@ -10,7 +10,9 @@ use crate::bootstrap::{Peer, Session, Socket, TAG_BYTES};
 /// The bytes in front of a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
 /// The longest payload.
-pub(super) const PAYLOAD_BYTES: usize = 32 << 10;
+const PAYLOAD_BYTES: usize = 32 << 10;
+/// Bytes of messages that may be on their way, at most. Sockets and lanes have room for more, so that records never wait behind them.
+const WINDOW_BYTES: usize = 128 << 10;
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
 
@@ -25,11 +27,13 @@ pub(super) enum Kind {
     Reference = 3,
     /// The sender has left the group.
     Left = 4,
+    /// How many bytes of messages the sender has taken so far.
+    Taken = 5,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left].into_iter().find(|kind| *kind as u8 == byte)
+        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left, Kind::Taken].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -38,6 +42,17 @@ impl Kind {
 pub(super) struct Lanes {
     pub(super) outward: Lane,
     pub(super) inward: Lane,
+}
+
+/// Bytes of messages, which wait for the receiver.
+#[derive(Debug, Default)]
+struct Window {
+    sent: u64,
+    /// How many of them the other process has taken, as far as it has said.
+    arrived: u64,
+    /// How many this process has taken, and how many of them it has said.
+    taken: u64,
+    told: u64,
 }
 
 #[derive(Debug)]
@@ -50,6 +65,7 @@ pub(super) struct Connection {
     /// Bytes that were received, and how many of them belong to frames that were taken.
     received: Vec<u8>,
     taken: usize,
+    window: Window,
     has_ended: bool,
 }
 
@@ -57,7 +73,7 @@ impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
         let Peer { socket, session } = peer;
         let (queue, received) = (VecDeque::new(), Vec::new());
-        Connection { socket, session, lanes: None, queue, received, taken: 0, has_ended: false }
+        Connection { socket, session, lanes: None, queue, received, taken: 0, window: Window::default(), has_ended: false }
     }
 
     /// Has all later frames go through lanes, at both ends alike.
@@ -84,24 +100,66 @@ impl Connection {
         self.queue.len()
     }
 
+    /// How many bytes of messages may be on their way.
+    fn window_bytes(&self) -> usize {
+        self.lanes.as_ref().map_or(WINDOW_BYTES, |lanes| WINDOW_BYTES.min(lanes.outward.capacity() / 2))
+    }
+
+    /// How many bytes of a message can be sent in the next frame.
+    pub(super) fn room(&self) -> usize {
+        let window = self.window_bytes();
+        let left = window.saturating_sub((self.window.sent - self.window.arrived) as usize);
+        // Not in dribs and drabs.
+        let most = PAYLOAD_BYTES.min(window / 4);
+        if left < most { 0 } else { most - size_of::<u64>() }
+    }
+
+    /// Sends bytes of a message, as many as there is [`room`](Self::room) for. Nobody takes those for a process that has ended.
+    pub(super) fn push_bytes(&mut self, group: u64, message: u64, bytes: &[u8]) {
+        self.window.sent += bytes.len() as u64;
+        if self.has_ended {
+            self.window.arrived = self.window.sent;
+        }
+        self.push_parts(Kind::Bytes, group, &[&message.to_le_bytes(), bytes]);
+    }
+
+    /// Notes that bytes of messages were taken from here, and says so from time to time.
+    pub(super) fn note_taken(&mut self, bytes: usize) {
+        self.window.taken += bytes as u64;
+        if self.window.taken - self.window.told >= self.window_bytes() as u64 / 4 {
+            self.window.told = self.window.taken;
+            self.push(Kind::Taken, 0, &self.window.taken.to_le_bytes());
+        }
+    }
+
+    /// Notes how many bytes the other process has taken.
+    pub(super) fn note_arrived(&mut self, bytes: u64) {
+        self.window.arrived = bytes.min(self.window.sent);
+    }
+
     /// Sends a frame, as soon as there is room.
     pub(super) fn push(&mut self, kind: Kind, group: u64, payload: &[u8]) {
-        debug_assert!(payload.len() <= PAYLOAD_BYTES, "{} bytes", payload.len());
+        self.push_parts(kind, group, &[payload, &[]]);
+    }
+
+    fn push_parts(&mut self, kind: Kind, group: u64, payload: &[&[u8]; 2]) {
+        let bytes = payload[0].len() + payload[1].len();
+        debug_assert!(bytes <= PAYLOAD_BYTES, "{bytes} bytes");
         if self.has_ended {
             return;
         }
         let mut header = [0; HEADER_BYTES];
-        header[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        header[..4].copy_from_slice(&(bytes as u32).to_le_bytes());
         header[4] = kind as u8;
         header[8..].copy_from_slice(&group.to_le_bytes());
         if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty()) {
-            if lanes.outward.write(&[&header, payload]) {
+            if lanes.outward.write(&[&header, payload[0], payload[1]]) {
                 return;
             }
         }
         let begin = self.queue.len();
         self.queue.extend(header);
-        self.queue.extend(payload);
+        payload.iter().for_each(|part| self.queue.extend(*part));
         if let Some(session) = &mut self.session {
             let frame: Vec<u8> = self.queue.range(begin..).copied().collect();
             self.queue.extend(session.outgoing.tag(&frame));

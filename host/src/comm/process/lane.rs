@@ -1,12 +1,12 @@
 //! [`Lane`]: a byte stream from one process to another in memory that both have mapped, and tickets for messages whose bytes the receiver fetches
 //! itself.
 //!
-//! The memory belongs to the receiver. One process writes and one reads, each under a lock of its own.
+//! One process writes and one reads, each under a lock of its own. The memory stays for as long as either has it mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memory::file::{Mapped, MemoryFile};
+use crate::memory::file::Mapped;
 
 /// The counters of bytes that were written and read, on cache lines of their own, and the tickets.
 const WRITTEN_AT: usize = 0;
@@ -20,26 +20,10 @@ pub(super) fn bytes_of(capacity: usize) -> usize {
     HEADER_BYTES + capacity
 }
 
-/// The memory of a lane's receiver, as this process has it.
-#[derive(Debug)]
-pub(super) enum Room {
-    Own(MemoryFile),
-    Peer(Mapped),
-}
-
-impl Room {
-    fn start(&self) -> *mut u8 {
-        match self {
-            Room::Own(file) => file.bytes().as_ptr().cast_mut(),
-            Room::Peer(mapped) => mapped.start(),
-        }
-    }
-}
-
 /// One end of a lane.
 #[derive(Debug)]
 pub(super) struct Lane {
-    room: Arc<Room>,
+    memory: Arc<Mapped>,
     begin: usize,
     /// A power of two.
     capacity: usize,
@@ -51,24 +35,37 @@ pub(super) struct Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     index: u32,
-    /// Never the same twice, and even.
+    /// Never the same twice; its two lowest bits are for the receiver.
     word: u64,
 }
 
+/// What the receiver says to a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Fetched = 1,
+    /// It cannot read the memory, and wants the bytes sent.
+    Refused = 2,
+}
+
 impl Lane {
+    /// The capacity of the lane.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// The lane number `number` in this memory, all of whose lanes have this capacity.
-    pub(super) fn new(room: Arc<Room>, number: usize, capacity: usize) -> Self {
+    pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
-        Lane { room, begin: number * bytes_of(capacity), capacity, issued: AtomicU64::new(0) }
+        Lane { memory, begin: number * bytes_of(capacity), capacity, issued: AtomicU64::new(0) }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         // SAFETY: within the lane, aligned, and only ever accessed as an atomic.
-        unsafe { &*self.room.start().add(self.begin + at).cast() }
+        unsafe { &*self.memory.start().add(self.begin + at).cast() }
     }
 
     fn data(&self) -> *mut u8 {
-        self.room.start().wrapping_add(self.begin + HEADER_BYTES)
+        self.memory.start().wrapping_add(self.begin + HEADER_BYTES)
     }
 
     /// How many bytes can be written now.
@@ -129,7 +126,7 @@ impl Lane {
 
     /// A ticket for a message, if one is free. Called by the sender.
     pub(super) fn issue(&self) -> Option<Ticket> {
-        let word = (self.issued.load(Ordering::Relaxed) + 1) << 1;
+        let word = (self.issued.load(Ordering::Relaxed) + 1) << 2;
         let mut tickets = (0..TICKETS as u32).map(|index| Ticket { index, word });
         let ticket = tickets.find(|ticket| self.ticket(*ticket).load(Ordering::Relaxed) == 0)?;
         self.issued.fetch_add(1, Ordering::Relaxed);
@@ -137,21 +134,22 @@ impl Lane {
         Some(ticket)
     }
 
-    /// Whether the receiver has fetched the message; the ticket is free then. Called by the sender.
-    pub(super) fn is_fetched(&self, ticket: Ticket) -> bool {
-        let is_fetched = self.ticket(ticket).load(Ordering::Acquire) == ticket.word | 1;
-        if is_fetched {
+    /// The receiver's answer, if it has given one; the ticket is free then. Called by the sender.
+    pub(super) fn answer(&self, ticket: Ticket) -> Option<Answer> {
+        let word = self.ticket(ticket).load(Ordering::Acquire);
+        let answer = [Answer::Fetched, Answer::Refused].into_iter().find(|&answer| word == ticket.word | answer as u64);
+        if answer.is_some() {
             self.ticket(ticket).store(0, Ordering::Relaxed);
         }
-        is_fetched
+        answer
     }
 
-    /// Says that the message has been fetched; false if the sender has taken it back, and what was fetched may be anything. Called by the receiver.
-    pub(super) fn fetched(&self, ticket: Ticket) -> bool {
+    /// Gives the receiver's answer; false if the sender has taken the message back, and what was fetched may be anything. Called by the receiver.
+    pub(super) fn give(&self, ticket: Ticket, answer: Answer) -> bool {
         // All of the message was read before.
         std::sync::atomic::fence(Ordering::SeqCst);
         let word = self.ticket(ticket);
-        word.compare_exchange(ticket.word, ticket.word | 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        word.compare_exchange(ticket.word, ticket.word | answer as u64, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Takes a message back. Its memory may change afterwards. Called by the sender.
@@ -174,12 +172,16 @@ impl Lane {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::memory::file::{FileHandle, MemoryFile};
 
     const CAPACITY: usize = 64;
 
     fn lanes() -> [Lane; 2] {
-        let room = Arc::new(Room::Own(MemoryFile::zeroed(3 * bytes_of(CAPACITY)).unwrap()));
-        [room.clone(), room].map(|room| Lane::new(room, 1, CAPACITY))
+        let file = MemoryFile::zeroed(3 * bytes_of(CAPACITY)).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let ends = [(); 2].map(|()| Arc::new(handle.map(file.bytes().len()).unwrap()));
+        file.leave();
+        ends.map(|memory| Lane::new(memory, 1, CAPACITY))
     }
 
     #[test]
@@ -231,14 +233,16 @@ mod tests {
         let [sender, receiver] = lanes();
         let ticket = sender.issue().expect("all are free");
         assert_eq!(Lane::of_words(Lane::words(ticket)), ticket);
-        assert!(!sender.is_fetched(ticket) && receiver.fetched(ticket) && sender.is_fetched(ticket));
+        assert!(sender.answer(ticket).is_none() && receiver.give(ticket, Answer::Fetched));
+        assert_eq!(sender.answer(ticket), Some(Answer::Fetched));
         let other = sender.issue().expect("free again");
         assert_ne!(other, ticket);
         sender.withdraw(other);
-        assert!(!receiver.fetched(other) && !receiver.fetched(ticket));
+        assert!(!receiver.give(other, Answer::Fetched) && !receiver.give(ticket, Answer::Fetched));
         let all: Vec<Ticket> = (0..TICKETS).map(|_| sender.issue().expect("a free one")).collect();
         assert_eq!(sender.issue(), None);
-        assert!(receiver.fetched(all[7]) && !sender.is_fetched(all[6]) && sender.is_fetched(all[7]));
+        assert!(receiver.give(all[7], Answer::Refused) && sender.answer(all[6]).is_none());
+        assert_eq!(sender.answer(all[7]), Some(Answer::Refused));
         assert!(sender.issue().is_some());
     }
 }

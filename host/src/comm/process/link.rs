@@ -2,12 +2,11 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::connection::Kind;
 use super::mesh::{Mesh, WORLD};
+use super::lane::Answer;
 use super::message::{Received, Reference};
 use super::remote_memory;
 use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};
@@ -17,8 +16,6 @@ use crate::error::{Departure, Result};
 pub(super) const NETWORK_BYTES: usize = 1 << 20;
 /// Bytes that are fetched at a time, before this rank looks after its other messages.
 const FETCH_BYTES: usize = 1 << 20;
-/// How long after its memory is gone a process may still count as alive.
-const END_TIME: Duration = Duration::from_secs(1);
 
 /// This process's end of a group.
 #[derive(Debug)]
@@ -88,7 +85,8 @@ impl Link for ProcessLink {
 
     unsafe fn send(&self, outgoing: Outgoing, requests: &mut Requests) {
         let mut peer = self.mesh.peer(self.numbers[outgoing.peer]);
-        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes);
+        let can_refer = peer.process.is_some();
+        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes, can_refer);
         peer.progress_of(self.group);
         requests.add(Ok(Box::new(Send { message: self.message(outgoing.peer, number) })));
     }
@@ -97,7 +95,7 @@ impl Link for ProcessLink {
         let Incoming { peer, start, bytes } = incoming;
         let number = self.mesh.peer(self.numbers[peer]).group(self.group).start_receiving(start, bytes);
         let message = self.message(peer, number);
-        requests.add(Ok(Box::new(Receive { message, rank: peer, start, fetched: 0, gone: None })));
+        requests.add(Ok(Box::new(Receive { message, start, fetched: 0 })));
     }
 
     fn can_cancel(&self) -> bool {
@@ -181,38 +179,32 @@ impl Pending for Send {
 #[derive(Debug)]
 struct Receive {
     message: Message,
-    /// The sender, in the group.
-    rank: usize,
     start: *mut u8,
     fetched: usize,
-    /// Since when the sender has no such memory.
-    gone: Option<Instant>,
 }
 
 impl Pending for Receive {
     fn test(&mut self) -> Result<bool, LinkError> {
-        let Message { mesh, group, peer, number } = &self.message;
-        let mut peer = mesh.peer(*peer);
-        let reference = match peer.progress_of(*group).received(*number)? {
+        let Message { ref mesh, group, peer, number } = self.message;
+        let mesh = mesh.clone();
+        let mut connected = mesh.peer(peer);
+        let reference = match connected.progress_of(group).received(number)? {
             Received::All => return Ok(true),
             Received::Waiting => return Ok(false),
             Received::Fetch(reference) => reference,
         };
-        let Some(process) = peer.process else { return Err(self.broken("it sent a reference to its memory".into())) };
-        drop(peer);
-        if !self.fetch(process, reference)? {
-            return Ok(false);
-        }
-        let Message { mesh, group, peer, number } = &self.message;
-        let mut peer = mesh.peer(*peer);
-        let is_valid = peer.connection.lanes().is_some_and(|lanes| lanes.inward.fetched(reference.ticket));
+        let process = connected.process;
+        // Other groups go on meanwhile.
+        drop(connected);
+        let Some(answer) = self.fetch(process, reference) else { return Ok(false) };
+        let mut connected = mesh.peer(peer);
         // A sender that has taken the message back has failed, and says with what.
-        if !is_valid {
+        if connected.connection.lanes().is_none_or(|lanes| !lanes.inward.give(reference.ticket, answer)) {
             return Ok(false);
         }
-        let messages = peer.group(*group);
-        messages.note_fetched(*number);
-        Ok(matches!(messages.received(*number)?, Received::All))
+        let messages = connected.group(group);
+        messages.note_answer(number, answer);
+        Ok(matches!(messages.received(number)?, Received::All))
     }
 
     fn cancel(&mut self) {
@@ -222,33 +214,19 @@ impl Pending for Receive {
 }
 
 impl Receive {
-    /// Fetches the next bytes; whether all are there.
-    fn fetch(&mut self, process: u32, reference: Reference) -> Result<bool, LinkError> {
+    /// Fetches the next bytes; what to say to the sender once all are there, or cannot be read. Memory may be such that the system does not read or write
+    /// it for another process; or the other process has ended, which shows soon.
+    fn fetch(&mut self, process: Option<u32>, reference: Reference) -> Option<Answer> {
         let bytes = FETCH_BYTES.min(reference.bytes - self.fetched);
-        if bytes > 0 {
-            let address = reference.address + self.fetched as u64;
-            // SAFETY: within the memory of the message, which is this message's until it is over or cancelled.
-            match unsafe { remote_memory::read(process, address, self.start.add(self.fetched), bytes) } {
-                Ok(copied) => {
-                    self.fetched += copied;
-                    self.gone = None;
-                }
-                Err(error) => self.is_ending(&error)?,
+        let address = reference.address + self.fetched as u64;
+        // SAFETY: within the memory of the message, which is this message's until it is over or cancelled.
+        let read = |process| unsafe { remote_memory::read(process, address, self.start.add(self.fetched), bytes) };
+        match process.map(read) {
+            Some(Ok(copied @ 1..)) => {
+                self.fetched += copied;
+                (self.fetched == reference.bytes).then_some(Answer::Fetched)
             }
+            _ => Some(Answer::Refused),
         }
-        Ok(self.fetched == reference.bytes)
-    }
-
-    /// A process that ends has no memory a moment before its connection ends; any other error is one.
-    fn is_ending(&mut self, error: &io::Error) -> Result<(), LinkError> {
-        let since = *self.gone.get_or_insert_with(Instant::now);
-        if since.elapsed() < END_TIME || self.message.mesh.peer(self.message.peer).connection.has_ended() {
-            return Ok(());
-        }
-        Err(self.broken(format!("its memory cannot be read: {error}")))
-    }
-
-    fn broken(&self, reason: String) -> LinkError {
-        LinkError(format!("rank {}: {reason}", self.rank))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{Connection, Lanes};
-use super::lane::{Lane, Room, bytes_of};
+use super::lane::{Lane, bytes_of};
 use super::mesh::{Mesh, Peer};
 use super::remote_memory::Probe;
 use crate::bootstrap::{Member, Peers};
@@ -48,24 +48,24 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
         None
     } else {
         let bytes = world_size * bytes_of(capacity);
-        let map = |(peer, handle): (usize, &FileHandle)| (peer != rank).then(|| handle.map(bytes)).transpose();
-        or_log(rank, handles.iter().enumerate().map(map).collect::<io::Result<Vec<_>>>())
+        or_log(rank, handles.iter().map(|handle| handle.map(bytes).map(Arc::new)).collect::<io::Result<Vec<_>>>())
     };
     let is_readable = |peer: usize| Probe::is_readable([all[peer][2], all[peer][3], all[peer][4]]);
     let reads = lanes.is_some() && (0..world_size).all(|peer| peer == rank || is_readable(peer));
     let have: Vec<[u64; 2]> = gather(&member, [lanes.is_some().into(), reads.into()], deadline)?;
     let all_have = |index: usize| have.iter().all(|words| words[index] == 1);
-    if let (Some((file, _)), Some(rooms), true) = (own, lanes, all_have(0)) {
+    if let (Some((file, _)), Some(memories), true) = (own, lanes, all_have(0)) {
+        // Now that all have mapped it, it stays for as long as anybody needs it.
+        file.leave();
         let reads = all_have(1);
         if !reads {
             tracing::info!(rank, "ranks may not read each other's memory: messages are copied twice more");
         }
-        let room = Arc::new(Room::Own(file));
-        for (number, (peer, theirs)) in peers.iter_mut().zip(rooms).enumerate() {
-            let (Some(peer), Some(theirs)) = (peer, theirs) else { continue };
+        for (number, (peer, theirs)) in peers.iter_mut().zip(&memories).enumerate() {
+            let Some(peer) = peer else { continue };
             // In each memory, lanes are in the order of their senders.
-            let outward = Lane::new(Arc::new(Room::Peer(theirs)), rank, capacity);
-            peer.connection.set_lanes(Lanes { outward, inward: Lane::new(room.clone(), number, capacity) });
+            let outward = Lane::new(theirs.clone(), rank, capacity);
+            peer.connection.set_lanes(Lanes { outward, inward: Lane::new(memories[rank].clone(), number, capacity) });
             peer.process = reads.then_some(all[number][2] as u32);
         }
     }

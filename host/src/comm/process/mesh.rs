@@ -62,7 +62,7 @@ impl Peer {
         self.connection.fill();
         self.take_frames();
         for (&number, group) in &mut self.groups {
-            group.send(number, &mut self.connection, self.process.is_some());
+            group.send(number, &mut self.connection);
         }
     }
 
@@ -72,23 +72,37 @@ impl Peer {
         self.connection.fill();
         self.take_frames();
         let group = self.groups.entry(number).or_default();
-        group.send(number, &mut self.connection, self.process.is_some());
+        group.send(number, &mut self.connection);
         group
     }
 
     fn take_frames(&mut self) {
+        let mut taken = 0;
         loop {
             match self.connection.next() {
-                Ok(None) => return,
+                Ok(None) => break,
+                Ok(Some((Kind::Taken, _, payload))) => {
+                    let bytes = payload.try_into().map_or(0, u64::from_le_bytes);
+                    self.connection.note_arrived(bytes);
+                }
                 Ok(Some((kind, number, payload))) => {
+                    if kind == Kind::Bytes {
+                        taken += payload.len().saturating_sub(size_of::<u64>());
+                    }
                     let group = self.groups.entry(number).or_default();
                     group.take(kind, payload);
                     if group.is_over() {
                         self.groups.remove(&number);
                     }
                 }
-                Err(error) => return tracing::warn!(%error, "the connection to a rank is given up"),
+                Err(error) => {
+                    tracing::warn!(%error, "the connection to a rank is given up");
+                    break;
+                }
             }
+        }
+        if taken > 0 {
+            self.connection.note_taken(taken);
         }
     }
 
@@ -96,7 +110,7 @@ impl Peer {
     pub(super) fn leave(&mut self, number: u64) {
         self.connection.push(Kind::Left, number, &[]);
         let group = self.groups.entry(number).or_default();
-        group.close(&mut self.connection);
+        group.close(&self.connection);
         if group.is_over() {
             self.groups.remove(&number);
         }

@@ -1,19 +1,17 @@
 //! [`Messages`]: the records and the bulk data of one group between this process and another.
 //!
-//! Messages of one direction are in order, each by one of two ways: its bytes travel in frames, or a frame says where they lie, and the receiver
-//! fetches them from the sender's memory. The second way copies once, and takes a ticket (see [`Lane`](super::lane::Lane)), by which the
-//! sender can take a message back at any moment.
+//! Messages of one direction are numbered, and each travels in one of two ways: its bytes go in frames, or a frame says where they lie, and the receiver
+//! fetches them from the sender's memory. The second way copies once, and takes a ticket (see [`Lane`]), by which the sender can take a message back at
+//! any moment. A receiver that cannot read the memory refuses the ticket, and gets the bytes in frames.
 
 use std::collections::VecDeque;
 
-use super::connection::{Connection, Kind, PAYLOAD_BYTES};
-use super::lane::{Lane, Ticket};
+use super::connection::{Connection, Kind};
+use super::lane::{Answer, Lane, Ticket};
 use crate::comm::message_passing::LinkError;
 
 /// Messages up to this length travel in frames in any case: that takes less time than it takes the receiver to say that it has fetched them.
 const SHORT_BYTES: usize = 16 << 10;
-/// No further frames of bytes are queued while so many bytes wait for room.
-const MOST_QUEUED: usize = 64 << 10;
 
 /// A message that the receiver fetches.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +22,10 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    fn encode(self) -> [u8; 32] {
+    fn encode(self, message: u64) -> [u8; 40] {
         let [index, word] = Lane::words(self.ticket);
-        let mut bytes = [0; 32];
-        let words = [index, word, self.address, self.bytes as u64];
+        let mut bytes = [0; 40];
+        let words = [message, index, word, self.address, self.bytes as u64];
         bytes.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
         bytes
     }
@@ -39,7 +37,7 @@ impl Reference {
     }
 }
 
-/// A message that has arrived before this process receives it.
+/// A message, or bytes of one, that has arrived before this process receives it.
 #[derive(Debug)]
 enum Arrival {
     Bytes(Vec<u8>),
@@ -56,13 +54,6 @@ struct Receiving {
     reference: Option<Reference>,
 }
 
-impl Receiving {
-    /// Whether it is known where all its bytes come from.
-    fn is_matched(&self) -> bool {
-        self.reference.is_some() || self.filled == self.bytes
-    }
-}
-
 /// A message that this process sends.
 #[derive(Debug)]
 struct Sending {
@@ -74,6 +65,8 @@ struct Sending {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
+    /// It takes a ticket, once one is free.
+    Waiting,
     /// So many bytes are in frames.
     Framed(usize),
     Referred(Ticket),
@@ -96,11 +89,13 @@ pub(super) enum Received {
 pub(super) struct Messages {
     /// Records that were received, encoded.
     pub(super) records: VecDeque<Box<[u8]>>,
-    arrivals: VecDeque<Arrival>,
+    /// With the number of the message.
+    arrivals: VecDeque<(u64, Arrival)>,
     receiving: VecDeque<Receiving>,
     sending: VecDeque<Sending>,
-    /// How many messages were started.
-    started: u64,
+    /// How many messages this process has started to receive, and to send.
+    received: u64,
+    sent: u64,
     /// Whether the peer has left the group, and whether this process has.
     pub(super) has_left: bool,
     is_closed: bool,
@@ -119,10 +114,9 @@ impl Messages {
     }
 
     /// Drops everything: this process has left the group.
-    pub(super) fn close(&mut self, connection: &mut Connection) {
+    pub(super) fn close(&mut self, connection: &Connection) {
         self.sending.iter().for_each(|sending| withdraw(sending, connection));
-        let (has_left, started) = (self.has_left, self.started);
-        *self = Messages { has_left, started, is_closed: true, ..Messages::default() };
+        *self = Messages { has_left: self.has_left, is_closed: true, ..Messages::default() };
     }
 
     /// Takes a frame.
@@ -131,64 +125,70 @@ impl Messages {
             Kind::Left => self.has_left = true,
             _ if self.is_closed => {}
             Kind::Record => self.records.push_back(payload.into()),
-            Kind::Bytes => self.take_bytes(payload),
-            Kind::Reference => match Reference::decode(payload) {
-                Some(reference) => self.take_reference(reference),
-                None => self.fail(format!("a reference of {} bytes", payload.len())),
-            },
+            Kind::Bytes | Kind::Reference => {
+                let taken = payload.split_first_chunk().ok_or("a message without a number".to_owned());
+                let taken = taken.and_then(|(number, payload)| {
+                    let number = u64::from_le_bytes(*number);
+                    if kind == Kind::Bytes { self.take_bytes(number, payload) } else { self.take_reference(number, payload) }
+                });
+                if let Err(reason) = taken {
+                    let reason = format!("a peer sent {reason} where no rank of this version does");
+                    self.error.get_or_insert(LinkError(reason));
+                }
+            }
+            Kind::Taken => {}
         }
     }
 
-    fn fail(&mut self, reason: String) {
-        self.error.get_or_insert(LinkError(format!("a peer sent {reason} where no rank of this version does")));
+    fn receiving(&mut self, number: u64) -> Option<&mut Receiving> {
+        self.receiving.iter_mut().find(|receiving| receiving.number == number)
     }
 
-    fn take_bytes(&mut self, payload: &[u8]) {
-        let Some(next) = self.receiving.iter_mut().find(|receiving| !receiving.is_matched()) else {
-            return self.arrivals.push_back(Arrival::Bytes(payload.to_vec()));
+    fn take_bytes(&mut self, number: u64, bytes: &[u8]) -> Result<(), String> {
+        let Some(next) = self.receiving(number) else {
+            self.arrivals.push_back((number, Arrival::Bytes(bytes.to_vec())));
+            return Ok(());
         };
-        if payload.len() > next.bytes - next.filled {
-            let (bytes, room) = (payload.len(), next.bytes - next.filled);
-            return self.fail(format!("{bytes} bytes for a message that lacks {room}"));
+        let room = next.bytes - next.filled;
+        if bytes.len() > room || next.reference.is_some() {
+            return Err(format!("{} bytes of a message that lacks {room}", bytes.len()));
         }
         // SAFETY: within the memory of the message, which is this message's until it is over or cancelled.
-        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), next.start.add(next.filled), payload.len()) };
-        next.filled += payload.len();
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), next.start.add(next.filled), bytes.len()) };
+        next.filled += bytes.len();
+        Ok(())
     }
 
-    fn take_reference(&mut self, reference: Reference) {
-        let Some(next) = self.receiving.iter_mut().find(|receiving| !receiving.is_matched()) else {
-            return self.arrivals.push_back(Arrival::Reference(reference));
+    fn take_reference(&mut self, number: u64, payload: &[u8]) -> Result<(), String> {
+        let reference = Reference::decode(payload).ok_or_else(|| format!("a reference of {} bytes", payload.len()))?;
+        let Some(next) = self.receiving(number) else {
+            self.arrivals.push_back((number, Arrival::Reference(reference)));
+            return Ok(());
         };
-        if next.filled != 0 || reference.bytes != next.bytes {
-            let (bytes, expected) = (reference.bytes, next.bytes);
-            return self.fail(format!("a message of {bytes} bytes in place of one of {expected}"));
-        }
-        next.reference = Some(reference);
+        next.refer(reference)
     }
 
-    /// Whether bulk data have arrived that this process does not receive yet.
+    /// Whether data of the next message that this process is to receive have arrived.
     pub(super) fn has_arrived(&self) -> bool {
-        !self.arrivals.is_empty()
-    }
-
-    fn next_number(&mut self) -> u64 {
-        self.started += 1;
-        self.started
+        self.arrivals.iter().any(|(number, _)| *number == self.received + 1)
     }
 
     /// Starts to receive a message; returns its number.
     pub(super) fn start_receiving(&mut self, start: *mut u8, bytes: usize) -> u64 {
-        let number = self.next_number();
-        self.receiving.push_back(Receiving { number, start, bytes, filled: 0, reference: None });
-        while self.receiving.back().is_some_and(|last| !last.is_matched()) {
-            match self.arrivals.pop_front() {
-                Some(Arrival::Bytes(bytes)) => self.take_bytes(&bytes),
-                Some(Arrival::Reference(reference)) => self.take_reference(reference),
-                None => break,
-            }
+        self.received += 1;
+        let own = self.received;
+        self.receiving.push_back(Receiving { number: own, start, bytes, filled: 0, reference: None });
+        let (arrived, others) = std::mem::take(&mut self.arrivals).into_iter().partition(|(number, _)| *number == own);
+        self.arrivals = others;
+        let arrived: VecDeque<(u64, Arrival)> = arrived;
+        for (_, arrival) in arrived {
+            let taken = match arrival {
+                Arrival::Bytes(bytes) => self.take_bytes(own, &bytes),
+                Arrival::Reference(reference) => self.receiving(own).map_or(Ok(()), |next| next.refer(reference)),
+            };
+            taken.unwrap_or_else(|reason| _ = self.error.get_or_insert(LinkError(reason)));
         }
-        number
+        own
     }
 
     /// How far a message is.
@@ -205,10 +205,12 @@ impl Messages {
         Ok(reference.map_or(Received::Waiting, Received::Fetch))
     }
 
-    /// Notes that all bytes of a message have been fetched.
-    pub(super) fn note_fetched(&mut self, number: u64) {
-        let message = self.receiving.iter_mut().find(|receiving| receiving.number == number);
-        message.into_iter().for_each(|message| message.filled = message.bytes);
+    /// Notes that all bytes of a message have been fetched, or that they come in frames instead.
+    pub(super) fn note_answer(&mut self, number: u64, answer: Answer) {
+        if let Some(message) = self.receiving(number) {
+            message.reference = None;
+            message.filled = if answer == Answer::Fetched { message.bytes } else { 0 };
+        }
     }
 
     /// Gives a message up, whose memory is not used any more.
@@ -217,45 +219,17 @@ impl Messages {
     }
 
     /// Starts to send a message; returns its number.
-    pub(super) fn start_sending(&mut self, start: *const u8, bytes: usize) -> u64 {
-        let number = self.next_number();
-        self.sending.push_back(Sending { number, start, bytes, state: SendState::Framed(0) });
-        number
+    pub(super) fn start_sending(&mut self, start: *const u8, bytes: usize, can_refer: bool) -> u64 {
+        self.sent += 1;
+        let state = if can_refer && bytes > SHORT_BYTES { SendState::Waiting } else { SendState::Framed(0) };
+        self.sending.push_back(Sending { number: self.sent, start, bytes, state });
+        self.sent
     }
 
-    /// Sends as much as there is room for, in order.
-    pub(super) fn send(&mut self, group: u64, connection: &mut Connection, can_refer: bool) {
+    /// Sends as much as there is room for.
+    pub(super) fn send(&mut self, group: u64, connection: &mut Connection) {
         for sending in &mut self.sending {
-            if let SendState::Referred(ticket) = sending.state {
-                let is_fetched = connection.lanes().is_some_and(|lanes| lanes.outward.is_fetched(ticket));
-                if is_fetched {
-                    sending.state = SendState::Fetched;
-                }
-            }
-            let SendState::Framed(mut framed) = sending.state else { continue };
-            if can_refer && framed == 0 && sending.bytes > SHORT_BYTES {
-                let address = sending.start.expose_provenance() as u64;
-                let ticket = connection.lanes().and_then(|lanes| lanes.outward.issue());
-                if let Some(ticket) = ticket {
-                    let reference = Reference { ticket, address, bytes: sending.bytes };
-                    connection.push(Kind::Reference, group, &reference.encode());
-                    sending.state = SendState::Referred(ticket);
-                    continue;
-                }
-                // All tickets are in use: later messages wait as well.
-                return;
-            }
-            while framed < sending.bytes && connection.queued() < MOST_QUEUED {
-                let bytes = PAYLOAD_BYTES.min(sending.bytes - framed);
-                // SAFETY: within the memory of the message, which stays as it is until the message is over or cancelled.
-                let payload = unsafe { std::slice::from_raw_parts(sending.start.add(framed), bytes) };
-                connection.push(Kind::Bytes, group, payload);
-                framed += bytes;
-            }
-            sending.state = SendState::Framed(framed);
-            if framed < sending.bytes {
-                return;
-            }
+            sending.advance(group, connection);
         }
     }
 
@@ -264,7 +238,7 @@ impl Messages {
         let place = self.sending.iter().position(|sending| sending.number == number).expect("it was started");
         let is_out = match self.sending[place].state {
             SendState::Framed(framed) => framed == self.sending[place].bytes && connection.queued() == 0,
-            SendState::Referred(_) => false,
+            SendState::Waiting | SendState::Referred(_) => false,
             SendState::Fetched => true,
         };
         if is_out {
@@ -277,6 +251,48 @@ impl Messages {
     pub(super) fn cancel_sending(&mut self, number: u64, connection: &Connection) {
         self.sending.iter().filter(|sending| sending.number == number).for_each(|sending| withdraw(sending, connection));
         self.sending.retain(|sending| sending.number != number);
+    }
+}
+
+impl Receiving {
+    fn refer(&mut self, reference: Reference) -> Result<(), String> {
+        if self.filled != 0 || reference.bytes != self.bytes {
+            return Err(format!("a message of {} bytes in place of one of {}", reference.bytes, self.bytes));
+        }
+        self.reference = Some(reference);
+        Ok(())
+    }
+}
+
+impl Sending {
+    fn advance(&mut self, group: u64, connection: &mut Connection) {
+        if let SendState::Referred(ticket) = self.state {
+            match connection.lanes().and_then(|lanes| lanes.outward.answer(ticket)) {
+                Some(Answer::Fetched) => self.state = SendState::Fetched,
+                Some(Answer::Refused) => self.state = SendState::Framed(0),
+                None => {}
+            }
+        }
+        if self.state == SendState::Waiting {
+            if let Some(ticket) = connection.lanes().and_then(|lanes| lanes.outward.issue()) {
+                let address = self.start.expose_provenance() as u64;
+                let reference = Reference { ticket, address, bytes: self.bytes };
+                connection.push(Kind::Reference, group, &reference.encode(self.number));
+                self.state = SendState::Referred(ticket);
+            }
+        }
+        let SendState::Framed(mut framed) = self.state else { return };
+        while framed < self.bytes {
+            let bytes = connection.room().min(self.bytes - framed);
+            if bytes == 0 {
+                break;
+            }
+            // SAFETY: within the memory of the message, which stays as it is until the message is over or cancelled.
+            let piece = unsafe { std::slice::from_raw_parts(self.start.add(framed), bytes) };
+            connection.push_bytes(group, self.number, piece);
+            framed += bytes;
+        }
+        self.state = SendState::Framed(framed);
     }
 }
 
