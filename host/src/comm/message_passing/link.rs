@@ -71,6 +71,9 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// How a rank has left, if it has and this rank knows; asked after [`pump`](Self::pump), which has received everything that it had sent.
     fn departure(&self, peer: usize) -> Option<Departure>;
 
+    /// Whether all ranks may be processes of one machine, and reach each other's memory.
+    fn is_one_machine(&self) -> bool;
+
     /// The longest message between this rank and another.
     fn longest_message(&self, peer: usize) -> usize;
 

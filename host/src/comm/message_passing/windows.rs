@@ -98,7 +98,8 @@ impl MessagePassing {
         if !(2..=mailbox::MOST_RANKS).contains(&self.world_size()) {
             return Ok(());
         }
-        let mailbox = (self.memory == MemoryUse::Shared).then(Mailboxes::make).and_then(|made| self.or_log(made));
+        let may_share = self.memory == MemoryUse::Shared && self.link().is_one_machine();
+        let mailbox = may_share.then(Mailboxes::make).and_then(|made| self.or_log(made));
         let handle = mailbox.as_ref().and_then(|mailbox| FileHandle::of(mailbox.bytes())).unwrap_or(FileHandle::NONE);
         let handles = self.handles(SetUp::Mailboxes.call(), handle)?;
         let found = if handles.contains(&FileHandle::NONE) {

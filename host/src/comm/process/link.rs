@@ -110,6 +110,10 @@ impl Link for ProcessLink {
         peer.connection.has_ended().then_some(Departure::Lost)
     }
 
+    fn is_one_machine(&self) -> bool {
+        self.others().all(|(_, number)| !self.mesh.peer(number).connection.leaves_machine())
+    }
+
     fn longest_message(&self, peer: usize) -> usize {
         let leaves_machine = self.mesh.peer(self.numbers[peer]).connection.leaves_machine();
         if leaves_machine { NETWORK_BYTES } else { usize::MAX }
