@@ -28,9 +28,9 @@ pub(super) fn host() -> String {
         Ok(format!("{} {} {user}", booted.trim(), network.display()))
     };
     // A process that cannot say where it is has no neighbours.
-    named.or_else(|| read().ok()).unwrap_or_else(|| {
-        format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id())
-    })
+    named
+        .or_else(|| read().ok())
+        .unwrap_or_else(|| format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id()))
 }
 
 #[cfg(target_os = "linux")]

@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gradsync::Error;
 use crate::transport::Comm;
+use gradsync::Error;
 use gradsync::comm::{Collectives, CommError, Ranks};
 
 use super::cases::Cases;

@@ -24,11 +24,7 @@ fn shared(world_size: usize, window: usize) -> GradientBuffer {
     GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * window])]).expect("a shared buffer")
 }
 
-fn lend(
-    comm: &Comm,
-    buffer: &mut GradientBuffer,
-    mut work: impl FnMut(Vec<&mut [f32]>) -> Result<()>,
-) -> Result<bool> {
+fn lend(comm: &Comm, buffer: &mut GradientBuffer, mut work: impl FnMut(Vec<&mut [f32]>) -> Result<()>) -> Result<bool> {
     comm.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
         work(windows.into_iter().map(|window| window.typed().expect("f32 was lent")).collect())
     })

@@ -35,11 +35,12 @@ fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
             let sent = data.clone();
             comm.send_recv(&sent, (rank + 1) % world_size, &mut data, (rank + world_size - 1) % world_size)
         }
-        _ => comm.with_windows(buffer.as_mut_slice(), &mut |windows| {
-            windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(1.0));
-            Ok(())
-        })
-        .map(drop),
+        _ => comm
+            .with_windows(buffer.as_mut_slice(), &mut |windows| {
+                windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(1.0));
+                Ok(())
+            })
+            .map(drop),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Ranks that cannot connect: an error on every rank that names the one which cannot, and the reason.
 
 use gradsync::Error;
-use gradsync::comm::{CommError, Ranks};
 use gradsync::comm::process::ProcessCommunicator;
+use gradsync::comm::{CommError, Ranks};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::launch::{Launched, turn};

@@ -5,9 +5,9 @@
 
 use std::borrow::Cow;
 
-use super::record::MAX_EAGER_BYTES;
 use super::handshake::Handshake;
 use super::mailbox::{self, Mailboxes, Payload};
+use super::record::MAX_EAGER_BYTES;
 use super::transfer::Scratch;
 use crate::comm::reduction::Reduction;
 use crate::error::{Call, Result};

@@ -18,8 +18,8 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use super::link::Requests;
 use super::link::{Link, LinkError};
-use super::record::{EagerBytes, Record};
 use super::mailbox::{Mailboxes, Payload};
+use super::record::{EagerBytes, Record};
 use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 

@@ -330,8 +330,11 @@ impl Communicator for MessagePassing {
         sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
         receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
         let outward = sends.iter().map(|&(peer, data)| (Operation::Send { peer }, peer, data.bytes().len()));
-        let inward = receives.iter().map(|(peer, data)| (Operation::Recv { peer: *peer }, *peer, data.as_wire().bytes().len()));
-        outward.chain(inward).try_for_each(|(operation, peer, bytes)| self.check_length(operation, bytes, peer..peer + 1))?;
+        let inward =
+            receives.iter().map(|(peer, data)| (Operation::Recv { peer: *peer }, *peer, data.as_wire().bytes().len()));
+        outward
+            .chain(inward)
+            .try_for_each(|(operation, peer, bytes)| self.check_length(operation, bytes, peer..peer + 1))?;
         let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
         let sends = sends.iter().map(|&(peer, data)| {
             // SAFETY: over when the exchange is.

@@ -4,9 +4,9 @@
 //! Once it has accepted, the receiver is bound to take the data, unless the sender tells it of a failure instead; so a transfer never
 //! ends on one side only, whatever the outcome of the others. No third rank is involved, except to be told of failures.
 
+use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::link::Link;
 use super::record::Record;
-use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::stream::Stall;
 use crate::error::{Call, CommError, Operation, Result};
 

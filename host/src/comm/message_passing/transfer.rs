@@ -5,10 +5,10 @@
 
 use std::ptr;
 
+use super::handshake::Handshake;
+use super::link::{Incoming, Outgoing};
 #[cfg(feature = "cuda")]
 use super::link::{Link, Requests};
-use super::link::{Incoming, Outgoing};
-use super::handshake::Handshake;
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};

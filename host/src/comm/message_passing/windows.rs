@@ -12,9 +12,9 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use super::record::Record;
 use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::mailbox::{self, Mailboxes};
+use super::record::Record;
 use super::{MemoryUse, MessagePassing, SetUp};
 use crate::call::scope;
 use crate::comm::Ranks;

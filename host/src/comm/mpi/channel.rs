@@ -313,7 +313,8 @@ impl Link for Channel {
     /// Gives up its part in the communicator, which is freed with the last one. Where a part was not given up well, the communicator stays until the
     /// process ends, so that no late message finds another communicator in its place.
     fn leave(&mut self) {
-        self.is_quiet = self.progress().is_ok() && self.outbox.get_mut().is_empty() && self.arriving.get_mut().is_empty();
+        self.is_quiet =
+            self.progress().is_ok() && self.outbox.get_mut().is_empty() && self.arriving.get_mut().is_empty();
     }
 
     fn abort(&self, code: i32) -> ! {

@@ -70,8 +70,8 @@ use std::time::Duration;
 use ::mpi::{ffi, topology};
 
 use self::channel::Channel;
-use super::message_passing::{MemoryUse, MessagePassing, communicator};
 use super::DEFAULT_DEADLINE;
+use super::message_passing::{MemoryUse, MessagePassing, communicator};
 pub use crate::error::MpiError;
 use crate::error::Result;
 

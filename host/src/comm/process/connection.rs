@@ -33,7 +33,9 @@ pub(super) enum Kind {
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left, Kind::Taken].into_iter().find(|kind| *kind as u8 == byte)
+        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left, Kind::Taken]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -73,7 +75,16 @@ impl Connection {
     pub(super) fn new(peer: Peer) -> Self {
         let Peer { socket, session } = peer;
         let (queue, received) = (VecDeque::new(), Vec::new());
-        Connection { socket, session, lanes: None, queue, received, taken: 0, window: Window::default(), has_ended: false }
+        Connection {
+            socket,
+            session,
+            lanes: None,
+            queue,
+            received,
+            taken: 0,
+            window: Window::default(),
+            has_ended: false,
+        }
     }
 
     /// Has all later frames go through lanes, at both ends alike.

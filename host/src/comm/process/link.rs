@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::connection::Kind;
-use super::mesh::{Mesh, WORLD};
 use super::lane::Answer;
+use super::mesh::{Mesh, WORLD};
 use super::message::{Received, Reference};
 use super::remote_memory;
 use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};

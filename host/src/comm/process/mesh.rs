@@ -169,8 +169,12 @@ impl Drop for Mesh {
     /// Other ranks may still be to receive the last frames of this one.
     fn drop(&mut self) {
         let start = Instant::now();
-        let mut peers: Vec<&mut Peer> =
-            self.peers.iter_mut().flatten().map(|peer| peer.get_mut().unwrap_or_else(PoisonError::into_inner)).collect();
+        let mut peers: Vec<&mut Peer> = self
+            .peers
+            .iter_mut()
+            .flatten()
+            .map(|peer| peer.get_mut().unwrap_or_else(PoisonError::into_inner))
+            .collect();
         let is_sent = |peer: &mut &mut Peer| {
             peer.connection.flush();
             peer.connection.queued() == 0

@@ -129,7 +129,11 @@ impl Messages {
                 let taken = payload.split_first_chunk().ok_or("a message without a number".to_owned());
                 let taken = taken.and_then(|(number, payload)| {
                     let number = u64::from_le_bytes(*number);
-                    if kind == Kind::Bytes { self.take_bytes(number, payload) } else { self.take_reference(number, payload) }
+                    if kind == Kind::Bytes {
+                        self.take_bytes(number, payload)
+                    } else {
+                        self.take_reference(number, payload)
+                    }
                 });
                 if let Err(reason) = taken {
                     let reason = format!("a peer sent {reason} where no rank of this version does");
@@ -249,7 +253,10 @@ impl Messages {
 
     /// Gives a message up, whose memory is not used any more. The peer never receives it.
     pub(super) fn cancel_sending(&mut self, number: u64, connection: &Connection) {
-        self.sending.iter().filter(|sending| sending.number == number).for_each(|sending| withdraw(sending, connection));
+        self.sending
+            .iter()
+            .filter(|sending| sending.number == number)
+            .for_each(|sending| withdraw(sending, connection));
         self.sending.retain(|sending| sending.number != number);
     }
 }

@@ -21,7 +21,9 @@ pub(crate) enum Place {
 impl Place {
     pub(crate) fn backend(self) -> &'static str {
         match self {
-            Place::Cpu | Place::Ranks(TransportChoice::Local | TransportChoice::Process | TransportChoice::Mpi) => "cpu",
+            Place::Cpu | Place::Ranks(TransportChoice::Local | TransportChoice::Process | TransportChoice::Mpi) => {
+                "cpu"
+            }
             Place::Cuda | Place::Ranks(TransportChoice::MpiDevice | TransportChoice::Nccl | TransportChoice::Peer) => {
                 "cuda"
             }

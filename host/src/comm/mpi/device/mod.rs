@@ -118,7 +118,8 @@ impl MpiDeviceCommunicator {
     pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
         let prepare =
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
-        let (down, pinned) = prepare().map_err(|error| comm.ranks.handshake().refuse(Operation::SetUp, error.into()))?;
+        let (down, pinned) =
+            prepare().map_err(|error| comm.ranks.handshake().refuse(Operation::SetUp, error.into()))?;
         let all = comm.ranks.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
         let (paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::Communicator;
-use gradsync::comm::mpi::MpiCommunicator;
 use gradsync::comm::Ranks;
+use gradsync::comm::mpi::MpiCommunicator;
 
 use self::plain::Plain;
 use super::PerfError;
