@@ -5,6 +5,7 @@
 use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 #[cfg(feature = "cuda")]
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,9 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// Whether all ranks may be processes of one machine, and reach each other's memory.
     fn is_one_machine(&self) -> bool;
 
+    /// What reads the memory of all other ranks' processes, where that is permitted; the same on all ranks.
+    fn reader(&self) -> Option<&dyn MemoryReader>;
+
     /// The longest message between this rank and another.
     fn longest_message(&self, peer: usize) -> usize;
 
@@ -99,6 +103,18 @@ impl dyn Link + '_ {
         let (rank, world_size) = (self.rank(), self.world_size());
         (1..world_size).map(move |step| (rank + step) % world_size)
     }
+}
+
+/// Reads the memory of other ranks' processes, from any thread.
+pub(in crate::comm) trait MemoryReader: fmt::Debug + Send + Sync {
+    /// Copies `bytes` bytes at an address of a rank.
+    ///
+    /// # Errors
+    /// The system's: there is no such process any more, or no memory there that could be read.
+    ///
+    /// # Safety
+    /// `to` has room for so many bytes, which nothing else uses.
+    unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()>;
 }
 
 /// A message under way.

@@ -2,7 +2,7 @@
 //!
 //! Ranks compare their calls before data move (`handshake`), in shared-memory mailboxes where all are processes of one machine (`mailbox`), otherwise
 //! by records (`record`). Operands of small calls travel with the call (`eager`). Larger ones move pairwise (`transfer`, by `stream`), or through the
-//! mailboxes in chunks (`pipelined`). Sends and receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine open windows
+//! mailboxes in chunks (`pipelined`), or are read where they lie (`one_sided`). Sends and receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine open windows
 //! of their buffers to each other (`windows`).
 //!
 //! Nothing here knows how records and bytes travel: a transport implements [`Link`], makes a [`MessagePassing`] of it, and gives it to its users under
@@ -13,6 +13,7 @@ mod eager;
 mod handshake;
 mod link;
 mod mailbox;
+mod one_sided;
 mod pipelined;
 mod point_to_point;
 mod record;
@@ -26,7 +27,7 @@ use std::time::Duration;
 use self::handshake::Handshake;
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::handshake::Wait;
-pub(in crate::comm) use self::link::{Incoming, Link, LinkError, Outgoing, Pending, Requests};
+pub(in crate::comm) use self::link::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Requests};
 pub(in crate::comm) use self::point_to_point::Half;
 #[cfg(feature = "cuda")]
 pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
@@ -160,6 +161,20 @@ impl MessagePassing {
         if self.world_size() > 1 && self.handshake.is_eager(output.len()) {
             return self.handshake.all_reduce_eager(call, reduction, input, output);
         }
+        if let Some(reader) = self.handshake.reader(output.len()) {
+            let vectors = self.handshake.agree_on_vectors(reader, call, output)?;
+            input.into_iter().for_each(|input| output.copy_from_slice(input));
+            let (can_read, own) = (self.handshake.can_read(&vectors, output.len())?, output.as_mut_ptr());
+            if can_read {
+                // SAFETY: the data have as many elements as the call says.
+                return unsafe {
+                    self.handshake.all_reduce_by_reading(call.operation, reduction, &vectors, own, call.len)
+                };
+            }
+            let transfer = Transfer { handshake: &self.handshake, operation: call.operation };
+            // SAFETY: as above.
+            return unsafe { transfer.all_reduce(reduction, own, call.len) };
+        }
         let transfer = self.agree(call)?;
         input.into_iter().for_each(|input| output.copy_from_slice(input));
         if self.world_size() == 1 && scaling == Scaling::NONE {
@@ -247,6 +262,7 @@ pub(in crate::comm) enum SetUp {
     Member,
     Map,
     Mailboxes,
+    Read,
     #[cfg(feature = "cuda")]
     Device,
     #[cfg(feature = "cuda")]

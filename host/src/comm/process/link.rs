@@ -2,6 +2,7 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use super::connection::Kind;
@@ -9,7 +10,7 @@ use super::lane::Answer;
 use super::mesh::{Mesh, WORLD};
 use super::message::{Received, Reference};
 use super::remote_memory;
-use crate::comm::message_passing::{Incoming, Link, LinkError, Outgoing, Pending, Record, Requests};
+use crate::comm::message_passing::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Record, Requests};
 use crate::error::{Departure, Result};
 
 /// The longest message between machines.
@@ -25,6 +26,8 @@ pub(super) struct ProcessLink {
     rank: usize,
     /// The rank in the mesh of each rank here.
     numbers: Vec<usize>,
+    /// Where their memory can be read.
+    processes: Option<Processes>,
     /// Records that were received and not yet used, by sender.
     inbox: RefCell<Vec<VecDeque<Record>>>,
 }
@@ -38,7 +41,10 @@ impl ProcessLink {
 
     fn over(mesh: Arc<Mesh>, group: u64, rank: usize, numbers: Vec<usize>) -> Self {
         let inbox = RefCell::new(vec![VecDeque::new(); numbers.len()]);
-        ProcessLink { mesh, group, rank, numbers, inbox }
+        let own = mesh.rank();
+        let process = |&number: &usize| if number == own { Some(0) } else { mesh.peer(number).process };
+        let processes = numbers.iter().map(process).collect::<Option<Vec<u32>>>().map(Processes);
+        ProcessLink { mesh, group, rank, numbers, processes, inbox }
     }
 
     fn others(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -47,6 +53,24 @@ impl ProcessLink {
 
     fn message(&self, peer: usize, number: u64) -> Message {
         Message { mesh: self.mesh.clone(), group: self.group, peer: self.numbers[peer], number }
+    }
+}
+
+/// The processes of a group, by rank.
+#[derive(Debug)]
+struct Processes(Vec<u32>);
+
+impl MemoryReader for Processes {
+    unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            // SAFETY: the caller's promise.
+            match unsafe { remote_memory::read(self.0[rank], address + done as u64, to.add(done), bytes - done) }? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                copied => done += copied,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -112,6 +136,10 @@ impl Link for ProcessLink {
 
     fn is_one_machine(&self) -> bool {
         self.others().all(|(_, number)| !self.mesh.peer(number).connection.leaves_machine())
+    }
+
+    fn reader(&self) -> Option<&dyn MemoryReader> {
+        self.processes.as_ref().map(|processes| processes as &dyn MemoryReader)
     }
 
     fn longest_message(&self, peer: usize) -> usize {
