@@ -64,7 +64,6 @@ mod member;
 mod message;
 mod pending;
 mod poll;
-mod recorder;
 #[cfg(feature = "mpi")]
 mod relayed;
 mod rendezvous;
