@@ -5,6 +5,7 @@
 
 mod backend;
 mod checkpoint;
+mod doctor;
 mod info;
 #[cfg(target_os = "linux")]
 mod launch;
@@ -44,6 +45,11 @@ enum Command {
     LaunchGuard(launch::Guard),
     /// Compare the last calls of all ranks, which they write to the folder in GRADSYNC_TRACE_DIR, and say where ranks part.
     Trace(trace::Trace),
+    /// Join the ranks of a launch, and check what goes wrong at a first start: variables, addresses, secrets, versions, GPUs, clocks, limits.
+    ///
+    /// Start it in place of the program: srun gradsync doctor, torchrun --no-python gradsync doctor, mpirun gradsync doctor, gradsync launch -n 4 -- gradsync
+    /// doctor. Rank 0 prints a table with a line for each rank, and each problem with its remedy. The exit code is 1 if there is one.
+    Doctor(doctor::Doctor),
     /// Print a fresh secret for the ranks of a job: export GRADSYNC_SECRET=$(gradsync secret)
     ///
     /// Ranks that meet over TCP prove to each other that they know it. Give all ranks of a job the same, and every job another one. It is
@@ -68,6 +74,10 @@ fn main() -> ExitCode {
         },
         #[cfg(target_os = "linux")]
         Command::LaunchGuard(guard) => guard.run().map_err(|reason| (ExitCode::FAILURE, reason)),
+        Command::Doctor(doctor) => match doctor.run() {
+            Ok(code) => return code,
+            Err(reason) => Err((ExitCode::FAILURE, reason)),
+        },
         Command::Trace(trace) => trace.run().map_err(|reason| (ExitCode::FAILURE, reason)),
         Command::Secret => secret().map_err(|reason| (ExitCode::FAILURE, reason)),
     };

@@ -7,7 +7,7 @@
 //!   is set; handlers that were there before are still called.
 //!
 //! The files are written by another name and renamed, so that no reader sees half of one; only their owner can read them. A process writes one file,
-//! named by its rank; ranks that are threads of a process without a rank of its own write one each. `gradsync trace DIR` compares the files of all
+//! named by its rank; for ranks that are threads of a process without a rank of its own, it writes one each. `gradsync trace DIR` compares the files of all
 //! ranks; `gradsync launch` sets the variable, and does so by itself.
 //!
 //! ```json

@@ -59,7 +59,7 @@ pub(super) fn start_tracing() -> Option<&'static Process> {
 #[cfg(unix)]
 fn listen(process: &'static Process) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1])?;
-    let write = move || signals.forever().for_each(|_| process.write_all("SIGUSR1"));
+    let write = move || signals.forever().for_each(|_| process.write("SIGUSR1"));
     std::thread::Builder::new().name("gradsync-trace".into()).spawn(write).map(drop)
 }
 
@@ -94,24 +94,12 @@ impl Process {
         rank.unwrap_or_else(|| recorder.origin())
     }
 
-    /// Writes the file that has this recorder's calls.
-    pub(super) fn write_of(&self, recorder: &Recorder, reason: &str) {
-        self.write(Some(recorder), reason);
-    }
-
-    /// Writes all files.
-    fn write_all(&self, reason: &str) {
-        self.write(None, reason);
-    }
-
-    fn write(&self, only: Option<&Recorder>, reason: &str) {
+    /// Writes the file of this process, or the files of all of its ranks.
+    pub(super) fn write(&self, reason: &str) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let recorders = self.recorders.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let file_of = |recorder: &Recorder| self.file_of(recorder, &recorders);
-        let mut ranks: Vec<usize> = match only {
-            Some(recorder) => vec![file_of(recorder)],
-            None => recorders.iter().map(|recorder| file_of(recorder)).chain(self.rank).collect(),
-        };
+        let mut ranks: Vec<usize> = recorders.iter().map(|recorder| file_of(recorder)).chain(self.rank).collect();
         ranks.sort_unstable();
         ranks.dedup();
         for rank in ranks {

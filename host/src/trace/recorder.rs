@@ -15,6 +15,8 @@ use crate::call::{Call, Operation, scope};
 
 /// How many calls are remembered.
 const REMEMBERED: usize = 32;
+/// How often a group's failure is written. A program may go on to call a communicator that has failed.
+const WRITES: usize = 2;
 
 /// The kind of ranks of a group that was not split off from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,8 @@ struct Log {
     number: u64,
     sequence: u64,
     failure: Option<String>,
+    /// How often a failure has been written.
+    writes: usize,
     has_left: bool,
 }
 
@@ -180,17 +184,15 @@ impl Recorder {
         });
     }
 
-    /// Keeps the first failure, and writes the file when there is one.
+    /// Keeps the first failure, and writes the file: when there is a failure, and when the call has ended that was under way then.
     pub(crate) fn failed(&self, error: &dyn Display) {
         let mut log = self.lock();
-        if log.failure.is_some() {
-            return;
-        }
-        let text = error.to_string();
-        log.failure = Some(text.clone());
+        let text = log.failure.get_or_insert_with(|| error.to_string()).clone();
+        log.writes += 1;
+        let is_news = log.writes <= WRITES;
         drop(log);
-        if let Some(process) = self.process {
-            process.write_of(self, &text);
+        if let Some(process) = self.process.filter(|_| is_news) {
+            process.write(&text);
         }
     }
 

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use gradsync::DType;
 use gradsync::bootstrap::{Launch, Member, Rendezvous};
-use gradsync::comm::{Call, Operation, ReduceOp};
+use gradsync::comm::local::{LocalCommunicator, run_each_with_deadline};
+use gradsync::comm::{Call, Collectives, Operation, Ranks, ReduceOp, Split};
 
 const PLENTY: Duration = Duration::from_secs(20);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if arguments == ["threads"] {
+        return threads();
+    }
     let launch = Launch::from_env().unwrap();
     let is = |rank: &str| rank.parse() == Ok(launch.rank);
     match arguments[..] {
@@ -67,6 +71,25 @@ fn main() {
     }
 }
 
+/// Ranks that are threads, of which the last never comes to the second collective.
+fn threads() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    let body = |comm: LocalCommunicator| {
+        let mut data = [1.0f32; 5];
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        if comm.rank() == 2 {
+            // It goes on once another has failed.
+            let _ = is_done.lock().unwrap().recv();
+            return;
+        }
+        let sums = comm.split(Some(0), 0);
+        println!("{}", sums.unwrap_err());
+        let _ = done.send(());
+    };
+    run_each_with_deadline(3, Duration::from_millis(200), body).unwrap();
+}
+
 fn join(launch: &Launch) -> Member {
     let rendezvous = Rendezvous::from_env(launch).unwrap().with_deadline(PLENTY);
     rendezvous.join(launch.rank, launch.world_size).unwrap()
@@ -76,6 +99,8 @@ fn join(launch: &Launch) -> Member {
 fn agree(member: &Member, operation: Operation, len: usize, deadline: Duration) {
     if let Err(error) = member.agree(&[Call::new(operation, len, DType::F32)], deadline) {
         eprintln!("{error}");
+        // The other ranks learn of it too, if this is rank 0.
+        member.leave();
         exit(7);
     }
 }

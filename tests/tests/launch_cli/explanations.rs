@@ -18,7 +18,7 @@ fn a_mismatch_is_explained_by_the_first_calls_that_differ() {
     let job = run(&["-n", "4"], &["mismatch", "2"]);
     assert_eq!(job.code, Some(7), "{}", job.stderr);
     let words = [
-        "The first calls that differ are number 2 of channel 0:",
+        "The first calls that differ are number 3 of channel 0:",
         "ranks 0, 1, 3: all_reduce(sum) of 500 × f32",
         "rank 2: all_gather of 500 × f32",
     ];
@@ -30,8 +30,8 @@ fn a_rank_that_never_calls_is_named_after_the_deadline() {
     let job = run(&["-n", "4"], &["hang", "1", "300"]);
     assert_eq!(job.code, Some(7), "{}", job.stderr);
     let words = [
-        "Rank 1 holds up others: it is in no call: the last one, call 1 of channel 0, all_reduce(sum) of 1000 × f32, was over",
-        "Ranks 0, 2, 3 waited in vain for rank 1, for 0.3 s, in call 2 of channel 0: all_reduce(max) of 7 × f32.",
+        "Rank 1 holds up others: it is in no call: the last one, call 2 of channel 0, all_reduce(sum) of 1000 × f32, was over",
+        "Ranks 0, 2, 3 waited in vain for rank 1, for 0.3 s, in call 3 of channel 0: all_reduce(max) of 7 × f32.",
     ];
     contains(&job.stderr, &words);
 }
@@ -82,7 +82,7 @@ fn trace_reads_the_folder_of_a_failed_job() {
     };
     contains(&read(&[]), &["ranks 1, 2: all_reduce(sum)", "rank 0: all_gather"]);
     let json: Value = serde_json::from_str(&read(&["--json"])).unwrap();
-    assert_eq!(json["differences"][0]["sequence"], 2);
+    assert_eq!(json["differences"][0]["sequence"], 3);
     assert_eq!(json["differences"][0]["calls"][1], serde_json::json!(["all_gather of 500 × f32", [0]]));
     // A rank whose file is gone, and one more that is expected.
     fs::remove_file(folder.path().join("rank-2.json")).unwrap();
@@ -91,6 +91,24 @@ fn trace_reads_the_folder_of_a_failed_job() {
         let mode = std::os::unix::fs::PermissionsExt::mode(&entry.unwrap().metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }
+}
+
+/// Without a launcher: one process writes the files of all of its ranks.
+#[test]
+fn ranks_that_are_threads_are_explained_too() {
+    let folder = TempDir::new().unwrap();
+    let mut command = std::process::Command::new(crate::job::RANK);
+    command.arg("threads").env("GRADSYNC_TRACE_DIR", folder.path());
+    gradsync::bootstrap::Launch::variables().for_each(|name| _ = command.env_remove(name));
+    Finished::of(&mut command).succeeded("three threads");
+    let text = Finished::of(gradsync(&["trace"]).arg(folder.path())).succeeded("a comparison").stdout;
+    let words = [
+        "Rank 2 holds up others: it is in no call: the last one, call 1 of threads 0 of process ",
+        "all_reduce(sum) of 5 × f32, was over",
+        "Ranks 0, 1 waited in vain for rank 2, for 0.2 s, in call 2 of threads 0 of process ",
+        "did not arrive within 200ms",
+    ];
+    contains(&text, &words);
 }
 
 #[test]

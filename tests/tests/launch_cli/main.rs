@@ -5,6 +5,7 @@
 #[allow(dead_code, unused_imports)] // the runs of another command
 mod program;
 
+mod doctor;
 mod endings;
 mod explanations;
 mod job;

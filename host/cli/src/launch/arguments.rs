@@ -57,6 +57,10 @@ pub(crate) struct Launch {
     #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) join_deadline: f64,
 
+    /// Whether the ranks speak for themselves: no numbers before their lines, and no report of a failure.
+    #[arg(skip)]
+    pub(super) is_plain: bool,
+
     /// The program with its arguments.
     #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
@@ -70,7 +74,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Launch {
-    /// A launch of ranks of one machine, for other commands of this program.
+    /// A launch of ranks of one machine which speak for themselves, for other commands of this program.
     pub(crate) fn of(ranks: u32, program: Vec<OsString>) -> Self {
         Launch {
             ranks,
@@ -85,6 +89,7 @@ impl Launch {
             quiet: false,
             grace: 10.0,
             join_deadline: 600.0,
+            is_plain: true,
             program,
         }
     }

@@ -17,7 +17,7 @@ use super::output::Places;
 use super::rank::{Common, Rank};
 use super::signals::{ENDING, Event, Listener};
 use super::status::{self, Status};
-use super::timing::{LAST_LINES, LOOK_FOR_TRACES, TRACES};
+use super::timing::{LAST_LINES, LOOK_FOR_TRACES, SIMULTANEOUS, TRACES};
 use super::{Launch, affinity};
 use crate::trace::{self, Ended};
 
@@ -67,6 +67,8 @@ pub(super) struct Generation<'a> {
     member: Option<Arc<Member>>,
     /// Why the ranks are being ended, and when those that still run are killed.
     ending: Option<(Cause, Instant)>,
+    /// The ranks that had ended before the others were ended, once these are.
+    ended_before: Option<Vec<usize>>,
     are_all_done: bool,
     /// Whether the comparison of the ranks' traces has been shown.
     is_explained: bool,
@@ -79,7 +81,7 @@ impl<'a> Generation<'a> {
         let folder = folder(number).map_err(|error| format!("no folder for the record of calls: {error}"))?;
         let private = if let Folder::Private(folder) = &folder { Some(folder.path()) } else { None };
         let guard = Guarded::start(private).map_err(|error| format!("cannot start the guard: {error}"))?;
-        let places = Places::new(launch.log_dir.as_deref(), launch.quiet, number, place.world_size)?;
+        let places = Places::new(launch, number, place.world_size)?;
         let shares = || affinity::shares(place.local_world_size).map_err(|error| format!("--affinity: {error}"));
         let processors = launch.affinity.then(shares).transpose()?;
         let mut generation = Generation {
@@ -93,6 +95,7 @@ impl<'a> Generation<'a> {
             world_size: place.world_size,
             member,
             ending: None,
+            ended_before: None,
             are_all_done: false,
             is_explained: false,
         };
@@ -142,7 +145,7 @@ impl<'a> Generation<'a> {
     fn ended(&mut self, index: usize) -> Result<(), String> {
         let rank = &mut self.ranks[index];
         let status = rank.reap(LAST_LINES).map_err(|error| format!("rank {}: {error}", rank.number))?;
-        let (pid, number) = (rank.pid, rank.number);
+        let pid = rank.pid;
         self.guard.remove(pid);
         if status.is_success() {
             if !self.ranks.iter().any(Rank::is_running) {
@@ -151,12 +154,37 @@ impl<'a> Generation<'a> {
             return Ok(());
         }
         if self.ending.is_none() {
-            let after = self.started.elapsed().as_secs_f64();
-            complain(format_args!("rank {number} {status}, first of all, after {after:.1} s; the others are ended"));
-            self.tell_machines(&format!("rank {number} {status}"));
-            self.ask_for_traces();
-            self.end(Cause::Rank(index), libc::SIGTERM);
+            self.failed(index)?;
         }
+        Ok(())
+    }
+
+    /// The first rank has failed: finds the cause, and ends the others.
+    fn failed(&mut self, first: usize) -> Result<(), String> {
+        let after = self.started.elapsed().as_secs_f64();
+        // Ranks that end in the meantime are no further causes.
+        self.ending = Some((Cause::Rank(first), Instant::now() + Duration::from_secs_f64(self.launch.grace)));
+        self.ask_for_traces();
+        // A rank that dies closes its connections before it has ended, so that its peers may fail and end first.
+        let (mut later, end) = (Vec::new(), Instant::now() + SIMULTANEOUS);
+        while let Some(event) = self.events.next(end.saturating_duration_since(Instant::now())) {
+            match event {
+                Event::Ended(generation, rank) if generation == self.number => self.ended(rank)?,
+                other => later.push(other),
+            }
+        }
+        let failed: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.ranks[rank].has_failed()).collect();
+        // Ranks that gradsync has told of a failure ended because of that; a rank that has not was not told.
+        let is_cause = |rank: &usize| !trace::has_failure(self.folder.path(), self.ranks[*rank].number);
+        let cause = failed.into_iter().find(is_cause).unwrap_or(first);
+        let rank = &self.ranks[cause];
+        let how = format!("rank {} {}", rank.number, rank.status.unwrap_or(Status::Code(1)));
+        if !self.launch.is_plain {
+            complain(format_args!("{how}, first of all, after {after:.1} s; the others are ended"));
+        }
+        self.tell_machines(&how);
+        self.end(Cause::Rank(cause), libc::SIGTERM);
+        later.into_iter().for_each(|event| self.events.repeat(event));
         Ok(())
     }
 
@@ -193,7 +221,7 @@ impl<'a> Generation<'a> {
         if let Some(reason) = self.member.as_ref().and_then(|member| nodes::failure(member)) {
             self.other_machine_failed(&reason);
         }
-        if self.ending.is_some() || self.is_explained {
+        if self.ending.is_some() || self.is_explained || self.launch.is_plain {
             return;
         }
         if let Some((rank, reason)) = trace::reported_failure(self.folder.path()) {
@@ -242,6 +270,7 @@ impl<'a> Generation<'a> {
     /// Ends the ranks that still run: by this signal, and by SIGKILL when the grace period is over.
     fn end(&mut self, cause: Cause, signal: i32) {
         let grace = Duration::from_secs_f64(self.launch.grace);
+        self.ended_before = Some(self.ranks.iter().filter(|rank| !rank.is_running()).map(|rank| rank.number).collect());
         self.ending = Some((cause, Instant::now() + grace));
         self.ranks.iter().for_each(|rank| rank.signal(signal));
         // One that is stopped cannot end by itself.
@@ -287,9 +316,10 @@ impl<'a> Generation<'a> {
     fn explain(&mut self) {
         if !std::mem::replace(&mut self.is_explained, true) {
             let describe = |rank: &Rank| {
+                let is_by_itself = self.ended_before.as_ref().is_none_or(|ended| ended.contains(&rank.number));
                 let ended = match rank.status {
-                    Some(status) => Ended::Yes(status.to_string()),
-                    None => Ended::No,
+                    Some(status) if is_by_itself => Ended::Yes(status.to_string()),
+                    _ => Ended::No,
                 };
                 (rank.number, ended)
             };
@@ -304,9 +334,12 @@ impl<'a> Generation<'a> {
         let Some((cause, _)) = self.ending.take() else { return Outcome::Succeeded };
         match cause {
             Cause::Rank(index) => {
+                let status = self.ranks[index].status.unwrap_or(Status::Code(1));
+                if self.launch.is_plain {
+                    return Outcome::Failed(status.code());
+                }
                 self.explain();
                 let rank = &self.ranks[index];
-                let status = rank.status.unwrap_or(Status::Code(1));
                 let lines = rank.output.last_lines();
                 let failed = format!("rank {} (process {}) {status}", rank.number, rank.pid.as_raw_nonzero());
                 if lines.is_empty() {

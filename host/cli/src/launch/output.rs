@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
 use gradsync_cli::text::shown;
+
+use super::Launch;
 
 /// A longer line is shown in pieces of so many bytes.
 const LONGEST: usize = 64 << 10;
@@ -44,26 +46,41 @@ struct Sink {
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     folder: Option<PathBuf>,
-    is_quiet: bool,
-    world_size: usize,
+    /// How lines are shown, if at all.
+    shown: Option<Shown>,
+}
+
+/// How the lines of a rank are shown.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Plain,
+    /// Behind the number of the rank, which has so many digits.
+    Numbered(usize),
 }
 
 impl Places {
     /// Makes the folder of the files, if there is to be one: after a restart, one for each start.
-    pub(super) fn new(log_dir: Option<&Path>, is_quiet: bool, generation: u32, world_size: usize) -> Result<Self, String> {
-        let folder = log_dir.map(|folder| match generation {
+    pub(super) fn new(launch: &Launch, generation: u32, world_size: usize) -> Result<Self, String> {
+        let folder = launch.log_dir.as_deref().map(|folder| match generation {
             0 => folder.to_owned(),
             number => folder.join(format!("restart-{number}")),
         });
         if let Some(folder) = &folder {
             fs::create_dir_all(folder).map_err(|error| format!("--log-dir {}: {error}", shown(folder)))?;
         }
-        Ok(Places { folder, is_quiet, world_size })
+        let shown = match (launch.quiet, launch.is_plain) {
+            (true, _) => None,
+            (false, true) => Some(Shown::Plain),
+            (false, false) => Some(Shown::Numbered((world_size - 1).to_string().len())),
+        };
+        Ok(Places { folder, shown })
     }
 
     fn sink(&self, rank: usize, stream: Stream, last: &Arc<Mutex<VecDeque<Vec<u8>>>>) -> Result<Sink, String> {
-        let width = (self.world_size - 1).to_string().len();
-        let prefix = (!self.is_quiet).then(|| format!("[{rank:width$}] "));
+        let prefix = self.shown.map(|shown| match shown {
+            Shown::Plain => String::new(),
+            Shown::Numbered(width) => format!("[{rank:width$}] "),
+        });
         let name = match stream {
             Stream::Out => format!("rank-{rank}.out"),
             Stream::Err => format!("rank-{rank}.err"),

@@ -91,6 +91,10 @@ impl Rank {
         self.status.is_none()
     }
 
+    pub(super) fn has_failed(&self) -> bool {
+        self.status.is_some_and(|status| !status.is_success())
+    }
+
     /// Sends a signal, as long as the rank runs: SIGINT, SIGSTOP, SIGCONT and SIGKILL to the processes that it has started as well.
     pub(super) fn signal(&self, signal: i32) {
         if self.is_running() {

@@ -47,6 +47,12 @@ impl Listener {
         self.sender.clone()
     }
 
+    /// Puts an event behind the others again.
+    pub(super) fn repeat(&self, event: Event) {
+        // The receiver is here.
+        let _ = self.sender.send(event);
+    }
+
     /// The next event, if one comes in time.
     pub(super) fn next(&self, time: Duration) -> Option<Event> {
         match self.events.recv_timeout(time) {

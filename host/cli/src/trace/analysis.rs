@@ -216,8 +216,11 @@ impl Analysis {
         }
         let waiting: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.waiting).copied().collect();
         let awaited: BTreeSet<Who> = waits.iter().flat_map(|wait| &wait.awaited).copied().collect();
-        let causes: Vec<Who> = awaited.difference(&waiting).copied().collect();
-        let cycle = if causes.is_empty() { awaited.into_iter().collect() } else { Vec::new() };
+        // Whose call has failed was itself kept from going on.
+        let has_failed = |rank: &Who| latest(*rank, &groups).is_some_and(|call| call.call.state == CallState::Failed);
+        let causes: Vec<Who> = awaited.difference(&waiting).copied().filter(|rank| !has_failed(rank)).collect();
+        let is_cycle = causes.is_empty() && awaited.is_subset(&waiting);
+        let cycle = if is_cycle { awaited.into_iter().collect() } else { Vec::new() };
         let state = |rank: Who| match known.get(&rank) {
             Some(Ended::Yes(how)) => format!("it {how}"),
             _ if is_elsewhere(&rank) => "it is on another machine, whose launcher knows more".into(),
@@ -252,14 +255,26 @@ fn join(waits: &mut Vec<Wait>, wait: Wait) {
     }
 }
 
+/// A rank's last call, with its group.
+struct Latest<'g, 't> {
+    group: &'g Group<'t>,
+    trace: &'t GroupTrace,
+    call: &'t TracedCall,
+    written: f64,
+}
+
+/// The last call of a rank in all groups.
+fn latest<'g, 't>(rank: Who, groups: &'g [Group<'t>]) -> Option<Latest<'g, 't>> {
+    let calls = groups.iter().flat_map(|group| {
+        let own = group.ranks.iter().filter(move |(number, _)| group.who(**number) == rank);
+        own.filter_map(move |(_, &(trace, written))| Some(Latest { group, trace, call: trace.calls.last()?, written }))
+    });
+    calls.max_by(|left, right| left.call.changed.total_cmp(&right.call.changed))
+}
+
 /// What the record knows of a rank that others wait for.
 fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -> String {
-    let calls = groups.iter().flat_map(|group| {
-        let own = group.ranks.iter().filter(|(number, _)| group.who(**number) == rank);
-        own.filter_map(move |(_, (trace, written))| Some((group, *trace, trace.calls.last()?, *written)))
-    });
-    let latest = calls.max_by(|left, right| left.2.changed.total_cmp(&right.2.changed));
-    let Some((group, trace, call, written)) = latest else {
+    let Some(Latest { group, trace, call, written }) = latest(rank, groups) else {
         return match traces.get(&rank) {
             Some(_) => "it has made no call yet".into(),
             None => "it has written no record: it has not come to a call of gradsync, does not run any more, or is stopped".into(),

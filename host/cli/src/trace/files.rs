@@ -52,6 +52,12 @@ pub(super) fn read(folder: &Path) -> io::Result<Read> {
     Ok(Read { traces, unreadable })
 }
 
+/// Whether the rank has written its file because of a failure.
+pub(crate) fn has_failure(folder: &Path, rank: usize) -> bool {
+    let trace = fs::read(path(folder, rank)).ok().and_then(|bytes| serde_json::from_slice::<RankTrace>(&bytes).ok());
+    trace.is_some_and(|trace| trace.groups.iter().any(|group| group.failure.is_some()))
+}
+
 /// The first rank that has written a file because of a failure, and the failure.
 pub(crate) fn reported_failure(folder: &Path) -> Option<(usize, String)> {
     // A quick look, several times a second: nothing is read where nothing was written.

@@ -12,7 +12,7 @@ use gradsync_cli::messages::Listener;
 use gradsync_cli::text::{printable_json, shown};
 
 use self::analysis::Analysis;
-pub(crate) use self::files::{files, has_file, reported_failure};
+pub(crate) use self::files::{files, has_failure, has_file, reported_failure};
 
 /// The arguments of `gradsync trace`.
 #[derive(Args)]

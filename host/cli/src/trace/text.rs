@@ -42,6 +42,7 @@ impl fmt::Display for Analysis {
             silent => format!("; {} {} written none", ranks(silent), verb(silent, "has", "have")),
         };
         writeln!(f, "the last calls of {} ranks{missing}", self.world_size)?;
+        self.differences.iter().try_for_each(|difference| write!(f, "{difference}"))?;
         for cause in &self.causes {
             writeln!(f, "Rank {} holds up others: {}.", cause.rank, shown(&cause.state))?;
         }
@@ -49,8 +50,7 @@ impl fmt::Display for Analysis {
             writeln!(f, "{} wait for each other, and nobody else holds them up.", capital(&ranks(&self.cycle)))?;
         }
         self.waits.iter().try_for_each(|wait| write!(f, "{wait}"))?;
-        self.differences.iter().try_for_each(|difference| write!(f, "{difference}"))?;
-        if self.causes.is_empty() && self.cycle.is_empty() && self.differences.is_empty() {
+        if self.waits.is_empty() && self.differences.is_empty() {
             writeln!(f, "No rank waits for another, and no calls differ.")?;
         }
         for failure in &self.failures {
