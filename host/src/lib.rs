@@ -29,6 +29,7 @@
 //! | layouts, schedules, groups and costs as pure functions | [`plan`] |
 //! | everything that can go wrong | [`error`] |
 //! | ranges that a profiler shows | [`nvtx`] |
+//! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
 //! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`] |
 //! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
@@ -63,6 +64,7 @@ pub mod nvtx;
 pub mod ops;
 pub mod plan;
 pub mod slice;
+pub mod trace;
 pub mod train;
 
 #[cfg(feature = "cuda")]

@@ -14,12 +14,13 @@ const MEMBERS: [&str; 6] = ["host", "host/cli", "device", "xtask", "tests", "tes
 const LONGEST: usize = 600;
 
 /// The rooms of the library, from the ground up: a room uses those before it, and none behind it.
-const ROOMS: [&str; 18] = [
+const ROOMS: [&str; 19] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers
     "call",  // operations with their arguments, as ranks compare them
     "error",
+    "trace",     // the last calls of each rank, for finding out why a job hangs
     "slice",     // elements of the host's memory
     "plan",      // who holds and sends which elements, as pure functions
     "driver",    // devices, queues and device memory

@@ -68,7 +68,6 @@ mod mesh;
 mod message;
 mod pending;
 mod poll;
-mod recorder;
 #[cfg(feature = "mpi")]
 mod relayed;
 mod rendezvous;

@@ -166,6 +166,16 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The peers that it sends to and receives from; none for a collective.
+    pub(crate) fn peers(self) -> (Option<usize>, Option<usize>) {
+        match self {
+            Operation::Send { peer } => (Some(peer), None),
+            Operation::Recv { peer } => (None, Some(peer)),
+            Operation::SendRecv { to, from } => (Some(to), Some(from)),
+            _ => (None, None),
+        }
+    }
+
     /// Its name without arguments.
     pub fn name(self) -> &'static str {
         match self {

@@ -58,7 +58,7 @@ pub fn all_reduce_tensors<M: KernelMemory>(
     scaling: Scaling,
 ) -> Result<()> {
     const OPERATION: &str = "all_reduce_tensors";
-    let _scope = scope::within(Operation::AllReduceTensors(op));
+    let _scope = scope::within(Operation::AllReduceTensors(op)).with_tensors(tensors.len());
     if one_dtype::<M>(OPERATION, &views::<M>(tensors))?.is_none() {
         return Ok(());
     }
@@ -121,7 +121,7 @@ fn check_lens<M: KernelMemory>(
 #[doc(alias = "NcclAllGather")]
 pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     const OPERATION: &str = "all_gather_owned";
-    let _scope = scope::within(Operation::AllGatherTensors);
+    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(tensors.len());
     let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
     let moves = ownership.gather_moves(comm.rank());
     copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
@@ -140,7 +140,7 @@ pub fn reduce_scatter_owned<M: KernelMemory>(
     op: ReduceOp,
 ) -> Result<()> {
     const OPERATION: &str = "reduce_scatter_owned";
-    let _scope = scope::within(Operation::ReduceScatterTensors(op));
+    let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(tensors.len());
     let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
     let moves = ownership.scatter_moves(comm.rank());
     copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
@@ -195,7 +195,7 @@ pub fn all_gather_tensors<M: KernelMemory>(
     inputs: &[M::Slice<'_>],
     outputs: &mut [M::SliceMut<'_>],
 ) -> Result<()> {
-    let _scope = scope::within(Operation::AllGatherTensors);
+    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(inputs.len());
     same_len("all_gather_tensors", ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     let gather = |(input, output)| Collective::AllGather { operands: operands::<M>(input, output) };
     comm.run_all(inputs.iter().zip(outputs).map(gather).collect())
@@ -215,7 +215,7 @@ pub fn reduce_scatter_tensors<M: KernelMemory>(
     outputs: &mut [M::SliceMut<'_>],
 ) -> Result<()> {
     const OPERATION: &str = "reduce_scatter_tensors";
-    let _scope = scope::within(Operation::ReduceScatterTensors(ReduceOp::Sum));
+    let _scope = scope::within(Operation::ReduceScatterTensors(ReduceOp::Sum)).with_tensors(inputs.len());
     same_len(OPERATION, ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     same_len(OPERATION, ("inputs", inputs.len()), ("shapes", shapes.len()))?;
     let world_size = comm.world_size();

@@ -51,7 +51,7 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
     pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<M>, op: ReduceOp) -> Result<()> {
-        let _scope = scope::within(OPERATION);
+        let _scope = scope::within(OPERATION).with_tensors(gradients.table().tensor_count());
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
     }
@@ -61,7 +61,7 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
     pub fn all_gather(&self, parameters: &mut GradientBuffer<M>) -> Result<()> {
-        let _scope = scope::within(OPERATION);
+        let _scope = scope::within(OPERATION).with_tensors(parameters.table().tensor_count());
         self.check(parameters)?;
         self.comm.all_gather_in_place(parameters.as_mut_slice())
     }

@@ -197,7 +197,7 @@ impl<'c> Stepper<'c> {
         weights: &mut GradientBuffer,
         optimizer: &mut dyn DeltaOptimizer,
     ) -> Result<StepReport> {
-        let _scope = scope::within(Operation::TrainingStep);
+        let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
         let mut copy = self.begin(gradients, weights)?;
         let _span =
             tracing::debug_span!(OPERATION, rank = self.all.rank(), options = ?self.options, len = weights.len())

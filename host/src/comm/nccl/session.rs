@@ -36,6 +36,8 @@ impl Failure {
 pub(super) struct Begun {
     /// The number of the last collective that had been started when this was.
     pub(super) sequence: u64,
+    /// The number of the last call in the record of calls.
+    pub(super) number: u64,
     /// The last call.
     pub(super) call: Call,
     pub(super) started: Instant,
@@ -260,9 +262,12 @@ impl Session {
             // as the writer's count goes.
             self.confirm(self.member.announced(), self.options.deadline)?;
         }
-        let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
+        let (recorder, announced) = (self.member.recorder(), self.member.announced());
+        let announced = if self.options.checks { announced } else { 0 };
+        let posted = calls.iter().map(|&call| recorder.post(call, announced)).last();
+        let (sequence, number) = posted.unwrap_or_default();
         queue.make_current()?;
-        let begun = Begun { sequence, call: *last, started: Instant::now() };
+        let begun = Begun { sequence, number, call: *last, started: Instant::now() };
         self.lock().in_call = Some(begun);
         let put = put();
         let spare = {
@@ -279,7 +284,10 @@ impl Session {
             }
         });
         match put? {
-            Put::Nothing | Put::Recorded => return Ok(()),
+            Put::Nothing | Put::Recorded => {
+                recorder.finish_announced(number);
+                return Ok(());
+            }
             Put::Work => {}
         }
         let done = match spare {

@@ -97,7 +97,7 @@ impl AdasumMemory for Host {
     ) -> Result<Box<dyn Prepared<Self> + 'c>> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
-        let _scope = scope::within(operation);
+        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
         let made_for = MadeFor::new(buffer, options, comm.world_size());
         same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(made_for.memory))], checked)?;
         Ok(Box::new(OfAllRanks { comm, options, made_for }))
@@ -157,7 +157,7 @@ impl Prepared<Host> for OfAllRanks<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
         let Self { comm, options, made_for } = self;
         made_for.check(OPERATION, buffer)?;
-        let _scope = scope::within(Operation::AdasumAllReduce(*options));
+        let _scope = scope::within(Operation::AdasumAllReduce(*options)).with_tensors(buffer.table().tensor_count());
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
         made_for.report = of_all_ranks(*comm, buffer.parts_mut(), *options)?;
         Ok(())
