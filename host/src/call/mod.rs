@@ -145,6 +145,10 @@ pub enum Operation {
     HierarchicalAdasumAllReduce(WithinNode, AdasumOptions),
     /// [`Stepper::step`](crate::train::Stepper::step).
     TrainingStep,
+    /// The making of a [`Reducer`](crate::train::Reducer), and the preparation of its buckets.
+    Reducer,
+    /// A step of a [`Reducer`](crate::train::Reducer).
+    ReducerStep,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
     AllReduceTensors(ReduceOp),
@@ -190,6 +194,8 @@ impl Operation {
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
+            Operation::Reducer => "reducer",
+            Operation::ReducerStep => "reducer step",
             Operation::ZeroPartition => "ZeRO partition",
             Operation::AllReduceTensors(_) => "all_reduce_tensors",
             Operation::AllGatherTensors => "all_gather_tensors",
