@@ -13,18 +13,26 @@
 
 mod adam;
 mod blocks;
+mod metrics;
 mod optimizer;
+mod random;
 mod reducer;
 mod same_bits;
+mod sampler;
 mod sgd;
+mod start;
 mod step;
 
 pub use adam::{Adam, AdamOptions};
+pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
+pub use random::RankSeeds;
 pub use reducer::{AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, UnevenEnds};
 #[doc(hidden)]
 pub use reducer::{BucketReduction, ReducerMemory};
+pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
 pub use sgd::{Sgd, SgdOptions};
+pub use start::{broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};

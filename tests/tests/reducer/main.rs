@@ -1,3 +1,5 @@
-//! Reducers of gradients, over threads: the cases of every transport of host memory, and ranks that fail in the middle of a step.
+//! Reducers of gradients over threads, the same start on all ranks, and which rank sees which example.
 
 mod cases;
+mod failures;
+mod sampler;

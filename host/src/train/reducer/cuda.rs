@@ -7,8 +7,8 @@ use crate::comm::{Communicator, ReduceOp};
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::cuda;
-use crate::memory::Cuda;
+use crate::kernels::{cpu, cuda};
+use crate::memory::{Cuda, HostBuffer};
 use crate::ops::cuda::{OrderedAllReduce, PeerAllReduce};
 use crate::train::Reduction;
 
@@ -122,6 +122,26 @@ impl ReducerMemory for Cuda {
         // SAFETY: the same elements, which are borrowed mutably; each is read before it is written, in one thread.
         let source = unsafe { DeviceSlice::from_raw_parts(data.queue(), view.address(), view.dtype(), view.len()) };
         cuda::scale(data, source, factor)
+    }
+
+    fn fingerprint(data: DeviceSlice<'_>) -> Result<u64> {
+        const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
+        let piece_len = PIECE_BYTES / data.dtype().size_bytes();
+        let mut piece = HostBuffer::zeroed("fingerprint", data.dtype(), piece_len.min(data.len()))?;
+        let mut hashes = Vec::new();
+        for begin in (0..data.len()).step_by(piece_len) {
+            let range = begin..data.len().min(begin + piece_len);
+            let mut read = piece.as_mut_slice().range_mut(0..range.len());
+            data.range(range).copy_to_host(read.reborrow())?;
+            hashes.extend(cpu::fingerprints_of_chunks(read.as_slice()));
+        }
+        Ok(cpu::fingerprint_of_words(&hashes))
+    }
+
+    fn read_f64(data: DeviceSlice<'_>) -> Result<f64> {
+        let mut value = [0.0f64];
+        data.copy_to_host((&mut value).into())?;
+        Ok(value[0])
     }
 
     fn reduction<'c>(

@@ -7,7 +7,7 @@ use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
 use crate::dtype::DType;
 use crate::error::{Operation, Result};
-use crate::kernels::KernelMemory;
+use crate::kernels::{KernelMemory, cpu};
 use crate::memory::Host;
 use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
 use crate::slice::{Slice, SliceMut};
@@ -42,6 +42,12 @@ pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
 
     /// Multiplies all elements by a factor, each rounded once.
     fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
+
+    /// A hash of all bits, as `kernels::cpu` has it; on a GPU it waits for the queue.
+    fn fingerprint(data: Self::Slice<'_>) -> Result<u64>;
+
+    /// The only element, which is `f64`; on a GPU it waits for the queue.
+    fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
 
     /// The reduction of a bucket. All ranks have to call it.
     fn reduction<'c>(
@@ -127,8 +133,16 @@ impl ReducerMemory for Host {
     }
 
     fn scale_in_place(data: SliceMut<'_>, factor: f64) -> Result<()> {
-        crate::kernels::cpu::scale_in_place(data, factor);
+        cpu::scale_in_place(data, factor);
         Ok(())
+    }
+
+    fn fingerprint(data: Slice<'_>) -> Result<u64> {
+        Ok(cpu::fingerprint(data))
+    }
+
+    fn read_f64(data: Slice<'_>) -> Result<f64> {
+        Ok(data.typed::<f64>().expect("f64")[0])
     }
 
     /// Sums on the host are in rank order anyway.
