@@ -216,7 +216,7 @@ fn micro_batches(queue: &Queue, comm: &NcclCommunicator) {
     let options = options(Reduction::Sum, (100, 3000), true);
     let mut reducer = Reducing::on_queue(queue, comm, parameters(format), options).unwrap();
     for number in 0..3 {
-        let of = |micro| {
+        let of = |micro: usize| {
             let gradient = |index| values(Numbers::Integers, format, (index, comm.rank(), 3 * number + micro));
             (0..SHAPES.len()).map(|index| on_device(queue, format, &gradient(index))).collect::<Vec<_>>()
         };
@@ -234,7 +234,7 @@ fn micro_batches(queue: &Queue, comm: &NcclCommunicator) {
             assert_eq!(reduced.state(index), GradientState::Reduced);
             let mut found = on_device(queue, format, &vec![7.0; len(index)]);
             reducer.copy_gradients(&mut [(index, found.as_mut_slice())]).unwrap();
-            let sum = |micro| total(Numbers::Integers, format, comm.world_size(), (index, 3 * number + micro));
+            let sum = |micro: usize| total(Numbers::Integers, format, comm.world_size(), (index, 3 * number + micro));
             let sums: Vec<Vec<f64>> = (0..3).map(sum).collect();
             let expected: Vec<f64> = (0..len(index)).map(|at| sums.iter().map(|sum| sum[at]).sum()).collect();
             // At most 8 ranks × 3 × 8: integers that bf16 holds.
