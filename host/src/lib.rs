@@ -19,6 +19,8 @@
 //! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
 //! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
 //! | tensor parallelism | [`ops::tensor_parallel`] |
+//! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
+//! | the same start on all ranks, and which rank sees which example | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
 //! | whole training steps | [`train`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
 //! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |

@@ -10,6 +10,8 @@
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;
 //! - [`programs`]: libraries made for a test, and processes of its own;
 //! - [`ranks`]: running a body on P ranks, agreement between ranks, and a watchdog;
+//! - [`reducer`]: what reducers of gradients are tested with, over every transport;
+//! - [`start`]: what the same start and means over ranks are tested with, over every transport;
 //! - [`words`]: what the errors of every host transport say.
 //!
 //! Never published, and never a dependency of anything but tests.
@@ -21,6 +23,8 @@ pub mod inputs;
 pub mod oracle;
 pub mod programs;
 pub mod ranks;
+pub mod reducer;
+pub mod start;
 pub mod tensors;
 pub mod tolerance;
 pub mod transfers;

@@ -144,6 +144,16 @@ pub enum Operation {
     HierarchicalAdasumAllReduce(WithinNode, AdasumOptions),
     /// [`Stepper::step`](crate::train::Stepper::step).
     TrainingStep,
+    /// The making of a [`Reducer`](crate::train::Reducer), and the preparation of its buckets.
+    Reducer,
+    /// A step of a [`Reducer`](crate::train::Reducer).
+    ReducerStep,
+    /// [`broadcast_parameters`](crate::train::broadcast_parameters).
+    BroadcastParameters,
+    /// [`compare_parameters`](crate::train::compare_parameters).
+    CompareParameters,
+    /// [`mean_over_ranks`](crate::train::mean_over_ranks).
+    MeanOverRanks,
     /// The making of a [`ZeroPartition`](crate::plan::zero).
     ZeroPartition,
     AllReduceTensors(ReduceOp),
@@ -199,6 +209,11 @@ impl Operation {
             Operation::AdasumAllReduce(_) => "adasum_all_reduce",
             Operation::HierarchicalAdasumAllReduce(..) => "hierarchical_adasum_all_reduce",
             Operation::TrainingStep => "training step",
+            Operation::Reducer => "reducer",
+            Operation::ReducerStep => "reducer step",
+            Operation::BroadcastParameters => "broadcast_parameters",
+            Operation::CompareParameters => "compare_parameters",
+            Operation::MeanOverRanks => "mean_over_ranks",
             Operation::ZeroPartition => "ZeRO partition",
             Operation::AllReduceTensors(_) => "all_reduce_tensors",
             Operation::AllGatherTensors => "all_gather_tensors",

@@ -25,8 +25,11 @@ pub struct TensorViewMut<'a, M: Memory = Host> {
 }
 
 impl<'a, M: Memory> TensorView<'a, M> {
-    /// Gives elements a shape.
-    pub(crate) fn of(data: M::Slice<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
+    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    pub fn of(data: M::Slice<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check_shape(M::len(data), &shape)?;
         Ok(Self { data, shape })
     }
@@ -48,8 +51,11 @@ impl<'a, M: Memory> TensorView<'a, M> {
 }
 
 impl<'a, M: Memory> TensorViewMut<'a, M> {
-    /// Gives elements a shape.
-    pub(crate) fn of(data: M::SliceMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
+    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    pub fn of(data: M::SliceMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check_shape(M::len(M::as_slice(&data)), &shape)?;
         Ok(Self { data, shape })
     }

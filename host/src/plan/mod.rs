@@ -7,6 +7,7 @@
 //! | [`reduction`] | which blocks of a kernel add up which chunks, and where do the sums of divided layers go? |
 //! | [`tree`] | which ranks exchange which halves in Adasum by the tree? |
 //! | [`cost`] | which algorithm of Adasum is the fastest for so many ranks and bytes? |
+//! | [`buckets`] | which gradients are reduced together, while others are still computed? |
 //! | [`ownership`] | which rank owns a tensor (ONNX Runtime's NcclAllGather and NcclReduceScatter)? |
 //! | [`zero`] | which elements does a rank update (ZeRO)? |
 //! | [`groups`] | which ranks form a data, tensor-parallel or pipeline group (ONNX Runtime's `group_type`)? |
@@ -15,6 +16,7 @@
 //!
 //! Nothing here touches memory, a device or a transport, so that a test can simulate every rank of any world.
 
+pub mod buckets;
 pub mod bundle;
 pub mod chunks;
 pub mod cost;

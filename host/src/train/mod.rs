@@ -3,22 +3,36 @@
 //!
 //! | here | contents |
 //! |---|---|
+//! | [`Reducer`] | gradients of any program reduced in buckets while they are computed, in host memory and on GPUs |
 //! | [`Stepper`] | one step: check, reduce, optimize, apply; skipped on all ranks where numbers are not finite |
 //! | [`Reduction`], [`StepOptions`] | mean, sum or Adasum, and how |
 //! | [`Sgd`], [`Adam`], [`DeltaOptimizer`] | optimizers, and the trait for one of your own |
 //!
-//! A step uses the operations of [`ops`](crate::ops), in host memory. It keeps no weights and runs no model.
+//! A step uses the operations of [`ops`](crate::ops). It keeps no weights and runs no model. [`Stepper`] makes the whole step of optimizers in host
+//! memory; [`Reducer`] reduces gradients for optimizers of another crate.
 
 mod adam;
 mod blocks;
+mod metrics;
 mod optimizer;
+mod random;
+mod reducer;
 mod same_bits;
+mod sampler;
 mod sgd;
+mod start;
 mod step;
 
 pub use adam::{Adam, AdamOptions};
+pub use metrics::{RunningMean, mean_over_ranks};
 pub use optimizer::DeltaOptimizer;
+pub use random::RankSeeds;
+pub use reducer::{AbsentGradients, GradientState, Parameter, Reduced, Reducer, ReducerOptions, Step, UnevenEnds};
+#[doc(hidden)]
+pub use reducer::{BucketReduction, ReducerMemory};
+pub use sampler::{Position, ShardOptions, ShardedIndices, Tail};
 pub use sgd::{Sgd, SgdOptions};
+pub use start::{broadcast_numbers, broadcast_parameters, compare_parameters};
 pub use step::{Reduction, StepOptions, StepOutcome, StepReport, Stepper};
 
 use crate::buffer::{GradientBuffer, TensorTable};

@@ -11,7 +11,7 @@ use gradsync::plan::groups::{GroupKind, Sizes, Topology};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::{Kind, generate};
 use gradsync_tests::oracle::Format;
-use gradsync_tests::{tensors, transfers};
+use gradsync_tests::{reducer, start, tensors, transfers};
 
 use super::adasum::Memory;
 use super::cases::{Cases, fresh};
@@ -37,6 +37,10 @@ pub(crate) fn run(cases: &mut Cases) {
         cases.check(case.name, |comm| (case.run)(comm));
     }
     cases.done("tensors");
+    for case in reducer::ALL.iter().chain(start::ALL) {
+        cases.check(case.name, |comm| (case.run)(comm));
+    }
+    cases.done("reducers");
     nodes(cases);
     groups(cases);
 }

@@ -39,8 +39,8 @@ fn each_rank_has_its_window(comm: &Comm) {
     for window in [0, 64, WINDOW, 300 * WINDOW] {
         // Two buffers in turn: what is mapped for one stays when the other's is.
         let mut buffers = [shared(world_size, window), shared(world_size, window)];
-        // Of a short vector, the arena may have more: shards begin at chunks.
-        let window = buffers[0].len() / world_size;
+        // Shards begin at chunks of the tensor, so that short ones are longer than was asked for.
+        let window = buffers[0].shard_len();
         for (number, buffer) in buffers.iter_mut().enumerate() {
             let values = numbers(buffer).iter_mut().enumerate();
             values.for_each(|(index, value)| *value = (number + 10 * rank + index) as f32);

@@ -18,6 +18,7 @@ mod mismatch;
 mod mpi;
 mod ownership;
 mod placed;
+mod reducer;
 mod report;
 mod send_recv;
 mod smoke;
@@ -119,6 +120,7 @@ fn suites() -> Vec<Suite> {
         Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", SEVERAL, send_recv::run) },
         Suite { seconds: 240, ..Suite::new("mismatch", SEVERAL, mismatch::run) },
         Suite::new("graphs", ANY, graphs::run),
+        Suite { sanitizer: true, ..Suite::new("reducer", ANY, reducer::run) },
         Suite::new("lifecycle", ANY, lifecycle::run),
         Suite { needs_one_node: PEERS, sanitizer: true, ..Suite::new("ownership", ANY, ownership::run) },
         Suite { needs_one_node: PEERS, in_threads: true, ..Suite::new("ownership-threads", ANY, ownership::run) },

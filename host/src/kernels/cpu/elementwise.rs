@@ -157,6 +157,16 @@ pub fn scale(dst: SliceMut<'_>, src: Slice<'_>, factor: f64) -> Result<()> {
     Ok(())
 }
 
+/// `data[i] = D(data[i] × factor)`, as [`scale`].
+pub(crate) fn scale_in_place(data: SliceMut<'_>, factor: f64) {
+    with_typed!(SliceMut, data, data => {
+        let data = storage_mut(data);
+        let scale = |data: &mut [_]| data.iter_mut().for_each(|value| *value = elementwise::scale(*value, factor));
+        let is_alone = data.len() <= CHUNK_LEN || has_one_thread();
+        if is_alone { scale(data) } else { data.par_chunks_mut(CHUNK_LEN).for_each(scale) }
+    });
+}
+
 /// Whether no element is NaN or infinite.
 pub fn all_finite(src: Slice<'_>) -> bool {
     with_typed!(Slice, src, src => {

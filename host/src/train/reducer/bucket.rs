@@ -1,0 +1,156 @@
+//! [`Bucket`]: the memory of the gradients that travel together.
+
+use super::memory::{BucketReduction, ReducerMemory};
+use super::parameter::Parameter;
+use crate::buffer::GradientBuffer;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::KernelMemory;
+use crate::memory::{Memory, TensorView};
+use crate::plan::buckets;
+
+/// The place of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) bucket: usize,
+    pub(super) tensor: usize,
+}
+
+/// The dtypes that gradients of one bucket have in common: in which they travel, and in which they are added up over micro-batches. The sum of a parameter
+/// must not depend on the other parameters of its bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) dtype: DType,
+    pub(super) sum_dtype: DType,
+}
+
+impl Kind {
+    /// Of gradients of a dtype that travel in another: sums are `f32`, or `f64` for `f64`.
+    pub(super) fn new(gradient: DType, dtype: DType) -> Self {
+        let sum_dtype = if gradient == DType::F64 { DType::F64 } else { DType::F32 };
+        Self { dtype, sum_dtype }
+    }
+}
+
+/// Gradients that travel together, with their memory and their reduction.
+#[derive(Debug)]
+pub(super) struct Bucket<'c, M: ReducerMemory> {
+    kind: Kind,
+    /// Numbers of parameters.
+    pub(super) members: Vec<usize>,
+    /// What is reduced; none until it is needed where there is one rank.
+    pub(super) buffer: Option<GradientBuffer<M>>,
+    /// Sums over micro-batches, where these are wider than what is reduced.
+    sums: Option<GradientBuffer<M>>,
+    pub(super) reduction: Option<Box<dyn BucketReduction<M> + 'c>>,
+}
+
+impl<M: ReducerMemory> Bucket<'_, M> {
+    pub(super) fn new(plan: buckets::Bucket<Kind>) -> Self {
+        Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None }
+    }
+
+    /// Allocates a buffer of these gradients, if there is none.
+    fn fill<'b>(
+        buffer: &'b mut Option<GradientBuffer<M>>,
+        (lanes, world_size): (&M::Lanes, usize),
+        parameters: &[Parameter],
+        (members, dtype): (&[usize], DType),
+    ) -> Result<&'b mut GradientBuffer<M>> {
+        if buffer.is_none() {
+            let mut tensors =
+                members.iter().map(|&member| (&parameters[member].name[..], &parameters[member].shape[..]));
+            *buffer = Some(M::bucket(lanes, dtype, world_size, &mut tensors)?);
+            // It is cleared where it is reduced.
+            M::join(lanes)?;
+        }
+        Ok(buffer.as_mut().expect("just allocated"))
+    }
+
+    /// The buffer that is reduced, which is allocated if there is none.
+    pub(super) fn allocated(
+        &mut self,
+        (lanes, world_size): (&M::Lanes, usize),
+        parameters: &[Parameter],
+    ) -> Result<&mut GradientBuffer<M>> {
+        Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.kind.dtype))
+    }
+
+    /// Adds gradients to the sums over micro-batches; the first of each replaces the sum. Tensors ascend.
+    pub(super) fn accumulate(
+        &mut self,
+        (lanes, world_size): (&M::Lanes, usize),
+        parameters: &[Parameter],
+        gradients: &[(usize, bool, M::Slice<'_>)],
+    ) -> Result<()> {
+        let Kind { dtype, sum_dtype } = self.kind;
+        let sums = if sum_dtype == dtype { &mut self.buffer } else { &mut self.sums };
+        let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, sum_dtype))?;
+        let ranges: Vec<_> = gradients.iter().map(|(tensor, ..)| buffer.segments()[*tensor].clone()).collect();
+        let (mut first, mut first_sources, mut later, mut later_sources) = (vec![], vec![], vec![], vec![]);
+        for (sum, (_, is_first, gradient)) in
+            M::ranges_mut(M::arena_mut(lanes, buffer), &ranges).into_iter().zip(gradients)
+        {
+            let (sums, sources) =
+                if *is_first { (&mut first, &mut first_sources) } else { (&mut later, &mut later_sources) };
+            sums.push(sum);
+            sources.push(*gradient);
+        }
+        M::cast_all(&mut first, &first_sources)?;
+        M::accumulate_all(&mut later, &later_sources)
+    }
+
+    /// Moves sums over micro-batches to where they are reduced, each rounded once.
+    pub(super) fn take_sums(
+        &mut self,
+        (lanes, world_size): (&M::Lanes, usize),
+        parameters: &[Parameter],
+        tensors: &[usize],
+    ) -> Result<()> {
+        let Some(sums) = self.sums.take() else { return Ok(()) };
+        let outcome = self.allocated((lanes, world_size), parameters).and_then(|buffer| {
+            let segments = |buffer: &GradientBuffer<M>| -> Vec<_> {
+                tensors.iter().map(|&tensor| buffer.segments()[tensor].clone()).collect()
+            };
+            let sources: Vec<_> =
+                segments(&sums).into_iter().map(|range| M::range(M::arena(lanes, &sums), range)).collect();
+            let ranges = segments(buffer);
+            M::cast_all(&mut M::ranges_mut(M::arena_mut(lanes, buffer), &ranges), &sources)
+        });
+        self.sums = Some(sums);
+        outcome
+    }
+
+    /// Copies gradients to where they are reduced.
+    pub(super) fn pack(&mut self, lanes: &M::Lanes, gradients: &[(usize, M::Slice<'_>)]) -> Result<()> {
+        let buffer = self.buffer.as_mut().expect("allocated where there are several ranks");
+        let offsets: Vec<usize> = gradients.iter().map(|(tensor, _)| buffer.segments()[*tensor].start).collect();
+        let sources: Vec<_> = gradients.iter().map(|(_, gradient)| *gradient).collect();
+        M::pack(M::arena_mut(lanes, buffer), &offsets, &sources)
+    }
+
+    /// Sets gradients to zero. Tensors ascend.
+    pub(super) fn clear(&mut self, lanes: &M::Lanes, tensors: &[usize]) -> Result<()> {
+        let Some(buffer) = self.buffer.as_mut().filter(|_| !tensors.is_empty()) else { return Ok(()) };
+        let ranges: Vec<_> = tensors.iter().map(|&tensor| buffer.segments()[tensor].clone()).collect();
+        M::zero_all(&mut M::ranges_mut(M::arena_mut(lanes, buffer), &ranges))
+    }
+
+    /// A gradient as it lies in the bucket.
+    pub(super) fn gradient<'a>(&'a self, lanes: &'a M::Lanes, tensor: usize) -> Option<TensorView<'a, M>> {
+        let buffer = self.buffer.as_ref()?;
+        let data = <M as Memory>::range(M::arena(lanes, buffer), buffer.segments()[tensor].clone());
+        TensorView::of(data, buffer.shape(tensor).into()).ok()
+    }
+}
+
+/// Gradients that were copied from a bucket to somewhere else.
+pub(super) fn unpack<M: ReducerMemory>(
+    lanes: &M::Lanes,
+    buffer: &GradientBuffer<M>,
+    destinations: &mut [M::SliceMut<'_>],
+    tensors: &[usize],
+) -> Result<()> {
+    let offsets: Vec<usize> = tensors.iter().map(|&tensor| buffer.segments()[tensor].start).collect();
+    <M as KernelMemory>::unpack(destinations, M::arena(lanes, buffer), &offsets)
+}

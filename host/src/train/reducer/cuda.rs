@@ -1,0 +1,164 @@
+//! Reducers of gradients in the memory of GPUs, with a queue for reductions beside the queue that computes gradients.
+
+use super::memory::{BucketReduction, ReducerMemory, plain};
+use super::{Parameter, Reducer, ReducerOptions};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Communicator, ReduceOp};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::{cpu, cuda};
+use crate::memory::{Cuda, HostBuffer};
+use crate::ops::cuda::{OrderedAllReduce, PeerAllReduce};
+use crate::train::Reduction;
+
+/// The queue that computes gradients, and the one that reduces them.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Lanes {
+    compute: Queue,
+    /// None where both are one.
+    reductions: Option<Queue>,
+}
+
+impl Lanes {
+    fn new(compute: &Queue, has_two: bool) -> Result<Self> {
+        let reductions = has_two.then(|| Queue::new(compute.ordinal())).transpose()?;
+        Ok(Self { compute: compute.clone(), reductions })
+    }
+
+    fn reductions(&self) -> &Queue {
+        self.reductions.as_ref().unwrap_or(&self.compute)
+    }
+}
+
+impl Drop for Lanes {
+    /// The memory of buckets goes back to the queue of reductions, behind all that the other queue still does with it.
+    fn drop(&mut self) {
+        if let Err(error) = Cuda::fork(self) {
+            tracing::error!(%error, "the queue of a reducer is not ordered behind that of its gradients");
+        }
+    }
+}
+
+impl<'c> Reducer<'c, Cuda> {
+    /// A reducer of gradients on a GPU, which belong to this queue. Buckets are reduced in a queue of their own, unless there is one rank or the options
+    /// say otherwise. All ranks have to call it, with the same parameters in the same order.
+    ///
+    /// Steps can be recorded as a graph ([`Queue::capture`]) from the third step on, if steps are
+    /// [alike](ReducerOptions::static_graph) and gradients lie where they lay when the graph was recorded.
+    ///
+    /// # Errors
+    /// As [`new`](Reducer::new), and `Error::Cuda`.
+    pub fn on_queue(
+        queue: &Queue,
+        comm: &'c dyn Communicator<Cuda>,
+        parameters: impl IntoIterator<Item = Parameter>,
+        options: impl Into<ReducerOptions>,
+    ) -> Result<Self> {
+        let options = options.into();
+        let lanes = Lanes::new(queue, options.overlap && comm.world_size() > 1);
+        Self::with_lanes(comm, lanes, parameters, options)
+    }
+
+    /// The queue that gradients belong to.
+    pub fn queue(&self) -> &Queue {
+        &self.lanes.compute
+    }
+}
+
+impl BucketReduction<Cuda> for OrderedAllReduce<'_> {
+    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>) -> Result<()> {
+        OrderedAllReduce::run(self, bucket.as_mut_slice())
+    }
+}
+
+impl BucketReduction<Cuda> for PeerAllReduce<'_> {
+    fn run(&mut self, bucket: &mut GradientBuffer<Cuda>) -> Result<()> {
+        PeerAllReduce::run(self, bucket)
+    }
+}
+
+impl ReducerMemory for Cuda {
+    type Lanes = Lanes;
+
+    fn bucket<'n>(
+        lanes: &Lanes,
+        dtype: DType,
+        world_size: usize,
+        tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+    ) -> Result<GradientBuffer<Self>> {
+        GradientBuffer::on_queue(lanes.reductions(), dtype, world_size, tensors)
+    }
+
+    fn arena<'a>(lanes: &'a Lanes, bucket: &'a GradientBuffer<Self>) -> DeviceSlice<'a> {
+        let data = bucket.as_slice();
+        // SAFETY: the memory is borrowed. Work of the other queue on it is between `fork` and `join`, where the reducer hands no view out.
+        unsafe { DeviceSlice::from_raw_parts(&lanes.compute, data.address(), data.dtype(), data.len()) }
+    }
+
+    fn arena_mut<'a>(lanes: &'a Lanes, bucket: &'a mut GradientBuffer<Self>) -> DeviceSliceMut<'a> {
+        let data = bucket.as_slice();
+        // SAFETY: as above, and the memory is borrowed mutably.
+        unsafe { DeviceSliceMut::from_raw_parts(&lanes.compute, data.address(), data.dtype(), data.len()) }
+    }
+
+    fn fork(lanes: &Lanes) -> Result<()> {
+        match &lanes.reductions {
+            Some(reductions) => Ok(reductions.wait_for_all_of(&lanes.compute)?),
+            None => Ok(()),
+        }
+    }
+
+    fn join(lanes: &Lanes) -> Result<()> {
+        match &lanes.reductions {
+            Some(reductions) => Ok(lanes.compute.wait_for_all_of(reductions)?),
+            None => Ok(()),
+        }
+    }
+
+    fn scale_in_place(data: DeviceSliceMut<'_>, factor: f64) -> Result<()> {
+        let view = data.as_slice();
+        // SAFETY: the same elements, which are borrowed mutably; each is read before it is written, in one thread.
+        let source = unsafe { DeviceSlice::from_raw_parts(data.queue(), view.address(), view.dtype(), view.len()) };
+        cuda::scale(data, source, factor)
+    }
+
+    fn fingerprint(data: DeviceSlice<'_>) -> Result<u64> {
+        const PIECE_BYTES: usize = 64 * cpu::CHUNK_BYTES;
+        let piece_len = PIECE_BYTES / data.dtype().size_bytes();
+        let mut piece = HostBuffer::zeroed("fingerprint", data.dtype(), piece_len.min(data.len()))?;
+        let mut hashes = Vec::new();
+        for begin in (0..data.len()).step_by(piece_len) {
+            let range = begin..data.len().min(begin + piece_len);
+            let mut read = piece.as_mut_slice().range_mut(0..range.len());
+            data.range(range).copy_to_host(read.reborrow())?;
+            hashes.extend(cpu::fingerprints_of_chunks(read.as_slice()));
+        }
+        Ok(cpu::fingerprint_of_words(&hashes))
+    }
+
+    fn read_f64(data: DeviceSlice<'_>) -> Result<f64> {
+        let mut value = [0.0f64];
+        data.copy_to_host((&mut value).into())?;
+        Ok(value[0])
+    }
+
+    fn reduction<'c>(
+        comm: &'c dyn Communicator<Self>,
+        bucket: &GradientBuffer<Self>,
+        reduction: Reduction,
+        ordered: bool,
+    ) -> Result<Box<dyn BucketReduction<Self> + 'c>> {
+        let op = match reduction {
+            Reduction::Mean if ordered => ReduceOp::Mean,
+            Reduction::Sum if ordered => ReduceOp::Sum,
+            reduction => return plain(comm, bucket, reduction),
+        };
+        if let Some(by_peers) = PeerAllReduce::new(comm, bucket, op)? {
+            return Ok(Box::new(by_peers));
+        }
+        let dtype = bucket.dtype();
+        Ok(Box::new(OrderedAllReduce::new(comm, bucket.queue(), (dtype, dtype), bucket.len(), op)?))
+    }
+}

@@ -1,0 +1,168 @@
+//! [`ReducerMemory`]: what a reducer needs of a memory beside kernels and reductions: buckets, and the order of work in two queues.
+
+use std::fmt::Debug;
+
+use crate::buffer::GradientBuffer;
+use crate::call::scope;
+use crate::comm::{Collectives, Communicator, ReduceOp};
+use crate::dtype::DType;
+use crate::error::{Operation, Result};
+use crate::kernels::{KernelMemory, cpu};
+use crate::memory::Host;
+use crate::ops::{Adasum, AdasumMemory, ReducibleMemory};
+use crate::slice::{Slice, SliceMut};
+use crate::train::Reduction;
+
+/// Memory in which a [`Reducer`](super::Reducer) works: [`Host`] and `Cuda`.
+#[doc(hidden)]
+#[allow(missing_docs)] // for this module alone
+pub trait ReducerMemory: KernelMemory + ReducibleMemory + AdasumMemory {
+    /// Where gradients are computed, and where they are reduced.
+    type Lanes: Debug;
+
+    /// A bucket of zeros, in the lane of reductions.
+    fn bucket<'n>(
+        lanes: &Self::Lanes,
+        dtype: DType,
+        world_size: usize,
+        tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+    ) -> Result<GradientBuffer<Self>>;
+
+    /// A bucket as the lane that computes gradients sees it.
+    fn arena<'a>(lanes: &'a Self::Lanes, bucket: &'a GradientBuffer<Self>) -> Self::Slice<'a>;
+
+    /// The same, to write.
+    fn arena_mut<'a>(lanes: &'a Self::Lanes, bucket: &'a mut GradientBuffer<Self>) -> Self::SliceMut<'a>;
+
+    /// Makes reductions from here on wait for all that computes gradients now.
+    fn fork(lanes: &Self::Lanes) -> Result<()>;
+
+    /// Makes all work on gradients from here on wait for the reductions so far.
+    fn join(lanes: &Self::Lanes) -> Result<()>;
+
+    /// Multiplies all elements by a factor, each rounded once.
+    fn scale_in_place(data: Self::SliceMut<'_>, factor: f64) -> Result<()>;
+
+    /// A hash of all bits, as `kernels::cpu` has it; on a GPU it waits for the queue.
+    fn fingerprint(data: Self::Slice<'_>) -> Result<u64>;
+
+    /// The only element, which is `f64`; on a GPU it waits for the queue.
+    fn read_f64(data: Self::Slice<'_>) -> Result<f64>;
+
+    /// The reduction of a bucket. All ranks have to call it.
+    fn reduction<'c>(
+        comm: &'c dyn Communicator<Self>,
+        bucket: &GradientBuffer<Self>,
+        reduction: Reduction,
+        ordered: bool,
+    ) -> Result<Box<dyn BucketReduction<Self> + 'c>>;
+}
+
+/// A reduction that was prepared for one bucket.
+#[doc(hidden)]
+pub trait BucketReduction<M: ReducerMemory>: Debug {
+    /// Replaces every rank's bucket by the reduction.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()>;
+}
+
+impl<M: ReducerMemory> BucketReduction<M> for Adasum<'_, M> {
+    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()> {
+        self.all_reduce(bucket)
+    }
+}
+
+/// The sum or the mean by the transport. The ranks have compared their tensors when the reducer was made.
+#[derive(Debug)]
+struct ByTransport<'c, M: ReducerMemory> {
+    comm: &'c dyn Communicator<M>,
+    op: ReduceOp,
+}
+
+impl<M: ReducerMemory> BucketReduction<M> for ByTransport<'_, M> {
+    fn run(&mut self, bucket: &mut GradientBuffer<M>) -> Result<()> {
+        let _scope = scope::within(Operation::AllReduce(self.op));
+        if M::reduce_in_windows(self.comm, bucket, self.op)? {
+            return Ok(());
+        }
+        self.comm.all_reduce(bucket.as_mut_slice(), self.op)
+    }
+}
+
+/// The reduction of a bucket by the transport, or by Adasum.
+pub(super) fn plain<'c, M: ReducerMemory>(
+    comm: &'c dyn Communicator<M>,
+    bucket: &GradientBuffer<M>,
+    reduction: Reduction,
+) -> Result<Box<dyn BucketReduction<M> + 'c>> {
+    Ok(match reduction {
+        Reduction::Mean => Box::new(ByTransport { comm, op: ReduceOp::Mean }),
+        Reduction::Sum => Box::new(ByTransport { comm, op: ReduceOp::Sum }),
+        Reduction::Adasum(options) => Box::new(Adasum::new(comm, bucket, options)?),
+    })
+}
+
+/// On the host there is nothing to order.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct HostLanes {
+    /// Whether other processes can map buckets.
+    pub(super) is_shared: bool,
+}
+
+impl ReducerMemory for Host {
+    type Lanes = HostLanes;
+
+    fn bucket<'n>(
+        lanes: &HostLanes,
+        dtype: DType,
+        world_size: usize,
+        tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
+    ) -> Result<GradientBuffer> {
+        match lanes.is_shared {
+            true => GradientBuffer::new_shared(dtype, world_size, tensors),
+            false => GradientBuffer::new(dtype, world_size, tensors),
+        }
+    }
+
+    fn arena<'a>(_: &'a HostLanes, bucket: &'a GradientBuffer) -> Slice<'a> {
+        bucket.as_slice()
+    }
+
+    fn arena_mut<'a>(_: &'a HostLanes, bucket: &'a mut GradientBuffer) -> SliceMut<'a> {
+        bucket.as_mut_slice()
+    }
+
+    fn fork(_: &HostLanes) -> Result<()> {
+        Ok(())
+    }
+
+    fn join(_: &HostLanes) -> Result<()> {
+        Ok(())
+    }
+
+    fn scale_in_place(data: SliceMut<'_>, factor: f64) -> Result<()> {
+        cpu::scale_in_place(data, factor);
+        Ok(())
+    }
+
+    fn fingerprint(data: Slice<'_>) -> Result<u64> {
+        Ok(cpu::fingerprint(data))
+    }
+
+    fn read_f64(data: Slice<'_>) -> Result<f64> {
+        Ok(data.typed::<f64>().expect("f64")[0])
+    }
+
+    /// Sums on the host are in rank order anyway.
+    fn reduction<'c>(
+        comm: &'c dyn Communicator,
+        bucket: &GradientBuffer,
+        reduction: Reduction,
+        _ordered: bool,
+    ) -> Result<Box<dyn BucketReduction<Self> + 'c>> {
+        plain(comm, bucket, reduction)
+    }
+}

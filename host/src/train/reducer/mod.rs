@@ -1,0 +1,423 @@
+//! [`Reducer`]: data parallelism for programs with gradients of their own, whatever computes them (PyTorch's DistributedDataParallel).
+//!
+//! | file | contents |
+//! |---|---|
+//! | `parameter` | the description of parameters, and which of them are one |
+//! | `options` | the choices of a reducer |
+//! | `bucket` | the memory of the gradients that travel together |
+//! | `memory` | what differs between host memory and GPUs |
+//! | `step` | one step, from the first gradient to the last reduction |
+//! | `report` | the outcome of a step |
+//!
+//! The division into buckets is [`plan::buckets`](crate::plan::buckets), reductions are those of [`ops`](crate::ops).
+
+mod bucket;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod memory;
+mod options;
+mod parameter;
+mod report;
+mod step;
+
+use self::bucket::{Bucket, Kind, Place, unpack};
+use self::memory::HostLanes;
+pub use self::memory::{BucketReduction, ReducerMemory};
+pub use self::options::{AbsentGradients, ReducerOptions, UnevenEnds};
+pub use self::parameter::Parameter;
+pub use self::report::{GradientState, Reduced};
+pub use self::step::Step;
+use super::Reduction;
+use crate::agreement::{Plan, agree, all_prepared};
+use crate::call::{Value, scope};
+use crate::comm::Communicator;
+use crate::error::{Error, Operation, Result, same_len};
+use crate::memory::{Host, TensorView};
+use crate::plan::buckets;
+
+const OPERATION: &str = "reducer";
+
+/// Reduces the gradients of a model over ranks, step by step, while they are computed.
+///
+/// Parameters are numbered as they were declared, ideally in the order in which their gradients appear, which is about that of the layers, last
+/// first. A step hands each gradient in as soon as it is computed, and gets all of them back reduced:
+///
+/// ```
+/// use gradsync::comm::{Ranks, local};
+/// use gradsync::train::{GradientState, Parameter, Reducer, ReducerOptions, Reduction};
+/// use gradsync::{DType, TensorView};
+///
+/// let means = local::run(2, |comm| {
+///     let parameters = [Parameter::new("bias", [2], DType::F32), Parameter::new("weight", [2, 3], DType::F32)];
+///     let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::from(Reduction::Mean))?;
+///     for _ in 0..3 {
+///         let value = comm.rank() as f32;
+///         let (bias, weight) = ([value; 2], [2.0 * value; 6]);
+///         let mut step = reducer.step()?;
+///         step.ready(0, &bias)?;
+///         step.ready(1, TensorView::new(&weight, vec![2, 3])?)?;
+///         let reduced = step.finish()?;
+///         assert_eq!(reduced.state(1), GradientState::Reduced);
+///     }
+///     Ok::<_, gradsync::Error>(reducer.gradient(1).expect("reduced").to_vec::<f32>())
+/// })?;
+/// assert_eq!(means, [Some(vec![1.0; 6]), Some(vec![1.0; 6])]);
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+///
+/// # Buckets
+///
+/// Gradients are copied into buckets, one copy each; [`Step::gradient_mut`] lends the place in the bucket instead, for programs that can compute a
+/// gradient there. A bucket is reduced as soon as its last gradient is in, in one order on all ranks: that of the gradients in the first complete step
+/// of rank 0. Ranks whose gradients appear in another order keep a full bucket until its turn. The first step reduces all at its end, and agrees on
+/// the order; the second divides the buckets anew, if the order asks for it. On host memory a bucket is reduced by the call that completes it. On GPUs
+/// it is reduced in a queue of its own, and [`Step::finish`] makes the queue of the gradients wait for it, not the host.
+///
+/// With one rank nothing is copied and nothing is launched: the gradients that were handed in are the result
+/// ([`GradientState::Unchanged`]).
+///
+/// # Absent gradients
+///
+/// | a parameter that | is | its gradient |
+/// |---|---|---|
+/// | was declared as not trained | [`NotTrained`](GradientState::NotTrained) | left alone |
+/// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | left alone: the optimizer has to leave parameter and state alone too |
+/// | some ranks have not used in this step | [`Reduced`](GradientState::Reduced) | zeros on these ranks, or an error on all ([`AbsentGradients`]) |
+///
+/// # Numerics
+///
+/// Adasum, and sums and means on host memory or [in rank order](ReducerOptions::ordered_sums), have bits that follow from the gradients and the ranks
+/// alone: not from buckets, their order and the order of the gradients. A gradient is rounded to the wire's dtype once, and its reduction once more.
+/// NCCL's own sums depend on the length of the bucket.
+///
+/// # Errors on all ranks
+///
+/// Whatever is wrong with one rank's step is an error of [`Step::finish`] on every rank, which names the rank, and ends the step without a result: no
+/// gradient outside the reducer has changed then, and the next step can go on. A rank that leaves its step early is such an error too. Errors of the
+/// communicator end the reducer.
+#[derive(Debug)]
+pub struct Reducer<'c, M: ReducerMemory = Host> {
+    comm: &'c dyn Communicator<M>,
+    lanes: M::Lanes,
+    options: ReducerOptions,
+    /// With the algorithm of Adasum that serves all buckets.
+    reduction: Reduction,
+    parameters: Vec<Parameter>,
+    /// The first parameter that each is tied to: itself, if it is tied to none.
+    owners: Vec<usize>,
+    /// The places of trained parameters.
+    places: Vec<Option<Place>>,
+    buckets: Vec<Bucket<'c, M>>,
+    order: Order,
+    /// The outcome of the last division into buckets, until the ranks have prepared reductions of them.
+    unprepared: Option<Result<()>>,
+    /// Which parameters have a sum over micro-batches.
+    accumulated: Vec<bool>,
+    states: Vec<GradientState>,
+    /// What this rank had in its first step, and what came of it, where steps have to be alike.
+    fixed: Option<(Vec<bool>, Vec<GradientState>)>,
+}
+
+/// What the ranks know of the order in which gradients appear.
+#[derive(Debug, PartialEq, Eq)]
+enum Order {
+    Unknown,
+    /// Agreed on, and not yet that of the buckets.
+    Agreed(Vec<usize>),
+    OfBuckets,
+}
+
+impl<'c> Reducer<'c> {
+    /// A reducer of gradients in host memory, for these parameters. All ranks have to call it, with the same parameters in the same order.
+    ///
+    /// # Errors
+    /// All on every rank:
+    /// * [`Error::Disagreement`] naming the parameter and two ranks that differ in its name, shape, dtype or in whether it is trained or tied; or the
+    ///   option in which they differ;
+    /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and Adasum of
+    ///   another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the tree;
+    ///   [`Error::OutOfMemory`]; on a rank where it is so, and on the others [`Error::InvalidArgument`] that quotes it;
+    /// * errors of the communicator.
+    pub fn new(
+        comm: &'c dyn Communicator,
+        parameters: impl IntoIterator<Item = Parameter>,
+        options: impl Into<ReducerOptions>,
+    ) -> Result<Self> {
+        let options = options.into();
+        Self::with_lanes(comm, Ok(HostLanes { is_shared: options.shared_memory }), parameters, options)
+    }
+}
+
+impl<'c, M: ReducerMemory> Reducer<'c, M> {
+    fn with_lanes(
+        comm: &'c dyn Communicator<M>,
+        lanes: Result<M::Lanes>,
+        parameters: impl IntoIterator<Item = Parameter>,
+        options: ReducerOptions,
+    ) -> Result<Self> {
+        let _scope = scope::within(Operation::Reducer);
+        let parameters: Vec<Parameter> = parameters.into_iter().collect();
+        let checked = options.check(comm.world_size()).and_then(|()| parameter::check(&parameters));
+        let mut lines = options.lines();
+        lines.extend(parameter::lines(&parameters, checked.as_deref().unwrap_or_default()));
+        let lines: Vec<(&str, Value<'_>)> = lines.iter().map(|(label, value)| (&label[..], *value)).collect();
+        let prepared = checked.and_then(|owners| lanes.map(|lanes| (owners, lanes)));
+        let (owners, lanes) = match comm.world_size() {
+            1 => prepared?,
+            _ => agree(comm, &Plan { lines: &lines, ..Plan::of(Operation::Reducer) }, prepared)?,
+        };
+        let count = parameters.len();
+        let owned = |index: &usize| owners[*index] == *index && parameters[*index].is_trained;
+        let order: Vec<usize> = (0..count).filter(owned).collect();
+        let bytes = order
+            .iter()
+            .map(|&index| {
+                parameters[index].len() * options.dtype_of(parameters[index].dtype, comm.world_size()).size_bytes()
+            })
+            .sum();
+        let reduction = options.decided(comm.world_size(), bytes, comm.sharing().is_some());
+        let mut reducer = Self {
+            comm,
+            lanes,
+            options,
+            reduction,
+            parameters,
+            owners,
+            places: vec![None; count],
+            buckets: Vec::new(),
+            order: Order::Unknown,
+            unprepared: None,
+            accumulated: vec![false; count],
+            states: vec![GradientState::Skipped; count],
+            fixed: None,
+        };
+        reducer.divide(&order);
+        reducer.prepare()?;
+        reducer.forget_results();
+        Ok(reducer)
+    }
+
+    /// The parameters, as they were declared.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The options that it was made with.
+    pub fn options(&self) -> ReducerOptions {
+        self.options
+    }
+
+    /// The communicator of all ranks that it reduces over.
+    pub fn communicator(&self) -> &'c dyn Communicator<M> {
+        self.comm
+    }
+
+    /// The number of the parameter that has the gradient of this one: itself, or the first one that it is tied to. Panics past the last.
+    pub fn owner(&self, parameter: usize) -> usize {
+        self.owners[parameter]
+    }
+
+    /// The number of the parameter of that name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.parameters.iter().position(|parameter| parameter.name == name)
+    }
+
+    /// The numbers of the parameters in each bucket, in the order in which buckets are reduced.
+    pub fn buckets(&self) -> impl ExactSizeIterator<Item = &[usize]> {
+        self.buckets.iter().map(|bucket| &bucket.members[..])
+    }
+
+    /// The state of a parameter's gradient since the last step; that of the owner, if it is tied. Panics past the last.
+    pub fn state(&self, parameter: usize) -> GradientState {
+        self.states[self.owners[parameter]]
+    }
+
+    /// The reduced gradient of a parameter, in the dtype of the wire, until the next step or the next sum over micro-batches. `None` unless its state
+    /// is [`GradientState::Reduced`].
+    pub fn gradient(&self, parameter: usize) -> Option<TensorView<'_, M>> {
+        let owner = *self.owners.get(parameter)?;
+        let place = self.places[owner].filter(|_| self.states[owner] == GradientState::Reduced)?;
+        self.buckets[place.bucket].gradient(&self.lanes, place.tensor)
+    }
+
+    /// Copies reduced gradients to where they are wanted, given by the numbers of their parameters, and casts where dtypes differ; on GPUs by one launch
+    /// a bucket. Gradients in another state than [`GradientState::Reduced`] are left as they are.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number past the last parameter, or on GPUs memory of another queue; [`Error::LengthMismatch`] naming the
+    /// parameter; nothing is written. `Error::Cuda`.
+    pub fn copy_gradients(&self, destinations: &mut [(usize, M::SliceMut<'_>)]) -> Result<()> {
+        for (parameter, data) in destinations.iter() {
+            let declared = self.parameters.get(*parameter).ok_or_else(|| self.no_parameter(*parameter))?;
+            let data = ("the destination", M::len(M::as_slice(data)));
+            same_len(OPERATION, (&format!("the gradient of {:?}", declared.name), declared.len()), data)?;
+        }
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            let Some(buffer) = &bucket.buffer else { continue };
+            let (mut wanted, mut tensors) = (Vec::new(), Vec::new());
+            for (parameter, data) in destinations.iter_mut() {
+                let owner = self.owners[*parameter];
+                let place = self.places[owner].filter(|place| place.bucket == index);
+                if let Some(place) = place.filter(|_| self.states[owner] == GradientState::Reduced) {
+                    wanted.push(M::reborrow(data));
+                    tensors.push(place.tensor);
+                }
+            }
+            unpack(&self.lanes, buffer, &mut wanted, &tensors)?;
+        }
+        Ok(())
+    }
+
+    /// Adds gradients of a micro-batch to those of the micro-batches before, without communication (PyTorch's `no_sync`). The next step reduces the
+    /// sums, with the gradients that it is given added to them. Sums are `f32`, or `f64` for gradients of `f64`, and rounded once to the dtype of the
+    /// wire; nothing is divided by the number of micro-batches. On GPUs one launch serves all gradients of a bucket. Reduced gradients of the last step
+    /// are gone from then on.
+    ///
+    /// # Errors
+    /// Those of [`Step::ready`], on this rank alone and with the sums as they were; [`Error::OutOfMemory`] or `Error::Cuda`.
+    pub fn accumulate(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
+        self.divide_anew();
+        let mut seen = vec![false; self.parameters.len()];
+        for (parameter, gradient) in gradients {
+            let owner = self.check(*parameter, gradient)?;
+            if std::mem::replace(&mut seen[owner], true) {
+                return Err(self.refused(*parameter, "has two gradients in one micro-batch"));
+            }
+        }
+        if let Some(Err(error)) = &self.unprepared {
+            // The ranks hear of it in the next step.
+            let reason = format!("the buckets were not divided anew: {error}");
+            return Err(Error::InvalidArgument { operation: OPERATION, reason });
+        }
+        self.add_up(gradients)?;
+        self.forget_results();
+        Ok(())
+    }
+
+    /// Forgets the sums over micro-batches since the last step.
+    pub fn discard_accumulated(&mut self) {
+        self.accumulated.fill(false);
+    }
+
+    /// Adds checked gradients up, those of each bucket at once.
+    fn add_up(&mut self, gradients: &[(usize, TensorView<'_, M>)]) -> Result<()> {
+        let with = (&self.lanes, self.comm.world_size());
+        let mut of_buckets: Vec<Vec<(usize, bool, M::Slice<'_>)>> = vec![Vec::new(); self.buckets.len()];
+        for (parameter, gradient) in gradients {
+            let owner = self.owners[*parameter];
+            let Place { bucket, tensor } = self.places[owner].expect("checked");
+            of_buckets[bucket].push((tensor, !self.accumulated[owner], gradient.data()));
+        }
+        for (bucket, mut of_bucket) in self.buckets.iter_mut().zip(of_buckets) {
+            if !of_bucket.is_empty() {
+                of_bucket.sort_by_key(|(tensor, ..)| *tensor);
+                bucket.accumulate(with, &self.parameters, &of_bucket)?;
+                of_bucket.iter().for_each(|(tensor, ..)| self.accumulated[bucket.members[*tensor]] = true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Divides parameters into buckets, in the order of their gradients. Memory that lacks is an error of the next step.
+    fn divide(&mut self, order: &[usize]) {
+        let described = |&index: &usize| {
+            let parameter = &self.parameters[index];
+            let dtype = self.options.dtype_of(parameter.dtype, self.comm.world_size());
+            (index, Kind::new(parameter.dtype, dtype), parameter.len() * dtype.size_bytes())
+        };
+        let (first, others) = (self.options.first_bucket_bytes, self.options.bucket_bytes);
+        let buckets = buckets::assign(order.iter().map(described), first, others);
+        if buckets.iter().map(|plan| &plan.members).eq(self.buckets.iter().map(|bucket| &bucket.members)) {
+            return;
+        }
+        // The memory of the old ones serves the new ones, behind all that gradients are still used for.
+        let released = M::fork(&self.lanes);
+        self.buckets.clear();
+        self.buckets.extend(buckets.into_iter().map(Bucket::new));
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            for (tensor, &member) in bucket.members.iter().enumerate() {
+                self.places[member] = Some(Place { bucket: index, tensor });
+            }
+        }
+        let world_size = self.comm.world_size();
+        let mut allocated = released;
+        if world_size > 1 && allocated.is_ok() {
+            let with = (&self.lanes, world_size);
+            allocated =
+                self.buckets.iter_mut().try_for_each(|bucket| bucket.allocated(with, &self.parameters).map(drop));
+        }
+        self.unprepared = Some(allocated);
+    }
+
+    /// Divides parameters in the order that the ranks have agreed on, if they are not yet.
+    fn divide_anew(&mut self) {
+        if let Order::Agreed(order) = &mut self.order {
+            let order = std::mem::take(order);
+            self.order = Order::OfBuckets;
+            self.divide(&order);
+            self.forget_results();
+        }
+    }
+
+    /// Prepares the reductions of new buckets, together with all ranks.
+    fn prepare(&mut self) -> Result<()> {
+        let Some(allocated) = self.unprepared.take() else { return Ok(()) };
+        if self.comm.world_size() == 1 {
+            return allocated;
+        }
+        let _scope = scope::within(Operation::Reducer);
+        let outcome = all_prepared(Operation::Reducer, self.comm, allocated).and_then(|()| {
+            self.buckets.iter_mut().try_for_each(|bucket| {
+                let buffer = bucket.buffer.as_ref().expect("allocated");
+                bucket.reduction = Some(M::reduction(self.comm, buffer, self.reduction, self.options.ordered_sums)?);
+                Ok(())
+            })
+        });
+        if let Err(error) = &outcome {
+            let reason = format!("an earlier step could not prepare it: {error}");
+            self.unprepared = Some(Err(Error::InvalidArgument { operation: OPERATION, reason }));
+        }
+        outcome
+    }
+
+    /// Nothing is reduced from here on.
+    fn forget_results(&mut self) {
+        for (state, parameter) in self.states.iter_mut().zip(&self.parameters) {
+            *state = if parameter.is_trained { GradientState::Skipped } else { GradientState::NotTrained };
+        }
+    }
+
+    /// The owner of a gradient that fits its parameter.
+    fn check(&self, parameter: usize, gradient: &TensorView<'_, M>) -> Result<usize> {
+        let owner = self.check_trained(parameter)?;
+        let declared = &self.parameters[parameter];
+        if gradient.shape() != declared.shape {
+            let text =
+                format!("has a gradient of shape {:?}, and was declared with {:?}", gradient.shape(), declared.shape);
+            return Err(self.refused(parameter, &text));
+        }
+        if gradient.dtype() != declared.dtype {
+            let text = format!("has a gradient of {}, and was declared with {}", gradient.dtype(), declared.dtype);
+            return Err(self.refused(parameter, &text));
+        }
+        Ok(owner)
+    }
+
+    fn check_trained(&self, parameter: usize) -> Result<usize> {
+        let declared = self.parameters.get(parameter).ok_or_else(|| self.no_parameter(parameter))?;
+        if !declared.is_trained {
+            return Err(self.refused(parameter, "has a gradient, and was declared as not trained"));
+        }
+        Ok(self.owners[parameter])
+    }
+
+    fn no_parameter(&self, parameter: usize) -> Error {
+        let reason = format!("there is no parameter {parameter}; there are {}", self.parameters.len());
+        Error::InvalidArgument { operation: OPERATION, reason }
+    }
+
+    fn refused(&self, parameter: usize, text: &str) -> Error {
+        let reason = format!("parameter {parameter}, {:?}, {text}", self.parameters[parameter].name);
+        Error::InvalidArgument { operation: OPERATION, reason }
+    }
+}

@@ -1,0 +1,127 @@
+//! The same start on all ranks: [`broadcast_parameters`], [`broadcast_numbers`], and [`compare_parameters`] to see that it lasts.
+
+use super::reducer::ReducerMemory;
+use super::same_bits::check_fingerprints;
+use crate::agreement::{Plan, agree, gather};
+use crate::call::{Value, scope};
+use crate::comm::{Collective, Communicator, Ranks};
+use crate::error::{Error, Operation, Result};
+use crate::memory::Memory;
+
+/// Collectives that are put into one group; NCCL takes time for groups of many.
+const GROUP: usize = 128;
+
+/// Refuses, on all ranks, tensors that differ in name, elements or dtype, and a root that there is not.
+fn agree_on<M: Memory>(
+    comm: &dyn Communicator<M>,
+    operation: Operation,
+    root: Option<usize>,
+    tensors: impl Iterator<Item = (String, usize, crate::DType)>,
+) -> Result<()> {
+    let tensors: Vec<_> = tensors.collect();
+    let mut lines = Vec::new();
+    for (index, (name, len, dtype)) in tensors.iter().enumerate() {
+        lines.push((format!("tensor {index}"), Value::Name(name)));
+        lines.push((format!("the elements of tensor {index} {name:?}"), Value::Number(*len)));
+        lines.push((format!("the dtype of tensor {index} {name:?}"), Value::DType(*dtype)));
+    }
+    lines.push((format!("tensor {}", tensors.len()), Value::Words("none")));
+    if let Some(root) = root {
+        lines.push(("root".into(), Value::Number(root)));
+    }
+    let lines: Vec<(&str, Value<'_>)> = lines.iter().map(|(label, value)| (&label[..], *value)).collect();
+    let checked = check_root(operation, root.unwrap_or(0), comm.world_size());
+    agree(comm, &Plan { lines: &lines, ..Plan::of(operation) }, checked)
+}
+
+fn check_root(operation: Operation, root: usize, world_size: usize) -> Result<()> {
+    if root < world_size {
+        return Ok(());
+    }
+    let reason = format!("the root is rank {root}, and there are {world_size} ranks");
+    Err(Error::InvalidArgument { operation: operation.name(), reason })
+}
+
+/// Replaces tensors on every rank by those of rank `root`, bit for bit: parameters, buffers and the state of the optimizer at the start, which random
+/// initialization and checkpoints that one rank alone has read make different. Each is given with its name. On GPUs it is asynchronous.
+///
+/// ```
+/// use gradsync::comm::{Ranks, local};
+/// use gradsync::train::{broadcast_parameters, compare_parameters};
+///
+/// let weights = local::run(3, |comm| {
+///     let (mut weight, mut bias) = (vec![comm.rank() as f32; 6], vec![comm.rank() as f64; 2]);
+///     broadcast_parameters(&comm, &mut [("weight", (&mut weight).into()), ("bias", (&mut bias).into())], 0)?;
+///     compare_parameters(&comm, &[("weight", (&weight).into()), ("bias", (&bias).into())])?;
+///     Ok::<_, gradsync::Error>(weight)
+/// })?;
+/// assert_eq!(weights, vec![vec![0.0; 6]; 3]);
+/// # Ok::<(), gradsync::Error>(())
+/// ```
+///
+/// # Errors
+/// Before anything is written: [`Error::Disagreement`] on every rank, naming the tensor and two ranks that differ in its name, elements or dtype;
+/// [`Error::InvalidArgument`] for a root that there is not. Errors of the communicator, after which the tensors may hold anything.
+pub fn broadcast_parameters<M: Memory>(
+    comm: &dyn Communicator<M>,
+    tensors: &mut [(&str, M::SliceMut<'_>)],
+    root: usize,
+) -> Result<()> {
+    let operation = Operation::BroadcastParameters;
+    let _scope = scope::within(operation);
+    if comm.world_size() == 1 {
+        return check_root(operation, root, 1);
+    }
+    let described = tensors.iter().map(|(name, data)| {
+        let data = M::as_slice(data);
+        ((*name).to_owned(), M::len(data), M::dtype(data))
+    });
+    agree_on(comm, operation, Some(root), described)?;
+    for group in tensors.chunks_mut(GROUP) {
+        let data = group.iter_mut().map(|(_, data)| M::reborrow(data));
+        comm.run_all(data.map(|data| Collective::Broadcast { data, root }).collect())?;
+    }
+    Ok(())
+}
+
+/// Replaces numbers on every rank by those of rank `root`: seeds, numbers of steps, positions in the data. Ranks have equally many. The host waits for
+/// the other ranks.
+///
+/// # Errors
+/// As [`broadcast_parameters`].
+pub fn broadcast_numbers<R: Ranks + ?Sized>(ranks: &R, numbers: &mut [u64], root: usize) -> Result<()> {
+    let operation = Operation::BroadcastParameters;
+    let _scope = scope::within(operation);
+    let world_size = ranks.world_size();
+    if world_size == 1 {
+        return check_root(operation, root, 1);
+    }
+    let lines = [("numbers", Value::Number(numbers.len())), ("root", Value::Number(root))];
+    agree(ranks, &Plan { lines: &lines, ..Plan::of(operation) }, check_root(operation, root, world_size))?;
+    let all = gather(ranks, numbers)?;
+    numbers.copy_from_slice(&all[root * numbers.len()..(root + 1) * numbers.len()]);
+    Ok(())
+}
+
+/// Refuses tensors whose bits differ between ranks: at checkpoints, and whenever ranks may have drifted apart. 8 bytes a tensor travel at most; on GPUs
+/// the tensors are copied to the host to be read.
+///
+/// # Errors
+/// [`Error::Disagreement`] as [`broadcast_parameters`]; [`Error::InvalidArgument`] on every rank, naming the ranks that differ from most of the others and the
+/// first tensor that does; `Error::Cuda`; errors of the communicator.
+pub fn compare_parameters<M: ReducerMemory>(
+    comm: &dyn Communicator<M>,
+    tensors: &[(&str, M::Slice<'_>)],
+) -> Result<()> {
+    const ADVICE: (&str, &str) = ("the parameters", "Broadcast one rank's parameters before the first step");
+    let operation = Operation::CompareParameters;
+    let _scope = scope::within(operation);
+    if comm.world_size() == 1 {
+        return Ok(());
+    }
+    let described = tensors.iter().map(|&(name, data)| (name.to_owned(), M::len(data), M::dtype(data)));
+    agree_on(comm, operation, None, described)?;
+    let fingerprints: Result<Vec<u64>> = tensors.iter().map(|&(_, data)| M::fingerprint(data)).collect();
+    let fingerprints = agree(comm, &Plan::of(operation), fingerprints)?;
+    check_fingerprints(operation.name(), comm, ADVICE, &fingerprints, &|index| tensors[index].0)
+}

@@ -1,0 +1,158 @@
+//! The same start on all ranks, and means over ranks, as test cases: the same for every transport of host memory.
+//!
+//! A case is run by all ranks of a communicator, which works as before afterwards.
+
+use gradsync::comm::Communicator;
+use gradsync::train::{RunningMean, broadcast_numbers, broadcast_parameters, compare_parameters, mean_over_ranks};
+use gradsync::{Error, Result, SliceMut};
+
+use crate::array::Array;
+use crate::inputs::vector;
+use crate::oracle::Format;
+use crate::tensors::Case;
+
+/// All of them.
+pub const ALL: &[Case] = &[
+    Case { name: "broadcast parameters", run: broadcast },
+    Case { name: "broadcasts that are refused", run: refusals },
+    Case { name: "compared parameters", run: compare },
+    Case { name: "means over ranks", run: means },
+];
+
+const LENS: [usize; 5] = [3, 0, 1, 40_000, 777];
+
+/// Tensors of every dtype, other ones on every rank.
+fn tensors(rank: usize) -> Vec<(String, Array)> {
+    let tensor = |(index, len): (usize, &usize)| {
+        let format = Format::ALL[index % Format::ALL.len()];
+        (format!("tensor.{index}"), Array::new(format, &vector(format, *len, (100 * rank + index) as u64)))
+    };
+    LENS.iter().enumerate().map(tensor).collect()
+}
+
+fn mutable(tensors: &mut [(String, Array)]) -> Vec<(&str, SliceMut<'_>)> {
+    tensors.iter_mut().map(|(name, array)| (&name[..], array.slice_mut())).collect()
+}
+
+fn compared(comm: &dyn Communicator, tensors: &[(String, Array)]) -> Result<()> {
+    let tensors: Vec<_> = tensors.iter().map(|(name, array)| (&name[..], array.slice())).collect();
+    compare_parameters(comm, &tensors)
+}
+
+/// Bits of every root, also those of NaN with a payload and of a negative zero.
+fn broadcast(comm: &dyn Communicator) {
+    let special =
+        |rank: usize| Array::from_patterns(Format::F32, [0x7fc0_0001 + rank as u64, 0x8000_0000, 1].into_iter());
+    for root in 0..comm.world_size() {
+        let mut own = tensors(comm.rank());
+        own.push(("special".into(), special(comm.rank())));
+        broadcast_parameters(comm, &mut mutable(&mut own), root).unwrap();
+        let mut expected = tensors(root);
+        expected.push(("special".into(), special(root)));
+        assert!(own == expected, "root {root}");
+        compared(comm, &own).unwrap();
+
+        let mut numbers = [comm.rank() as u64, u64::MAX - comm.rank() as u64];
+        broadcast_numbers(comm, &mut numbers, root).unwrap();
+        assert_eq!(numbers, [root as u64, u64::MAX - root as u64]);
+    }
+    broadcast_parameters(comm, &mut [], 0).unwrap();
+    broadcast_numbers(comm, &mut [], 0).unwrap();
+    // More than travel in one group.
+    let mut many: Vec<_> =
+        (0..300).map(|index| (index.to_string(), Array::new(Format::F64, &[(comm.rank() + index) as f64]))).collect();
+    broadcast_parameters(comm, &mut mutable(&mut many), 0).unwrap();
+    assert!(many.iter().enumerate().all(|(index, (_, array))| array.values() == [index as f64]));
+}
+
+/// Nothing is written, and every rank has the error.
+fn refusals(comm: &dyn Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut own = tensors(rank);
+    for outcome in
+        [broadcast_parameters(comm, &mut mutable(&mut own), world_size), broadcast_numbers(comm, &mut [1], world_size)]
+    {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(&format!("the root is rank {world_size}, and there are {world_size} ranks")), "{error}");
+    }
+    if world_size > 1 {
+        let last = world_size - 1;
+        let disagreement = |outcome: Result<()>, label: &str, left: &str, right: &str| match outcome {
+            Err(Error::Disagreement(found)) => {
+                assert_eq!((&found.label[..], &found.left[..], &found.right[..]), (label, left, right));
+                assert_eq!((found.left_rank, found.right_rank), (0, last));
+            }
+            other => panic!("{label}: {other:?}"),
+        };
+        let mut changed = tensors(rank);
+        if rank == last {
+            changed[2].0 = "weight".into();
+        }
+        disagreement(
+            broadcast_parameters(comm, &mut mutable(&mut changed), 0),
+            "tensor 2",
+            r#""tensor.2""#,
+            r#""weight""#,
+        );
+        disagreement(compared(comm, &changed), "tensor 2", r#""tensor.2""#, r#""weight""#);
+        let mut changed = tensors(rank);
+        if rank == last {
+            changed[4].1 = Array::new(Format::F64, &[0.0; 776]);
+        }
+        let label = r#"the elements of tensor 4 "tensor.4""#;
+        disagreement(broadcast_parameters(comm, &mut mutable(&mut changed), 0), label, "777", "776");
+        disagreement(broadcast_parameters(comm, &mut mutable(&mut own), rank / last), "root", "0", "1");
+        let mut numbers = vec![0; 2 + rank / last];
+        disagreement(broadcast_numbers(comm, &mut numbers, 0), "numbers", "2", "3");
+    }
+    assert!(own == tensors(rank), "written");
+}
+
+/// A single bit of one rank.
+fn compare(comm: &dyn Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut own = tensors(0);
+    compared(comm, &own).unwrap();
+    compare_parameters::<gradsync::memory::Host>(comm, &[]).unwrap();
+    let last = world_size - 1;
+    if rank == last {
+        let (_, array) = &mut own[3];
+        let mut patterns = array.patterns();
+        patterns[39_999] ^= 1;
+        *array = Array::from_patterns(array.format(), patterns.into_iter());
+    }
+    match world_size {
+        1 => compared(comm, &own).unwrap(),
+        _ => {
+            let error = compared(comm, &own).unwrap_err().to_string();
+            // Of two ranks the lower one is taken for right.
+            assert!(error.contains(&format!("the parameters of rank {last} differ from those of rank")), "{error}");
+            assert!(error.contains(&format!(r#"on rank {last} "tensor.3" is the first tensor that does"#)), "{error}");
+        }
+    }
+}
+
+/// Weighted by counts; a rank without examples does not count, even if its sum is no number.
+fn means(comm: &dyn Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let mut running = RunningMean::new().unwrap();
+    assert_eq!(running.over_ranks(comm).unwrap(), None);
+    // Rank r has r + 1 batches of 2 with mean r, and one of 1 with mean 8: small integers, so that all sums are exact.
+    for _ in 0..=rank {
+        running.add(&[rank as f32], 2).unwrap();
+    }
+    running.add(&[8.0f64], 1).unwrap();
+    running.add(&[f32::NAN], 0).unwrap();
+    assert_eq!(running.count(), 2 * rank as u64 + 3);
+    let error = running.add(&[1.0f32, 2.0], 1).unwrap_err();
+    assert!(matches!(error, Error::LengthMismatch { right: 2, .. }), "{error}");
+    let total: usize = (0..world_size).map(|rank| 2 * (rank + 1) * rank + 8).sum();
+    let count: usize = (0..world_size).map(|rank| 2 * rank + 3).sum();
+    assert_eq!(running.over_ranks(comm).unwrap(), Some(total as f64 / count as f64));
+    running.reset().unwrap();
+    assert_eq!((running.count(), running.over_ranks(comm).unwrap()), (0, None));
+
+    let (sum, own) = if rank == 0 { (10.0, 4) } else { (f64::NAN, 0) };
+    assert_eq!(mean_over_ranks(comm, sum, own).unwrap(), Some(2.5));
+    assert_eq!(mean_over_ranks(comm, 1.0, 0).unwrap(), None);
+}

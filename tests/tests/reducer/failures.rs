@@ -1,0 +1,103 @@
+//! Ranks that fail in the middle of a step, and steps that were to be alike and are not: errors of the communicator on the other ranks, and no hang.
+
+use gradsync::comm::Ranks;
+use gradsync::comm::local::run_each;
+use gradsync::train::{Parameter, Reducer, ReducerOptions};
+use gradsync::{CommError, DType, Error};
+use gradsync_tests::ranks::{guarded, on_ranks};
+
+fn parameters() -> [Parameter; 3] {
+    ["a", "b", "c"].map(|name| Parameter::new(name, [4], DType::F32))
+}
+
+/// One bucket a gradient.
+fn options() -> ReducerOptions {
+    ReducerOptions::default().with_first_bucket_bytes(0).with_bucket_bytes(0)
+}
+
+#[test]
+fn a_rank_that_panics_in_a_step_ends_the_step_of_the_others() {
+    guarded(60, || {
+        for panics_in in 0..2 {
+            let outcomes = run_each(3, |comm| {
+                let mut reducer = Reducer::new(&comm, parameters(), options()).unwrap();
+                for number in 0..3 {
+                    let mut step = reducer.step().unwrap();
+                    step.ready(0, &[1.0f32; 4]).unwrap();
+                    if (comm.rank(), number) == (1, panics_in) {
+                        panic!("in the middle of a step");
+                    }
+                    let rest = step.ready(1, &[1.0f32; 4]).and_then(|()| step.ready(2, &[1.0f32; 4]));
+                    let Err(error) = rest.and_then(|()| step.finish()) else { continue };
+                    // The reducer has ended, and says the same again.
+                    let again = reducer.step().unwrap().finish().unwrap_err();
+                    return [error, again];
+                }
+                unreachable!("the other rank is gone")
+            });
+            for (rank, outcome) in outcomes.unwrap().into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+                for error in outcome.unwrap_or_else(|_| panic!("rank {rank} panicked")) {
+                    let Error::Comm(CommError::PeerGone { rank: gone, .. }) = error else {
+                        panic!("rank {rank}: {error:?}")
+                    };
+                    assert_eq!(gone, 1);
+                    assert!(error.to_string().starts_with("reducer"), "{error}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_step_unlike_the_first_ends_the_communicator_where_all_were_to_be_alike() {
+    guarded(60, || {
+        let errors = on_ranks(3, |comm| {
+            let mut reducer = Reducer::new(&comm, parameters(), options().with_static_graph(true)).unwrap();
+            for number in 0..6 {
+                let mut step = reducer.step().unwrap();
+                let begin = usize::from((comm.rank(), number) == (2, 3));
+                let handed_in = (begin..3).try_for_each(|index| step.ready(index, &[1.0f32; 4]));
+                if let Err(error) = handed_in.and_then(|()| step.finish().map(drop)) {
+                    return (number, error);
+                }
+            }
+            unreachable!("nobody has failed");
+        });
+        for (rank, (number, error)) in errors.into_iter().enumerate() {
+            // The rank that breaks its promise fails in that step, the others in the next at the latest.
+            assert!(number == 3 || (rank != 2 && number == 4), "rank {rank} in step {number}: {error}");
+            match error {
+                Error::Comm(CommError::Mismatch { left_rank, right_rank, .. }) => {
+                    assert!(left_rank == 2 || right_rank == 2, "ranks {left_rank} and {right_rank}");
+                }
+                Error::InvalidArgument { .. } if rank == 2 => {
+                    assert!(error.to_string().contains(r#"parameter 0, "a""#))
+                }
+                other => panic!("rank {rank}: {other:?}"),
+            }
+        }
+    });
+}
+
+/// A rank that ends its training while the others go on.
+#[test]
+fn a_rank_that_makes_fewer_steps_is_named() {
+    guarded(60, || {
+        on_ranks(2, |comm| {
+            let mut reducer = Reducer::new(&comm, parameters(), options()).unwrap();
+            for number in 0..3 {
+                if comm.rank() == 1 && number == 2 {
+                    return;
+                }
+                let mut step = reducer.step().unwrap();
+                let handed_in = (0..3).try_for_each(|index| step.ready(index, &[1.0f32; 4]));
+                let outcome = handed_in.and_then(|()| step.finish().map(drop));
+                match outcome {
+                    Ok(()) => assert!(number < 2),
+                    Err(Error::Comm(CommError::PeerGone { rank: 1, .. })) => assert_eq!(number, 2),
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        });
+    });
+}
