@@ -34,7 +34,7 @@ use crate::slice::SliceMut;
 /// assert_eq!(gradients.segments(), [0..15, 64..69]);
 /// gradients.tensor_mut(1).copy_from_slice(&[1.0f32; 5])?;
 /// assert_eq!(gradients.tensor(1).shape(), [5]);
-/// assert_eq!(gradients.tensor(1).to_vec::<f32>(), Some(vec![1.0; 5]));
+/// assert_eq!(gradients.tensor(1).to_vec::<f32>()?, [1.0; 5]);
 /// gradients.zero()?;
 /// # Ok::<(), gradsync::Error>(())
 /// ```

@@ -94,7 +94,7 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
 ///     AllReduce.forward(partial, &comm)
 /// })?;
 /// for sum in sums {
-///     assert_eq!(sum.into_vec::<f32>(), Some(vec![2.0, 4.0, 6.0]));
+///     assert_eq!(sum.into_vec::<f32>()?, [2.0, 4.0, 6.0]);
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```
