@@ -131,15 +131,13 @@ impl MadeFor {
 
     /// Refuses a buffer that differs from the one that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
-        let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
-        if buffer.table().fingerprint() != self.fingerprint {
-            return refuse("the buffer has other tensors than the one that this was made for".into());
-        }
+        buffer.table().check_made_for(operation, self.fingerprint)?;
         let (made_for, found) = (self.memory, memory_kind(buffer));
-        if made_for != found {
-            return refuse(format!("the buffer is in {found}, and this was made for {made_for}"));
+        if made_for == found {
+            return Ok(());
         }
-        Ok(())
+        let reason = format!("the buffer is in {found}, and this was made for {made_for}");
+        Err(Error::InvalidArgument { operation, reason })
     }
 }
 
