@@ -37,8 +37,8 @@ pub use adasum::{
 pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 pub use tensors::{
-    all_gather_owned, all_gather_tensors, all_reduce_tensors, pack, reduce_scatter_owned, reduce_scatter_tensors,
-    unpack,
+    all_gather_owned, all_gather_owned_into, all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack,
+    reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 pub use zero::ZeroPartition;
 
