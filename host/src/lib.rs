@@ -67,6 +67,7 @@ pub mod train;
 #[cfg(feature = "cuda")]
 pub mod driver;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub mod sys;
 
 pub use buffer::GradientBuffer;
