@@ -59,9 +59,9 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
     /// Owned elements of one dtype.
     type Buffer: Debug;
-    /// What work in this memory is ordered on.
+    /// The type of queue that orders work in this memory; `()` for host memory.
     type Queue: Debug;
-    /// What ranks do together that reach each other's memory.
+    /// The interface to the memory of other ranks: [`SharedWindows`] or `PeerMemory`.
     type Sharing: ?Sized;
 
     /// The elements of a buffer.

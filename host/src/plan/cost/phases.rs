@@ -129,7 +129,7 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
 /// The products of vectors of `vector_bytes` bytes each with each other, for each of `layers` tensors, on one GPU.
 pub fn gram_kernels(vectors: usize, vector_bytes: f64, element_bytes: usize, layers: usize) -> Work {
     let (count, len) = (products(vectors) as f64, vector_bytes / element_bytes as f64);
-    // What a block takes of each vector, and has sums of its own for. One is written, read and emptied again.
+    // Chunks: each block of threads reads one of every vector, and has partial sums of its own, which are written, read and cleared.
     let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
     let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + 8.0 * count * layers as f64;
     Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }
