@@ -189,12 +189,13 @@ pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked:
     if ranks.world_size() == 1 {
         return checked;
     }
-    let (hash, agreements) = (plan.hash(), ranks.agreements());
-    if agreements.is_some_and(|agreements| agreements.contains(hash)) {
-        return ranks.recall(hash);
+    let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, checked) };
+    let hash = plan.hash();
+    if ledger.agreements().contains(hash) {
+        return ledger.recall(hash);
     }
     agree(ranks, plan, checked)?;
-    agreements.into_iter().for_each(|agreements| agreements.insert(hash));
+    ledger.agreements().insert(hash);
     Ok(())
 }
 

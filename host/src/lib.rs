@@ -72,6 +72,7 @@ pub mod train;
 #[cfg(feature = "cuda")]
 pub mod driver;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub mod sys;
 
 pub use buffer::GradientBuffer;

@@ -141,6 +141,36 @@ fn rooms_of_the_library_use_only_rooms_below_them() {
     forbid(&upward, "rooms depend downward only");
 }
 
+/// A list behind `crate::` would hide rooms from the test above.
+#[test]
+fn imports_name_one_room_each() {
+    let list = ["crate::", "{"].concat();
+    let is_code = |line: &str| line.split("//").next().unwrap_or_default().contains(&list);
+    let breaches = lines_where(is_code).into_iter().filter(|place| place.starts_with("host/src/")).collect::<Vec<_>>();
+    forbid(&breaches, "an import begins with one room");
+}
+
+#[test]
+fn transports_use_nothing_of_each_other() {
+    const TRANSPORTS: [&str; 3] = ["local", "mpi", "nccl"];
+    /// It chooses between two of them.
+    const CHOICE: &str = "host/src/comm/mpi/device/connect.rs";
+    let mut sideways = Vec::new();
+    let mut seen = 0;
+    for (path, text) in sources() {
+        let own = path.strip_prefix("host/src/comm/").and_then(|inside| inside.split(['/', '.']).next());
+        let Some(own) = own.filter(|own| TRANSPORTS.contains(own) && path != CHOICE) else { continue };
+        seen += 1;
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let used = TRANSPORTS.iter().find(|other| **other != own && code.contains(&format!("comm::{other}")));
+            sideways.extend(used.map(|used| format!("{path}:{}: {own} uses {used}", index + 1)));
+        }
+    }
+    assert!(seen > TRANSPORTS.len(), "found {seen} files of transports");
+    forbid(&sideways, "transports use nothing of each other");
+}
+
 #[test]
 fn files_of_the_bootstrap_use_each_other_one_way() {
     const FOLDER: &str = "host/src/bootstrap/";

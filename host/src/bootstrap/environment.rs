@@ -74,6 +74,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The ordinal of the GPU for this rank: its number on its machine, or 0 where the launcher does not say it.
+    pub fn device(&self) -> u32 {
+        self.local_rank.unwrap_or(0) as u32
+    }
+
     /// Reads the environment of this process.
     ///
     /// | launcher | rank and world size | on the machine |

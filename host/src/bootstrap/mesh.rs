@@ -95,8 +95,8 @@ impl Member {
     pub(crate) fn connect_peers(&self, deadline: Duration) -> Result<Peers, CommError> {
         let _scope = scope::within(Operation::SetUp);
         let (rank, world_size) = (self.rank(), self.world_size());
-        let applicant =
-            Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline) };
+        let (end, recorder) = (Instant::now().checked_add(deadline), self.recorder().clone());
+        let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
         let left = || applicant.left().unwrap_or(deadline);
         let hosts: Vec<String> = self.tell(HOSTS, &local::host(), left())?;
         let is_local = |peer: usize| hosts[peer] == hosts[rank];

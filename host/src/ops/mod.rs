@@ -41,8 +41,8 @@ pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
 #[cfg(feature = "cuda")]
 pub use ordered::{OrderedAllReduce, PeerAllReduce};
 pub use tensors::{
-    all_gather_owned, all_gather_tensors, all_reduce_tensors, pack, reduce_scatter_owned, reduce_scatter_tensors,
-    unpack,
+    all_gather_owned, all_gather_owned_into, all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack,
+    reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 pub use zero::ZeroPartition;
 

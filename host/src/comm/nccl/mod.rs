@@ -16,7 +16,7 @@
 //!
 //! let launch = Launch::from_env()?;
 //! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
-//! let queue = Queue::new(launch.local_rank.unwrap_or(0) as u32)?;
+//! let queue = Queue::new(launch.device())?;
 //! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
@@ -99,7 +99,7 @@ use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
-use super::{Agreements, Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split};
+use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, ReduceOp, Scaling, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
@@ -448,8 +448,18 @@ impl Ranks for NcclCommunicator {
         Ok(all.iter().flat_map(|bytes| bytemuck::pod_collect_to_vec::<u8, u64>(bytes)).collect())
     }
 
-    fn agreements(&self) -> Option<&Agreements> {
-        Some(&self.agreements)
+    fn ledger(&self) -> Option<&dyn Ledger> {
+        Some(self)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        NcclCommunicator::failure(self)
+    }
+}
+
+impl Ledger for NcclCommunicator {
+    fn agreements(&self) -> &Agreements {
+        &self.agreements
     }
 
     fn announced(&self) -> u64 {
@@ -468,10 +478,6 @@ impl Ranks for NcclCommunicator {
         let operation = Operation::Agreed { agreement };
         self.session.check(scope::called(operation))?;
         self.session.announce(&[Call::without_data(operation)])
-    }
-
-    fn failure(&self) -> Option<Error> {
-        NcclCommunicator::failure(self)
     }
 }
 

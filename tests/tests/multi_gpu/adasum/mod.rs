@@ -10,6 +10,7 @@ mod grid;
 mod known;
 mod large;
 mod layouts;
+mod loose;
 mod nodes;
 mod nonfinite;
 #[path = "../../adasum/on_nodes.rs"]
@@ -100,6 +101,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         known::run(&cases, report);
         nonfinite::run(&cases, report);
         gaps::run(&cases, report);
+        loose::run(&cases, report);
     }
     queued::run(context, report);
     refusals::run(&Cases::new(context, &comm), report);

@@ -136,10 +136,7 @@ impl<'c> OnNodes<'c> {
 
 impl Prepared<Cuda> for OnNodes<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        if buffer.table().fingerprint() != self.fingerprint {
-            let reason = "the buffer has other tensors than the one that this was made for".into();
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        }
+        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
         let _scope = scope::within(self.operation);
         let nodes = self.nodes;
         let Nodes { all, node, .. } = nodes;

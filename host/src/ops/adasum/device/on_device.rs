@@ -11,7 +11,7 @@ use crate::agreement::{all_prepared, same_plan};
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::Communicator;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::memory::Cuda;
 use crate::ops::adasum::Prepared;
 use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
@@ -82,10 +82,7 @@ impl<'c> OnDevice<'c> {
 
 impl Prepared<Cuda> for OnDevice<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
-        if buffer.table().fingerprint() != self.fingerprint {
-            let reason = "the buffer has other tensors than the one that this was made for".into();
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        }
+        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
         let comm = self.comm;
         let _scope = scope::within(self.operation);
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();

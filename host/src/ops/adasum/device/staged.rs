@@ -12,7 +12,7 @@ use crate::buffer::{GradientBuffer, Scratch};
 use crate::call::scope;
 use crate::comm::Communicator;
 use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::memory::Cuda;
 use crate::memory::HostBuffer;
 use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector, Workspace};
@@ -83,10 +83,7 @@ impl Prepared<Cuda> for Staged<'_> {
     /// The host takes part, and returns when the last copy back to the device is in the queue.
     fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
         let comm = self.comm;
-        if buffer.table().fingerprint() != self.fingerprint {
-            let reason = "the buffer has other tensors than the one that this was made for".into();
-            return Err(Error::InvalidArgument { operation: OPERATION, reason });
-        }
+        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
         self.queue.check_same(OPERATION, buffer.queue())?;
         let _scope = scope::within(Operation::AdasumAllReduce(self.options));
         let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
