@@ -171,8 +171,8 @@ impl Member {
                     let thread = thread::Builder::new().name("gradsync-accept".into());
                     thread.spawn_scoped(scope, serve).map_err(|error| self.trouble(error.to_string()))?;
                 }
-                for below in 0..rank {
-                    peers[below] = Some(self.connect_to(below, plan)?);
+                for (below, peer) in peers[..rank].iter_mut().enumerate() {
+                    *peer = Some(self.connect_to(below, plan)?);
                 }
                 while let Some(missing) = missing(&peers, rank) {
                     self.check_wait(plan, &missing)?;
