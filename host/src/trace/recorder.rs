@@ -320,12 +320,8 @@ mod tests {
         let second = recorder.record([transfer, transfer, barrier()]);
         recorder.finish_transfer(Operation::Send { peer: 0 });
         second.end(&Err::<(), _>("a reason"));
-        let expected = [
-            (1, CallState::Finished),
-            (1, CallState::Finished),
-            (1, CallState::Failed),
-            (2, CallState::Failed),
-        ];
+        let expected =
+            [(1, CallState::Finished), (1, CallState::Finished), (1, CallState::Failed), (2, CallState::Failed)];
         assert_eq!(states(&recorder), expected);
         let trace = recorder.trace();
         assert_eq!((trace.failure.as_deref(), trace.rank, recorder.origin()), (Some("a reason"), 1, 7));

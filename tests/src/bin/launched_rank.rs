@@ -79,8 +79,8 @@ fn threads() {
         let mut data = [1.0f32; 5];
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         if comm.rank() == 2 {
-            // It goes on once another has failed.
-            let _ = is_done.lock().unwrap().recv();
+            // It goes on once the others have failed, or have panicked.
+            (0..2).for_each(|_| _ = is_done.lock().unwrap().recv());
             return;
         }
         let sums = comm.split(Some(0), 0);

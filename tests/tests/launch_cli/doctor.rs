@@ -46,7 +46,9 @@ fn json_has_the_facts_of_every_rank() {
 fn ranks_on_one_gpu_are_a_problem_with_a_remedy() {
     let doctor = Finished::of(gradsync(&["doctor", "-n", "2"]).env("CUDA_VISIBLE_DEVICES", "5,5"));
     assert_eq!(doctor.code, Some(1), "{}", doctor.stderr);
-    for words in ["problem: ranks 0, 1 share GPU 5 of ", "remedy: give each rank a GPU of its own", "1 problem was found"] {
+    for words in
+        ["problem: ranks 0, 1 share GPU 5 of ", "remedy: give each rank a GPU of its own", "1 problem was found"]
+    {
         assert!(doctor.stdout.contains(words), "{words}: {}", doctor.stdout);
     }
 }
@@ -67,9 +69,11 @@ fn too_many_threads_and_few_descriptors_are_problems() {
 fn without_a_launcher_the_doctor_says_how_to_start_it() {
     Finished::of(&mut rank(&[], &[])).refused("no launcher", &["RANK", "remedy: start the ranks by a launcher"]);
     let alone = [("RANK", "0"), ("WORLD_SIZE", "2")];
-    Finished::of(&mut rank(&alone, &[])).refused("no address", &["MASTER_ADDR", "remedy: export MASTER_ADDR and MASTER_PORT"]);
+    Finished::of(&mut rank(&alone, &[]))
+        .refused("no address", &["MASTER_ADDR", "remedy: export MASTER_ADDR and MASTER_PORT"]);
     let no_secret = [&alone[..], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "9")]].concat();
-    Finished::of(&mut rank(&no_secret, &[])).refused("no secret", &["GRADSYNC_SECRET", "remedy: export GRADSYNC_SECRET="]);
+    Finished::of(&mut rank(&no_secret, &[]))
+        .refused("no secret", &["GRADSYNC_SECRET", "remedy: export GRADSYNC_SECRET="]);
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub(crate) const RANK: &str = env!("CARGO_BIN_EXE_launched_rank");
 /// A command of the program, without what the environment of the tests may have for ranks.
 pub(crate) fn gradsync(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary());
-    for name in ["RANK", "WORLD_SIZE", "GRADSYNC_SECRET", "GRADSYNC_TRACE_DIR", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"] {
+    for name in ["RANK", "WORLD_SIZE", "GRADSYNC_SECRET", "GRADSYNC_TRACE_DIR", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"]
+    {
         command.env_remove(name);
     }
     command.args(arguments);

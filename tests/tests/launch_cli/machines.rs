@@ -90,7 +90,8 @@ fn all_machines_restart_together() {
 
 #[test]
 fn machines_need_a_secret_that_others_cannot_read() {
-    let refused = |command: &mut std::process::Command, words: &[&str]| Finished::of(command).refused("no secret", words);
+    let refused =
+        |command: &mut std::process::Command, words: &[&str]| Finished::of(command).refused("no secret", words);
     let base = ["launch", "-n", "1", "--nodes", "2", "--master", "127.0.0.1:9"];
     refused(gradsync(&base).args(["--", "true"]), &["gradsync secret", "--secret-file"]);
     let meeting = Meeting::new();

@@ -63,7 +63,11 @@ mod tests {
         const MS: i128 = 1_000_000;
         let ahead = 5000 * MS;
         let first = vec![(0, 10 * MS), (20 * MS, 24 * MS), (30 * MS, 33 * MS)];
-        let other = vec![(ahead + 7 * MS, ahead + 9 * MS), (ahead + 19 * MS, ahead + 23 * MS), (ahead + 31 * MS, ahead + 33 * MS)];
+        let other = vec![
+            (ahead + 7 * MS, ahead + 9 * MS),
+            (ahead + 19 * MS, ahead + 23 * MS),
+            (ahead + 31 * MS, ahead + 33 * MS),
+        ];
         let Offset { seconds, uncertainty } = offset(&first, &other);
         assert!((seconds - 5.0).abs() <= uncertainty && uncertainty < 0.003, "{seconds} ± {uncertainty}");
         let own = offset(&first, &first);

@@ -52,7 +52,10 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
     mpi(ranks, &mut found);
     for (rank, clock) in ranks.iter().zip(clocks) {
         if clock.seconds.abs() - clock.uncertainty > CLOCK {
-            let text = format!("the clock of rank {} ({}) differs from rank 0's by {:.1} s", rank.rank, rank.host, clock.seconds);
+            let text = format!(
+                "the clock of rank {} ({}) differs from rank 0's by {:.1} s",
+                rank.rank, rank.host, clock.seconds
+            );
             found.push(problem(text, "synchronise the clocks of all machines, by chrony or another client of NTP"));
         }
     }
@@ -83,17 +86,24 @@ fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
     for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
         if of.len() > 1 && local_rank.is_some() {
             let text = format!("{} of {host} have the same local rank {}", listed(&of), local_rank.unwrap_or_default());
-            found.push(problem(text, "unset LOCAL_RANK and other variables of a launcher that did not start these ranks"));
+            found.push(problem(
+                text,
+                "unset LOCAL_RANK and other variables of a launcher that did not start these ranks",
+            ));
         }
     }
     for (host, of) in by(ranks, |rank| rank.host.clone()) {
         let told = ranks.iter().find(|rank| rank.host == host).and_then(|rank| rank.local_world_size);
         if let Some(told) = told.filter(|told| *told != of.len()) {
             let text = format!("{host} has {} ranks, and its launcher says {told}", of.len());
-            found.push(problem(text, "machines need different names; several launchers on one machine share its cores and GPUs"));
+            found.push(problem(
+                text,
+                "machines need different names; several launchers on one machine share its cores and GPUs",
+            ));
         }
         let of_host = || ranks.iter().filter(|rank| rank.host == host);
-        let (threads, cores) = (of_host().map(|rank| rank.threads).sum::<usize>(), of_host().map(|rank| rank.cores).max());
+        let (threads, cores) =
+            (of_host().map(|rank| rank.threads).sum::<usize>(), of_host().map(|rank| rank.cores).max());
         let cores = cores.unwrap_or(1);
         if of.len() > 1 && threads > cores.max(of.len()) {
             let text = format!("the {} ranks of {host} use {threads} threads on {cores} cores", of.len());
@@ -121,7 +131,8 @@ fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
         let first = with_gpus.iter().find(|rank| rank.rank == of[0]);
         let pairs = first.map_or(&[][..], |rank| &rank.unreachable_gpus[..]);
         if let (true, Some((device, peer))) = (of.len() > 1, pairs.first()) {
-            let text = format!("GPU {device} of {host} cannot reach the memory of GPU {peer} (of {} such pairs)", pairs.len());
+            let text =
+                format!("GPU {device} of {host} cannot reach the memory of GPU {peer} (of {} such pairs)", pairs.len());
             let remedy = "nothing needs it, but kernels that read peers' memory are not used: look at `nvidia-smi topo -p2p r`, and at the IOMMU and ACS \
                           settings of the machine";
             found.push(problem(text, remedy));
@@ -150,19 +161,27 @@ fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
 }
 
 fn limits(ranks: &[Facts], found: &mut Vec<Problem>) {
-    let mut few = |what: &str, need: u64, value: fn(&Facts) -> Option<u64>, concerns: &dyn Fn(&Facts) -> bool, remedy: &str| {
-        let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
-        let of: Vec<&Facts> = ranks.iter().filter(is_few).collect();
-        if let Some(first) = of.first() {
-            let numbers: Vec<usize> = of.iter().map(|rank| rank.rank).collect();
-            let value = value(first).unwrap_or_default();
-            let text = format!("{} of {} have {value} {what}, less than {need}", listed(&numbers), first.host);
-            found.push(problem(text, remedy));
-        }
-    };
+    let mut few =
+        |what: &str, need: u64, value: fn(&Facts) -> Option<u64>, concerns: &dyn Fn(&Facts) -> bool, remedy: &str| {
+            let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
+            let of: Vec<&Facts> = ranks.iter().filter(is_few).collect();
+            if let Some(first) = of.first() {
+                let numbers: Vec<usize> = of.iter().map(|rank| rank.rank).collect();
+                let value = value(first).unwrap_or_default();
+                let text = format!("{} of {} have {value} {what}, less than {need}", listed(&numbers), first.host);
+                found.push(problem(text, remedy));
+            }
+        };
     let need = DESCRIPTORS.max(8 * ranks.len() as u64);
-    few("descriptors", need, |rank| rank.descriptors, &|_| true, "raise `ulimit -n`, or LimitNOFILE of the service that starts the ranks");
-    let remedy = "raise `ulimit -l` to unlimited for RDMA: in /etc/security/limits.conf, or docker run --ulimit memlock=-1";
+    few(
+        "descriptors",
+        need,
+        |rank| rank.descriptors,
+        &|_| true,
+        "raise `ulimit -n`, or LimitNOFILE of the service that starts the ranks",
+    );
+    let remedy =
+        "raise `ulimit -l` to unlimited for RDMA: in /etc/security/limits.conf, or docker run --ulimit memlock=-1";
     few("bytes of locked memory", LOCKED_BYTES, |rank| rank.locked_bytes, &|rank| rank.has_infiniband, remedy);
     let has_peers = |rank: &Facts| rank.gpus.len() > 1 && rank.nccl.is_some();
     let remedy = "NCCL meets there: docker run --shm-size=1g or --ipc=host; Kubernetes: an emptyDir of medium Memory at /dev/shm";

@@ -77,11 +77,15 @@ fn remedy(error: &BootstrapError) -> &'static str {
         BootstrapError::DuplicateRank { .. } => {
             "start each rank once: each machine needs a number of its own (--node-rank), and each job a MASTER_PORT of its own"
         }
-        BootstrapError::GenerationMismatch { .. } => "end the ranks that an earlier start has left, or choose another MASTER_PORT",
+        BootstrapError::GenerationMismatch { .. } => {
+            "end the ranks that an earlier start has left, or choose another MASTER_PORT"
+        }
         BootstrapError::PortBusy { .. } => {
             "choose another MASTER_PORT, or end the program that listens there (`ss -ltnp`); MASTER_ADDR must be the machine of rank 0"
         }
-        BootstrapError::CannotListen { .. } => "MASTER_ADDR must be an address of the machine of rank 0, with a port from 1024 on",
+        BootstrapError::CannotListen { .. } => {
+            "MASTER_ADDR must be an address of the machine of rank 0, with a port from 1024 on"
+        }
         BootstrapError::Unreachable { .. } => {
             "MASTER_ADDR must be the machine of rank 0, by a name that this machine resolves (`getent hosts NAME`), and the firewall of that machine must \
              let TCP connections to MASTER_PORT pass; rank 0 must run"

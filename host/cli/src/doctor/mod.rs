@@ -94,7 +94,8 @@ impl Doctor {
     #[cfg(target_os = "linux")]
     fn launch(&self, ranks: u32) -> Result<ExitCode, String> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut arguments = vec![program.into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
+        let mut arguments =
+            vec![program.into(), "doctor".into(), "--deadline".into(), self.deadline.to_string().into()];
         arguments.extend(self.json.then(|| "--json".into()));
         crate::launch::Launch::of(ranks, arguments).run()
     }

@@ -5,7 +5,18 @@ use super::diagnosis::Problem;
 use super::facts::Facts;
 
 const HEADINGS: [&str; 12] = [
-    "rank", "host", "address", "process", "local", "GPU", "NCCL", "MPI", "threads", "clock", "descriptors", "/dev/shm",
+    "rank",
+    "host",
+    "address",
+    "process",
+    "local",
+    "GPU",
+    "NCCL",
+    "MPI",
+    "threads",
+    "clock",
+    "descriptors",
+    "/dev/shm",
 ];
 
 pub(super) fn text(ranks: &[Facts], clocks: &[Offset], problems: &[Problem]) -> String {

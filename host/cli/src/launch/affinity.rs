@@ -6,7 +6,9 @@ use std::{fs, io, mem};
 /// rank. Where there are fewer processors than ranks, ranks share them.
 pub(super) fn shares(ranks: usize) -> io::Result<Vec<Vec<usize>>> {
     let mut processors = allowed()?;
-    processors.sort_by_key(|&processor| (topology(processor, "physical_package_id"), topology(processor, "core_id"), processor));
+    processors.sort_by_key(|&processor| {
+        (topology(processor, "physical_package_id"), topology(processor, "core_id"), processor)
+    });
     Ok(divide(&processors, ranks))
 }
 

@@ -122,7 +122,9 @@ impl<'a> Generation<'a> {
         while self.ranks.iter().any(Rank::is_running) || self.awaits_machines() {
             match self.events.next(self.patience()) {
                 Some(Event::Ended(generation, rank)) if generation == self.number => self.ended(rank)?,
-                Some(Event::AllMachines(generation, outcome)) if generation == self.number => self.machines_done(outcome),
+                Some(Event::AllMachines(generation, outcome)) if generation == self.number => {
+                    self.machines_done(outcome)
+                }
                 Some(Event::Signal(signal)) => self.signal(signal),
                 Some(_) => {}
                 None => self.look(),
@@ -284,7 +286,10 @@ impl<'a> Generation<'a> {
         }
         *end = Instant::now() + Duration::from_secs(1);
         for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
-            say("warning", format_args!("rank {} has not ended within {} s, and is killed", rank.number, self.launch.grace));
+            say(
+                "warning",
+                format_args!("rank {} has not ended within {} s, and is killed", rank.number, self.launch.grace),
+            );
             rank.signal(libc::SIGKILL);
         }
     }

@@ -38,7 +38,11 @@ impl Guard {
             let line = line.map_err(|error| error.to_string())?;
             let Some((sign, number)) = line.split_at_checked(1) else { continue };
             let Some(group) = number.parse().ok().and_then(Pid::from_raw) else { continue };
-            if sign == "+" { groups.insert(group) } else { groups.remove(&group) };
+            if sign == "+" {
+                groups.insert(group)
+            } else {
+                groups.remove(&group)
+            };
         }
         // A group that is gone is the aim.
         groups.into_iter().for_each(|group| _ = kill_process_group(group, Signal::KILL));

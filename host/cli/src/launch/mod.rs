@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use gradsync_cli::messages::{complain, say};
 
 pub(crate) use self::arguments::Launch;
-pub(crate) use self::guard::Guard;
 use self::generation::{Generation, Outcome};
+pub(crate) use self::guard::Guard;
 use self::nodes::Nodes;
 use self::signals::Listener;
 

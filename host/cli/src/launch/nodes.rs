@@ -99,7 +99,8 @@ impl Nodes {
             .with_generation(u64::from(generation))
             .with_deadline(Duration::from_secs_f64(launch.join_deadline));
         let (own, count) = (self.own, self.count);
-        let member = events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
+        let member =
+            events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
         let member = Arc::new(member);
         let hello = Hello { ranks, start: (own == 0).then(|| start(launch)).transpose()? };
         let bytes = postcard::to_stdvec(&hello).map_err(|error| error.to_string())?;

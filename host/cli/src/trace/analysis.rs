@@ -234,7 +234,10 @@ impl Analysis {
             causes: causes.into_iter().map(|rank| Cause { rank, state: state(rank) }).collect(),
             cycle,
             failures: failures(&groups),
-            last: groups.iter().flat_map(|group| ranks(group).into_iter().filter_map(|rank| last(group, rank))).collect(),
+            last: groups
+                .iter()
+                .flat_map(|group| ranks(group).into_iter().filter_map(|rank| last(group, rank)))
+                .collect(),
         }
     }
 }
@@ -277,7 +280,10 @@ fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -
     let Some(Latest { group, trace, call, written }) = latest(rank, groups) else {
         return match traces.get(&rank) {
             Some(_) => "it has made no call yet".into(),
-            None => "it has written no record: it has not come to a call of gradsync, does not run any more, or is stopped".into(),
+            None => {
+                "it has written no record: it has not come to a call of gradsync, does not run any more, or is stopped"
+                    .into()
+            }
         };
     };
     let seconds = written - call.changed;

@@ -117,7 +117,8 @@ impl Rendezvous {
         let mut state = self.lock();
         let (split, world_size) = (state.completed, members.len());
         let new = || {
-            let recorder = |(rank, member): (usize, &usize)| Some(self.recorders.get(*member)?.split(split, members, rank));
+            let recorder =
+                |(rank, member): (usize, &usize)| Some(self.recorders.get(*member)?.split(split, members, rank));
             let recorders = members.iter().enumerate().filter_map(recorder).collect();
             (Arc::new(Rendezvous::new(world_size, self.deadline, recorders)), world_size)
         };
