@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::Requests;
 use super::link::{Link, LinkError};
 use super::mailbox::{Mailboxes, Payload};
@@ -134,7 +134,7 @@ impl Handshake {
     }
 
     /// Receives the failures that other ranks have sent since the last call, without waiting.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) fn listen(&self, operation: Operation) -> Result<()> {
         self.check(operation)?;
         let heard = self.pump(operation).and_then(|()| self.look_for_failure());
@@ -383,7 +383,7 @@ impl Handshake {
 
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
     /// call it, and each gets a failure if one has failed.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         self.take_step(operation, || match own {
             Ok(()) => self.agree_on(operation, &Record::Closed),
@@ -449,7 +449,7 @@ impl Handshake {
     }
 
     /// Waits until all messages are sent and received.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
         let outcome = requests.finish(&*self.link, self.deadline);
         outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))

@@ -6,7 +6,7 @@ use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 use std::time::{Duration, Instant};
 
 use super::record::Record;
@@ -167,7 +167,7 @@ impl Requests {
 
     /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
     /// aborted: the transport would go on to use memory after the call that has borrowed it.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(super) fn finish(mut self, link: &dyn Link, deadline: Duration) -> Result<(), LinkError> {
         let mut failed: Option<Instant> = None;
         while !self.progress() {

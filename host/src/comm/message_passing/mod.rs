@@ -29,13 +29,13 @@ use self::handshake::Handshake;
 pub(in crate::comm) use self::handshake::Wait;
 pub(in crate::comm) use self::link::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Requests};
 pub(in crate::comm) use self::point_to_point::Half;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
 pub(in crate::comm) use self::transfer::Transfer;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::transfer::{Scratch, part_len};
 use self::windows::PeerMappings;
 use super::collective::check_peer;
@@ -263,9 +263,9 @@ pub(in crate::comm) enum SetUp {
     Map,
     Mailboxes,
     Read,
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     Device,
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     Connect,
 }
 
