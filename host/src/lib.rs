@@ -20,7 +20,7 @@
 //! | tensor parallelism | [`ops::tensor_parallel`] |
 //! | whole training steps | [`train`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
-//! | ranks as threads; as MPI processes; with a GPU each | [`comm::local`]; `comm::mpi`; `comm::nccl` |
+//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |
 //! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
@@ -33,7 +33,7 @@
 //! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
-//! Modules in plain type are there with the feature `cuda` or `mpi`.
+//! Modules in plain type are there with the feature `cuda` or `mpi`, and `comm::process` on Unix.
 //!
 //! # Features
 //!

@@ -99,7 +99,7 @@ fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) ->
 }
 
 /// Connects and proves itself.
-fn approach(
+pub(super) fn approach(
     applicant: &Applicant,
     name: &str,
     address: SocketAddr,

@@ -115,7 +115,7 @@ impl Member {
     }
 
     /// Gathers a value of every rank.
-    fn tell<T: Serialize + serde::de::DeserializeOwned>(
+    pub(super) fn tell<T: Serialize + serde::de::DeserializeOwned>(
         &self,
         kind: usize,
         own: &T,
@@ -134,7 +134,7 @@ impl Member {
     }
 
     /// The address at which this rank can reach another.
-    fn address_of(&self, rank: usize) -> IpAddr {
+    pub(super) fn address_of(&self, rank: usize) -> IpAddr {
         let seen = self.network.addresses.get(rank).copied().flatten();
         let coordinator = match &self.uplink {
             Uplink::Remote(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
@@ -147,6 +147,6 @@ impl Member {
 }
 
 fn malformed(rank: usize) -> CommError {
-    let reason = "what it told the others in a split does not parse".into();
+    let reason = "what it told the others does not parse".into();
     CommError::InvalidCall { operation: Operation::Split, rank, reason }
 }

@@ -46,7 +46,6 @@ impl Call {
     }
 
     /// Bytes of its elements.
-    #[cfg(feature = "mpi")]
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.map_or(0, DataType::size_bytes)
     }

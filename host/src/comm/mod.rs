@@ -10,11 +10,12 @@
 //! | transport | ranks | memory |
 //! |---|---|---|
 //! | [`local`] | threads of one process | [`Host`] |
+//! | `process` (Unix) | processes of one machine, without MPI; small data between machines | [`Host`] |
 //! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
-//! Each transport implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
+//! Each transport implements the traits on its own, but for processes, which have the handshake and the movement of data in common whether MPI joins them or not. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
 //! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
 //!
 //! # Deadlines
@@ -26,6 +27,7 @@
 //! | made by | with another deadline |
 //! |---|---|
 //! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
+//! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
@@ -33,10 +35,14 @@
 mod collective;
 mod collectives;
 pub mod local;
+#[cfg(any(unix, feature = "mpi"))]
+mod message_passing;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(unix)]
+pub mod process;
 mod reduction;
 
 use std::cell::RefCell;

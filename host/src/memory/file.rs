@@ -74,7 +74,7 @@ impl MemoryFile {
     }
 
     /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+    #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
     }
@@ -136,7 +136,7 @@ impl Open {
 ///
 /// # Safety
 /// No other code of this process uses the bytes meanwhile.
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
     let address = bytes.cast::<u8>().addr();
@@ -168,7 +168,7 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl FileHandle {
     /// How many words a handle is.
     pub(crate) const WORDS: usize = 2;
@@ -214,7 +214,7 @@ impl FileHandle {
     }
 }
 
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl Mapped {
     /// Whether its owner has not dropped the memory.
     pub(crate) fn has_owner(&self) -> bool {
@@ -360,7 +360,7 @@ mod system {
     }
 }
 
-#[cfg(all(test, target_os = "linux", feature = "mpi"))]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 

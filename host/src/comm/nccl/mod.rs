@@ -77,6 +77,8 @@
 //! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
 
 mod group;
+#[cfg(unix)]
+mod host;
 mod options;
 mod primitive;
 mod scaling;
@@ -123,6 +125,9 @@ pub struct NcclCommunicator {
     /// Held by graphs too.
     end: Arc<End>,
     agreements: Agreements,
+    /// For host memory, once it has been asked for.
+    #[cfg(unix)]
+    host: std::cell::OnceCell<super::process::ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -158,7 +163,14 @@ impl NcclCommunicator {
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
         let end = Arc::new(End::new(session.clone(), watcher));
-        Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
+        Ok(Self {
+            session,
+            end,
+            agreements: Agreements::default(),
+            #[cfg(unix)]
+            host: std::cell::OnceCell::new(),
+            one_thread: PhantomData,
+        })
     }
 
     /// Like [`Split::split`], on a queue of the same device, with these options.
