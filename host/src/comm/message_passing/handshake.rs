@@ -22,6 +22,7 @@ use super::mailbox::{Mailboxes, Payload};
 use super::record::{EagerBytes, Record};
 use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
+use crate::trace::CurrentCall;
 
 /// How long a wait spins, and how long it sleeps between two polls afterwards.
 const SPIN: Duration = Duration::from_millis(5);
@@ -44,6 +45,8 @@ pub(in crate::comm) struct Handshake {
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
+    /// The record of this rank's calls.
+    calls: CurrentCall,
 }
 
 /// A failure on its way to the caller.
@@ -55,8 +58,8 @@ pub(in crate::comm) struct Failure {
 }
 
 impl Handshake {
-    pub(super) fn new(link: Box<dyn Link>, deadline: Duration) -> Self {
-        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+    pub(super) fn new(link: Box<dyn Link>, deadline: Duration, calls: CurrentCall) -> Self {
+        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None), calls }
     }
 
     /// Replaces records by mailboxes, on all ranks alike.
@@ -70,6 +73,11 @@ impl Handshake {
 
     pub(in crate::comm) fn link(&self) -> &dyn Link {
         &*self.link
+    }
+
+    /// The record of this rank's calls.
+    pub(super) fn calls(&self) -> &CurrentCall {
+        &self.calls
     }
 
     pub(super) fn deadline(&self) -> Duration {
@@ -102,6 +110,7 @@ impl Handshake {
                 self.tell_failure(peer, failure.error.clone());
             }
         }
+        self.calls.failed(&error);
         error.into()
     }
 
@@ -149,6 +158,7 @@ impl Handshake {
     /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
     pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
+        self.calls.begin([call]);
         let outcome = self.first_round(call, payload).and_then(|received| self.second_round(call).map(|()| received));
         self.complete(call, outcome)
     }
@@ -158,12 +168,14 @@ impl Handshake {
     /// ends in any case, and until then no rank has lost anything.
     pub(super) fn agree_within_epoch(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
+        self.calls.begin([call]);
         self.complete(call, self.first_round(call, payload))
     }
 
     fn complete<T>(&self, call: Call, outcome: Result<T, Failure>) -> Result<T> {
         let given = outcome.map_err(|failure| self.fail(call.operation, failure))?;
         self.count_completed();
+        self.calls.matched();
         Ok(given)
     }
 

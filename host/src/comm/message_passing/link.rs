@@ -35,6 +35,9 @@ pub(in crate::comm) struct LinkError(pub(in crate::comm) String);
 
 /// A group of ranks, of which this process is one, and the messages among them.
 pub(in crate::comm) trait Link: fmt::Debug + Send {
+    /// The name of the transport in records of calls.
+    fn transport(&self) -> &'static str;
+
     /// This rank.
     fn rank(&self) -> usize;
 
