@@ -63,7 +63,7 @@
 //! for the queue by other means says nothing about the comparison. So counts that differ are no way to carry on: the error is final.
 //!
 //! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, as far as the writer's count goes. So where a
-//! communicator has two ranks in one process, every call waits until it has been compared, whatever [`NcclOptions::checks`] says.
+//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] says.
 //!
 //! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by
 //! [`launch`](NcclCommunicator::launch) is one call, [`Operation::Graph`], whatever is in the graph.
