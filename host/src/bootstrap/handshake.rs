@@ -23,7 +23,7 @@ use crate::error::BootstrapError;
 const MAGIC: [u8; 8] = *b"gradsync";
 /// Ranks of different versions refuse each other. The version goes up with every change of the messages, and so also with every change of the
 /// bytes of a [`Call`](crate::Call), an operation or an error.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// The magic, the version and a nonce.
 const GREETING: usize = 44;

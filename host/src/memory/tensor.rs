@@ -32,7 +32,7 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
     pub fn of(data: M::Slice<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check_shape(M::len(data), &shape)?;
         Ok(Self { data, shape })
@@ -56,7 +56,7 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// A copy of the elements in host memory. In GPU memory the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that failed.
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         M::to_vec(self.data)
     }
@@ -66,7 +66,7 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
     pub fn of(data: M::SliceMut<'a>, shape: Cow<'a, [usize]>) -> Result<Self> {
         check_shape(M::len(M::as_slice(&data)), &shape)?;
         Ok(Self { data, shape })
@@ -100,7 +100,7 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is put into the queue, and the call waits for it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] and [`Error::DTypeMismatch`], where nothing is written; `Error::Cuda`.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written; `Error::Cuda`.
     pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
         M::copy_from_slice(self.data_mut(), source.into())
     }
@@ -110,7 +110,7 @@ impl<'a> TensorView<'a> {
     /// Gives a slice a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
     pub fn new(data: impl Into<Slice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
@@ -120,7 +120,7 @@ impl<'a> TensorViewMut<'a> {
     /// Gives a slice a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
     pub fn new(data: impl Into<SliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
@@ -131,7 +131,7 @@ impl<'a> TensorView<'a, Cuda> {
     /// Gives device memory a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the memory.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
     pub fn on_device(data: impl Into<DeviceSlice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
@@ -142,7 +142,7 @@ impl<'a> TensorViewMut<'a, Cuda> {
     /// Gives device memory a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless the shape has as many elements as the memory.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
     pub fn on_device(data: impl Into<DeviceSliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }

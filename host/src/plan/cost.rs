@@ -1,6 +1,6 @@
 //! What Adasum costs on many ranks, as pure arithmetic: bytes on the wire, steps, products; and which [`Scheme`] is the fastest.
 //!
-//! A scheme is a list of collectives and kernels, its [`phases`]. Its [`Work`] is counted by formulas, for the rank that does most, and
+//! A scheme is a list of collectives and kernels, its `phases`. Its `Work` is counted by formulas, for the rank that does most, and
 //! takes the time that [`Parameters`] say. Nothing here measures, or runs, anything: the program that measures fits parameters to what it
 //! found, and simulates the messages of the phases one by one as a check.
 //!

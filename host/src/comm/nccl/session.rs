@@ -267,7 +267,8 @@ impl Session {
         }
         let (recorder, announced) = (self.member.recorder(), self.member.announced());
         let announced = if self.options.checks { announced } else { 0 };
-        let posted = calls.iter().map(|&call| recorder.post(call, announced)).last();
+        // `fold`, not `last`: every call is posted.
+        let posted = calls.iter().fold(None, |_, &call| Some(recorder.post(call, announced)));
         let (sequence, number) = posted.unwrap_or_default();
         queue.make_current()?;
         let begun = Begun { sequence, number, call: *last, started: Instant::now() };
