@@ -14,7 +14,7 @@ use crate::group::{Meeting, Way, barrier, on_ranks, refused};
 use crate::{AT_ONCE, PLENTY};
 
 /// The protocol's, so that strangers are not refused for another one.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Connects once rank 0 listens.
 fn connect(meeting: &Meeting) -> TcpStream {
