@@ -11,7 +11,7 @@
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
-//! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`], so that results have the same bits as
+//! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`](crate::comm::ReduceOp), so that results have the same bits as
 //! with [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
 //! 7.4.2) and are never matched with the caller's own.
 //!
