@@ -142,12 +142,11 @@ pub const VECTOR_BYTES: usize = 16;
 pub const fn stream_unroll(to: DType, from: DType) -> usize {
     if from.size_bytes() > to.size_bytes() { 2 } else { 1 }
 }
-/// Elements of the chunk that one block of a reduction adds up, for segments of `total` elements together: 4096 to 8192 chunks, as many as
-/// whole steps of a block allow, of no fewer than 2048 elements. It never depends on the device, so that results do not either.
+/// Elements that one block of a reduction takes at most, for segments of `total` elements together, unless one chunk is longer: 4096 to 8192
+/// blocks, of no fewer than 2048 elements. A block adds up its chunks one by one, so that results do not depend on this number.
 ///
-/// On an H200, larger chunks of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost; and of
-/// more partial sums, the blocks that add them up are not done with all but the last when those come.
-pub const fn reduce_chunk_len(total: usize) -> usize {
+/// On an H200, larger parts of 256 MiB end so unevenly, and smaller ones begin so often, that up to a tenth of the bandwidth is lost.
+pub const fn reduce_stretch_len(total: usize) -> usize {
     let len = total >> 13;
     if len <= LEAST_CHUNK { LEAST_CHUNK } else { len.next_multiple_of(2 * LEAST_CHUNK) }
 }
@@ -158,12 +157,12 @@ const LEAST_CHUNK: usize = 2048;
 /// of few bf16 vectors compute so much for what they read that they lose by it, on an H200.
 pub const fn combine_chunk_len(total: usize, from: DType, vectors: usize) -> usize {
     let is_slow = matches!(from, DType::BF16) && vectors <= 4;
-    if is_slow && reduce_chunk_len(total) > LEAST_CHUNK { 2 * LEAST_CHUNK } else { LEAST_CHUNK }
+    if is_slow && reduce_stretch_len(total) > LEAST_CHUNK { 2 * LEAST_CHUNK } else { LEAST_CHUNK }
 }
 
-/// Elements of the chunk that one block of the kernels over peers' memory handles: about 512 chunks, of up to 64 KiB. It never depends on the
-/// device, so that results do not either.
-pub const fn peer_chunk_len(total: usize, dtype: DType) -> usize {
+/// Elements that one job of the kernels over peers' memory takes at most: about 512 jobs, of up to 64 KiB. Those that multiply take two chunks at
+/// least, one for each team of the block. Results do not depend on it.
+pub const fn peer_stretch_len(total: usize, dtype: DType) -> usize {
     let most = (64 << 10) / dtype.size_bytes();
     let len = (total >> 9).next_power_of_two();
     if len < LEAST_CHUNK {
@@ -240,6 +239,33 @@ pub struct Span {
     pub first_block: u64,
 }
 
+/// One segment of a window of an arena, as reductions find their chunks in it.
+///
+/// A chunk's place and length follow from its tensor alone. A layer that several windows divide has a row of sums for each of its chunks in all
+/// windows, behind the rows of whole layers; this window's chunks are neighbours among them. Where all segments are one layer, the first has its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ChunkedSpan {
+    /// First element, counted from the start of the window.
+    pub begin: u64,
+    /// Elements.
+    pub len: u64,
+    /// Elements of a chunk; the last one may be shorter.
+    pub chunk_len: u64,
+    /// Index of its first chunk: the number of chunks of all segments before it.
+    pub first_chunk: u64,
+    /// Chunks that one block takes; the last one may have fewer.
+    pub chunks_of_block: u64,
+    /// Index of the first block for this segment.
+    pub first_block: u64,
+    /// The first of the layer's rows for chunks, or 0 for a layer that is not divided.
+    pub first_row: u64,
+    /// How many such rows the layer has.
+    pub rows: u64,
+    /// How many of them are of chunks in front of this window.
+    pub rows_before: u64,
+}
+
 /// The type of a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Param {
@@ -302,8 +328,10 @@ macro_rules! pairs_of {
 const STREAM: &[Param] = &[Pointer, Pointer, U64];
 /// `(pieces, piece count)`.
 const PIECES: &[Param] = &[Pointer, U64];
-/// `(partials, totals, inputs…, spans, span count, layer count, chunk count, chunk length)`, as the kernels that reduce begin and end: one block
-/// for each chunk, then one for each layer and sum. `partials[sum][chunk]` are [`EMPTY_BYTE`]s before and after; `totals[layer][product]`.
+/// `(partials, totals, inputs…, chunked spans, span count, layer count, block count, chunk count)`, as the kernels that reduce begin and end: so
+/// many blocks for the chunks, then one for each layer and sum. `partials[sum][chunk]` are [`EMPTY_BYTE`]s before and after;
+/// `totals[row][product]`, with a row for each layer, and behind those the rows of divided layers ([`ChunkedSpan`]), whose chunks in other windows
+/// become zero; `fold_sums` adds them up.
 const REDUCE_ONE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 const REDUCE_TWO: &[Param] = &[Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
 
@@ -383,13 +411,15 @@ pub const DTYPE_ENTRIES: [[Entry; 4]; 8] = [
 ];
 /// Kernels over one dtype that reach into the memory of peers.
 pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
-    // (peers, weights, tree, cancelled, short, totals, partials, spans, span count, chunk count, chunk length, senders): one job for each sender,
-    // chunk, PEER_LAYERS layers and chunk, in this order, on any number of blocks; every rank's window becomes Adasum of all
+    // (peers, weights, tree, cancelled, short, totals, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk
+    // length, senders): one job for each sender, block of chunks, PEER_LAYERS layers and chunk of the result, in this order, on any number of
+    // blocks; every rank's window becomes Adasum of all
     dtypes_of!("peer_adasum", "_p2", LaunchBounds::of_peers(2), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p4", LaunchBounds::of_peers(4), PEER_ADASUM),
     dtypes_of!("peer_adasum", "_p8", LaunchBounds::of_peers(8), PEER_ADASUM),
-    // (peers, tree, partials, spans, span count, chunk count, chunk length, senders): one job for each sender, for each level for each chunk
-    // and PEER_LAYERS layers, and for each chunk; as above, for groups of exactly that many ranks
+    // (peers, tree, partials, chunked spans, span count, block count, chunk count, spans, chunk count, chunk length, senders): one job for each
+    // sender, for each level for each block of chunks and PEER_LAYERS layers, and for each chunk of the result; as above, for groups of exactly
+    // that many ranks
     dtypes_of!("peer_tree", "_p2", LaunchBounds::of_peers(2), PEER_TREE),
     dtypes_of!("peer_tree", "_p4", LaunchBounds::of_peers(4), PEER_TREE),
     dtypes_of!("peer_tree", "_p8", LaunchBounds::of_peers(8), PEER_TREE),
@@ -400,13 +430,13 @@ pub const PEER_ENTRIES: [[Entry; 4]; 9] = [
     dtypes_of!("peer_reduce", "_p8", LaunchBounds::of_peers(8), PEER_REDUCE),
 ];
 const PEER_ADASUM: &[Param] =
-    &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
-const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, U64];
+    &[Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
+const PEER_TREE: &[Param] = &[Pointer, Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64];
 const PEER_REDUCE: &[Param] = &[Pointer, F64, U64, U64];
 const GRAM: &[Param] = &[Pointer, Pointer, Pointer, U64, U64, U64, Pointer, U64, U64, U64, U64];
 
 /// Kernels that know no dtype.
-pub const PLAIN_ENTRIES: [Entry; 7] = [
+pub const PLAIN_ENTRIES: [Entry; 8] = [
     plain("empty", LaunchBounds::STREAM, &[]),
     // (sums, source, bytes): the exclusive or of what each warp reads, a u32 a warp; bytes are a multiple of 4
     plain("sweep", LaunchBounds::STREAM, STREAM),
@@ -415,6 +445,8 @@ pub const PLAIN_ENTRIES: [Entry; 7] = [
     // (destination, bytes)
     plain("zero", LaunchBounds::STREAM, &[Pointer, U64]),
     plain("zero_segments", LaunchBounds::STREAM, PIECES),
+    // (totals, chunked spans, divided layers, count of products): one block for each divided layer and product, whose rows become its total
+    plain("fold_sums", LaunchBounds::REDUCE, &[Pointer, Pointer, Pointer, U64]),
     // (weights, tree, cancelled, short, gram, layers, world size, whether vectors are of f64); cancelled and short are a u32 a layer; of
     // cancelled layers, the weights are those after the first level, whose coefficients go to the trees of all (see `combine_pair`), or of
     // f64 all 1, and the ranks' squared norms go there

@@ -280,6 +280,25 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Counts a block's chunks of a layer as multiplied. Of a divided layer, their sums are in the mailboxes of all ranks, for which another block of
+    /// this rank will signal.
+    ///
+    /// # Safety
+    /// As [`count`](Self::count).
+    #[inline(always)]
+    pub(crate) unsafe fn count_multiplied(self, team: usize, is_divided: bool) {
+        // SAFETY: the caller's promise; the branch is the same for the whole block.
+        unsafe {
+            if is_divided {
+                thread::sync_threads();
+                if thread::thread_idx_x() == 0 {
+                    arch::fence_system();
+                }
+            }
+            self.count(team, Progress::Multiplied);
+        }
+    }
+
     /// Waits until this rank's other blocks have counted `count` of the `each_run` that they count in every run.
     ///
     /// # Safety

@@ -1,18 +1,21 @@
 //! Reductions over segments: which part of the arena a block adds up, and how the blocks' sums become one.
 //!
-//! One launch, two kinds of blocks, no atomic additions: each of the first adds up one chunk of one segment and leaves one partial a product; each
-//! of the last takes a layer's partials of one product, as they come, and adds them in a fixed order. A chunk's borders depend on the segment
-//! and the chunk length alone, and an element's thread on its place in the chunk alone, so that results depend neither on the grid nor on what
-//! else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
+//! One launch, two kinds of blocks, no atomic additions: each of the first adds up a few chunks of one segment, one after the other, and leaves one
+//! partial a chunk and product; each of the last takes a layer's partials of one product, as they come, and adds them in a fixed order, or, of a
+//! layer that other windows have chunks of too, leaves them as rows for [`fold`]. A chunk's borders follow from its tensor alone, an element's thread
+//! from its place in the chunk, and a partial's place in the sum from the chunk's number, so that results depend neither on the grid, nor on
+//! windows, nor on what else runs. Devices give blocks their places in order, so that nobody waits for a block that has none.
+//!
+//! [`THREADS`] threads work on a chunk: a team. Blocks of the kernels over peers' memory are two of them.
 
 use core::sync::atomic::Ordering;
 
-use crate::abi::{EMPTY_BYTE, Span, THREADS, WARP};
+use crate::abi::{ChunkedSpan, EMPTY_BYTE, Span, THREADS, WARP};
 use crate::dialect::atomic::{atomic_load_64_device, atomic_store_64_device};
 use crate::shared::{self, SHARED_SLOTS};
 use crate::{arch, lanes, memory, thread};
 
-/// The range of elements that this block adds up.
+/// The range of elements that a block, or a team of it, works on.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunk {
     /// Index of the segment.
@@ -26,7 +29,7 @@ pub(crate) struct Chunk {
 /// The index of the last of `count` table rows whose first block is at or before `block`.
 ///
 /// # Safety
-/// `first_block(row)` must be callable for every row, ascending, and 0 for the first.
+/// `first_block(row)` must be callable for every row, ascending, and at most `block` for the first.
 #[inline(always)]
 pub(crate) unsafe fn row_of_block(count: u64, block: u64, first_block: impl Fn(u64) -> u64) -> u64 {
     let (mut low, mut high) = (0, count);
@@ -72,12 +75,129 @@ pub(crate) fn chunk_in(row: u64, span: Span, block: u64, chunk_len: u64) -> Chun
     Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
 }
 
-/// Walks a chunk: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
-/// thread's indices ascend. Blocks have `BLOCK` threads.
+/// The consecutive chunks of one segment that a block works on, by their numbers in the segment. The rest is read anew for each chunk: registers are
+/// short while sums are formed.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    /// Index of the segment.
+    span: u32,
+    next: u32,
+    end: u32,
+}
+
+impl Stretch {
+    /// That of block number `block`.
+    ///
+    /// # Safety
+    /// `spans` must hold `count ≥ 1` rows, and at least so many blocks and one more.
+    #[inline(always)]
+    pub(crate) unsafe fn of_block(block: u64, spans: *const ChunkedSpan, count: u64) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let row = row_of_block(count, block, |row| (*spans.add(row as usize)).first_block);
+            let span = spans.add(row as usize);
+            let chunks = (*span).chunks_of_block as u32;
+            let next = (block - (*span).first_block) as u32 * chunks;
+            Stretch { span: row as u32, next, end: next + chunks }
+        }
+    }
+
+    /// Index of the segment. What follows from it is not kept in registers.
+    #[inline(always)]
+    pub(crate) fn span(self) -> u64 {
+        arch::forget(self.span as u64)
+    }
+
+    /// The range of elements of the chunks that are left.
+    ///
+    /// # Safety
+    /// The same `spans`.
+    #[inline(always)]
+    pub(crate) unsafe fn rest(self, spans: *const ChunkedSpan) -> (u64, u64) {
+        // SAFETY: the caller's promise.
+        let span = unsafe { *spans.add(self.span as usize) };
+        let place = |chunk: u32| {
+            let offset = chunk as u64 * span.chunk_len;
+            span.begin + if offset < span.len { offset } else { span.len }
+        };
+        (place(self.next), place(self.end))
+    }
+
+    /// Takes the next `TEAMS` chunks, one for each team, if there are any: returns that of this thread's team, which is empty where there are too few.
+    /// The same for the whole block but for the range.
+    ///
+    /// # Safety
+    /// The same `spans`.
+    #[inline(always)]
+    pub(crate) unsafe fn next<const TEAMS: u32>(&mut self, spans: *const ChunkedSpan) -> Option<Chunk> {
+        // SAFETY: the caller's promise.
+        let (chunk_len, (begin, end)) = unsafe { ((*spans.add(self.span as usize)).chunk_len, self.rest(spans)) };
+        if begin >= end {
+            return None;
+        }
+        self.next += TEAMS;
+        let least = |place: u64| if place < end { place } else { end };
+        let begin = least(begin + team::<TEAMS>() as u64 * chunk_len);
+        Some(Chunk { span: self.span as u64, begin, end: least(begin + chunk_len) })
+    }
+
+    /// The number, counted over all segments, of the chunk that this thread's team has taken last, if there was one for it.
+    ///
+    /// # Safety
+    /// The same `spans`.
+    #[inline(always)]
+    pub(crate) unsafe fn number<const TEAMS: u32>(self, spans: *const ChunkedSpan) -> Option<u64> {
+        let spans = if TEAMS == 1 { spans } else { arch::forget(spans as u64) as *const ChunkedSpan };
+        let chunk = self.next - TEAMS + team::<TEAMS>();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let span = spans.add(self.span as usize);
+            let is_there = TEAMS == 1 || chunk < self.end && chunk as u64 * (*span).chunk_len < (*span).len;
+            is_there.then_some((*span).first_chunk + chunk as u64)
+        }
+    }
+}
+
+/// The chunk of that number, counted over all segments, which belongs to one of these.
+///
+/// # Safety
+/// `spans` must hold `count ≥ 1` rows, one of which has the chunk.
 #[inline(always)]
-pub(crate) fn walk<const N: usize, const BLOCK: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
-    let stride = BLOCK as u64 * N as u64;
-    let mut index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
+pub(crate) unsafe fn chunk_of_number(number: u64, spans: *const ChunkedSpan, count: u64) -> Chunk {
+    // SAFETY: the caller's promise.
+    let (row, span) = unsafe {
+        let row = row_of_block(count, number, |row| (*spans.add(row as usize)).first_chunk);
+        (row, *spans.add(row as usize))
+    };
+    let offset = (number - span.first_chunk) * span.chunk_len;
+    let len = if span.len - offset < span.chunk_len { span.len - offset } else { span.chunk_len };
+    Chunk { span: row, begin: span.begin + offset, end: span.begin + offset + len }
+}
+
+/// The number of this thread's team, in a block of `TEAMS` of them.
+#[inline(always)]
+pub(crate) fn team<const TEAMS: u32>() -> u32 {
+    if TEAMS == 1 { 0 } else { thread_of_block() / THREADS }
+}
+
+/// The number of this thread in its team.
+#[inline(always)]
+fn thread_of_team<const TEAMS: u32>() -> u32 {
+    if TEAMS == 1 { thread::thread_idx_x() } else { thread_of_block() % THREADS }
+}
+
+/// The number of this thread, for kernels that do one job after the other: what follows from it is not kept in registers from job to job.
+#[inline(always)]
+pub(crate) fn thread_of_block() -> u32 {
+    arch::forget(thread::thread_idx_x() as u64) as u32
+}
+
+/// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
+/// thread's indices ascend. Blocks have `TEAMS` teams.
+#[inline(always)]
+pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
+    let stride = THREADS as u64 * N as u64;
+    let mut index = chunk.begin + thread_of_team::<TEAMS>() as u64 * N as u64;
     while index + N as u64 <= chunk.end {
         visit(index, N);
         index += stride;
@@ -90,7 +210,7 @@ pub(crate) fn walk<const N: usize, const BLOCK: u32>(chunk: Chunk, mut visit: im
 
 /// Adds up, over `W` vectors of one arena layout, the terms that `add(totals, values)` forms of the `W` values at each
 /// element of the chunk. A thread loads `STEPS` of its steps at once: of few vectors, that much has to be under way to keep the memory busy.
-/// Blocks have `BLOCK` threads.
+/// Blocks have `TEAMS` teams.
 ///
 /// # Safety
 /// Each of `vectors` must be readable over the whole chunk.
@@ -101,7 +221,7 @@ pub(crate) unsafe fn accumulate<
     const N: usize,
     const K: usize,
     const STEPS: usize,
-    const BLOCK: u32,
+    const TEAMS: u32,
 >(
     vectors: [*const T; W],
     chunk: Chunk,
@@ -111,10 +231,10 @@ pub(crate) unsafe fn accumulate<
     // A thread's vectors lie a multiple of N elements behind the chunk's first element, which so decides for all.
     if vectors.iter().all(|vector| memory::is_aligned::<T, N>(vector.wrapping_add(start))) {
         // SAFETY: as checked.
-        return unsafe { accumulate_aligned::<T, W, N, K, STEPS, BLOCK>(vectors, chunk, add) };
+        return unsafe { accumulate_aligned::<T, W, N, K, STEPS, TEAMS>(vectors, chunk, add) };
     }
     let mut totals = [0.0; K];
-    walk::<N, BLOCK>(chunk, |index, count| {
+    walk::<N, TEAMS>(chunk, |index, count| {
         for element in index..index + count as u64 {
             // SAFETY: one element of the chunk.
             add(&mut totals, core::array::from_fn(|vector| unsafe { vectors[vector].add(element as usize).read() }));
@@ -134,7 +254,7 @@ pub(crate) unsafe fn accumulate_aligned<
     const N: usize,
     const K: usize,
     const STEPS: usize,
-    const BLOCK: u32,
+    const TEAMS: u32,
 >(
     vectors: [*const T; W],
     mut chunk: Chunk,
@@ -154,9 +274,9 @@ pub(crate) unsafe fn accumulate_aligned<
             lane += 1;
         }
     };
-    let stride = BLOCK as u64 * N as u64;
+    let stride = THREADS as u64 * N as u64;
     while STEPS > 1 && chunk.begin + STEPS as u64 * stride <= chunk.end {
-        let index = chunk.begin + thread::thread_idx_x() as u64 * N as u64;
+        let index = chunk.begin + thread_of_team::<TEAMS>() as u64 * N as u64;
         let loaded: [_; STEPS] = core::array::from_fn(|step| load(index + step as u64 * stride));
         let mut step = 0;
         while step < STEPS {
@@ -165,7 +285,7 @@ pub(crate) unsafe fn accumulate_aligned<
         }
         chunk.begin += STEPS as u64 * stride;
     }
-    walk::<N, BLOCK>(chunk, |index, count| {
+    walk::<N, TEAMS>(chunk, |index, count| {
         if count == N {
             take(&mut totals, load(index));
         } else {
@@ -176,31 +296,76 @@ pub(crate) unsafe fn accumulate_aligned<
     totals
 }
 
-/// Warps of a block of so many threads.
-const fn warps(block: u32) -> usize {
-    (block / WARP) as usize
-}
-
-/// Adds `totals` over the block; `write(product, sum)` is called by one thread for each product.
+/// As [`accumulate`], a step at a time, in blocks of one team: places count from the chunk's first element, in 32 bits, which saves registers.
 ///
 /// # Safety
-/// All threads of a block of `BLOCK` must call this together: once, or again behind a barrier.
+/// As there.
 #[inline(always)]
-pub(crate) unsafe fn block_sum<const K: usize, const BLOCK: u32>(totals: [f64; K], write: impl Fn(usize, f64)) {
-    const { assert!(K * warps(BLOCK) <= SHARED_SLOTS) };
+pub(crate) unsafe fn accumulate_short<T: Copy, const W: usize, const N: usize, const K: usize>(
+    vectors: [*const T; W],
+    chunk: Chunk,
+    add: impl Fn(&mut [f64; K], [T; W]),
+) -> [f64; K] {
+    let (mut totals, len) = ([0.0; K], (chunk.end - chunk.begin) as u32);
+    let vectors = vectors.map(|vector| vector.wrapping_add(chunk.begin as usize));
+    let is_aligned = vectors.iter().all(|&vector| memory::is_aligned::<T, N>(vector));
+    // SAFETY: elements of the chunk only, by the bounds below.
+    let at = |vector: usize, place: u32| unsafe { vectors[vector].add(place as usize) };
+    let mut place = thread::thread_idx_x() * N as u32;
+    while place < len {
+        if is_aligned && len - place >= N as u32 {
+            // SAFETY: N elements of the chunk, at an aligned address.
+            let loaded: [[T; N]; W] = core::array::from_fn(|vector| unsafe { memory::load(at(vector, place)) });
+            let mut lane = 0;
+            while lane < N {
+                add(&mut totals, core::array::from_fn(|vector| loaded[vector][lane]));
+                lane += 1;
+            }
+        } else {
+            let end = if len - place < N as u32 { len } else { place + N as u32 };
+            for element in place..end {
+                // SAFETY: one element of the chunk.
+                add(&mut totals, core::array::from_fn(|vector| unsafe { at(vector, element).read() }));
+            }
+        }
+        place += THREADS * N as u32;
+    }
+    totals
+}
+
+/// Warps of a team.
+const WARPS: usize = (THREADS / WARP) as usize;
+
+/// Adds `totals` over each team of the block; `write(product, sum)` is called by one thread of the team for each product.
+///
+/// # Safety
+/// All threads of a block of `TEAMS` teams must call this together: once, or again behind a barrier. Blocks of one team need no such barrier where
+/// `turn` is 0 and 1 alternately: the barrier in between keeps the turns apart.
+#[inline(always)]
+pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
+    turn: u32,
+    totals: [f64; K],
+    write: impl Fn(usize, f64),
+) {
+    // Of a block of one team, each turn has half of the slots.
+    const { assert!(K <= THREADS as usize && K * WARPS * if TEAMS == 1 { 2 } else { TEAMS as usize } <= SHARED_SLOTS) };
     // As in `lanes::sums`.
     let (shared, thread) = (shared::partials(), arch::forget(thread::thread_idx_x() as u64) as usize);
-    let warp_index = thread / WARP as usize;
-    // SAFETY: slots are below K × warps, as checked; each is written by one lane and read after the barrier.
+    let warps = WARPS * TEAMS as usize;
+    let first = if TEAMS == 1 { turn as usize * (SHARED_SLOTS / 2) } else { 0 };
+    let (warp_index, team) = (thread / WARP as usize, if TEAMS == 1 { 0 } else { thread / THREADS as usize });
+    let product = if TEAMS == 1 { thread } else { thread % THREADS as usize };
+    // SAFETY: slots are below those of the turn, as checked; each is written by one lane and read after the barrier. Who comes to the same
+    // turn again has passed the barrier of the other, and so have all who read here.
     unsafe {
-        lanes::sums(totals, |product, sum| shared.write(product * warps(BLOCK) + warp_index, sum));
+        lanes::sums(totals, |product, sum| shared.write(first + product * warps + warp_index, sum));
         thread::sync_threads();
-        if thread < K {
+        if product < K {
             let mut sum = 0.0;
-            for slot in 0..warps(BLOCK) {
-                sum += shared.read(thread * warps(BLOCK) + slot);
+            for slot in 0..WARPS {
+                sum += shared.read(first + product * warps + team * WARPS + slot);
             }
-            write(thread, sum);
+            write(product, sum);
         }
     }
 }
@@ -219,75 +384,105 @@ pub(crate) fn partial_place(sum: usize, chunks: u64, chunk: u64) -> usize {
 pub(crate) struct Reduction {
     /// `[sum][chunk]`, empty before the launch and after it.
     pub(crate) partials: *mut f64,
-    /// `[layer][product]`.
+    /// `[row][product]`: a row for each layer, and those of divided layers.
     pub(crate) totals: *mut f64,
-    pub(crate) spans: *const Span,
+    pub(crate) spans: *const ChunkedSpan,
     pub(crate) span_count: u64,
     /// As many as spans, or one for all of them together.
     pub(crate) layers: u64,
+    /// Blocks that take chunks.
+    pub(crate) blocks: u64,
     pub(crate) chunks: u64,
-    pub(crate) chunk_len: u64,
 }
 
 impl Reduction {
-    /// What this block has to do: leave the `K` sums that `sums_of` makes of a chunk, or add up what was left of one of them for one layer.
-    /// `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
+    /// What this block has to do: leave the `K` sums that `sums_of` makes of each of its chunks, or add up what was left of one of them for one
+    /// layer. `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
     ///
     /// # Safety
-    /// The launch provides `K` partials for every chunk, totals, spans that were laid out for these chunks, and one block for each
-    /// chunk and, behind those, for each layer and sum. All threads of a block come here.
+    /// The launch provides `K` partials for every chunk, totals of every row, spans that were laid out for these blocks and chunks, and one block for
+    /// each layer and sum behind them. All threads of a block come here.
     #[inline(always)]
     pub(crate) unsafe fn run<const K: usize>(
         self,
         products: usize,
         place: impl Fn(usize) -> Option<usize>,
         wanted: impl Fn(u64) -> bool,
-        sums_of: impl FnOnce(Chunk) -> [f64; K],
+        sums_of: impl Fn(Chunk) -> [f64; K],
     ) {
         let block = thread::block_idx_x() as u64;
         let row = |sum: usize| self.partials.wrapping_add(partial_place(sum, self.chunks, 0)) as u64;
-        // SAFETY: the caller's promise; the branches are the same for the whole block.
+        // SAFETY: the caller's promise; the branches and the loop are the same for the whole block.
         unsafe {
-            if block < self.chunks {
-                let chunk = chunk(block, self.spans, self.span_count, self.chunk_len);
-                if wanted(chunk.span) {
-                    block_sum::<K, THREADS>(sums_of(chunk), |sum, value| {
-                        if place(sum).is_some() {
+            if block < self.blocks {
+                let mut stretch = Stretch::of_block(block, self.spans, self.span_count);
+                if !wanted(stretch.span()) {
+                    return;
+                }
+                while let Some(chunk) = stretch.next::<1>(self.spans) {
+                    let sums = sums_of(chunk);
+                    block_sum::<K, 1>(stretch.next % 2, sums, |sum, value| {
+                        if let (Some(_), Some(number)) = (place(sum), stretch.number::<1>(self.spans)) {
                             let bits = if value.to_bits() == EMPTY { f64::NAN } else { value }.to_bits();
-                            atomic_store_64_device((row(sum) + block * 8) as *mut u64, Ordering::Relaxed, bits);
+                            atomic_store_64_device((row(sum) + number * 8) as *mut u64, Ordering::Relaxed, bits);
                         }
                     });
                 }
                 return;
             }
-            let item = block - self.chunks;
+            let item = block - self.blocks;
             let (layer, sum) = (item / K as u64, (item % K as u64) as usize);
             let Some(product) = place(sum) else { return };
-            if wanted(layer) {
-                let sum = self.take(layer, row(sum));
-                block_sum::<1, THREADS>([sum], |_, total| {
-                    self.totals.add(layer as usize * products + product).write(total);
-                });
+            if !wanted(layer) {
+                return;
+            }
+            let total = |row: u64| self.totals.wrapping_add(row as usize * products + product);
+            let (chunks, own) = (self.chunks_of(layer), *self.spans.add(layer as usize));
+            let is_divided = own.first_row != 0;
+            let (partials, mut sum) = (row(sum), 0.0);
+            self.take(chunks, partials, |index, partial| {
+                if is_divided {
+                    total(own.first_row + own.rows_before + index).write(partial);
+                } else {
+                    sum += partial;
+                }
+            });
+            if is_divided {
+                // Rows of other windows' chunks: whoever adds the tables of all windows finds zeros there.
+                let mut index = thread::thread_idx_x() as u64;
+                while index < own.rows {
+                    if index < own.rows_before || index >= own.rows_before + (chunks.1 - chunks.0) {
+                        total(own.first_row + index).write(0.0);
+                    }
+                    index += THREADS as u64;
+                }
+            } else {
+                block_sum::<1, 1>(0, [sum], |_, sum| total(layer).write(sum));
             }
         }
     }
 
-    /// The sum of this thread's share of a layer's partials, in their order, each of which is waited for and left empty.
+    /// The numbers of a layer's first chunk in this window, and of the one behind its last.
     #[inline(always)]
-    unsafe fn take(self, layer: u64, row: u64) -> f64 {
+    unsafe fn chunks_of(self, layer: u64) -> (u64, u64) {
+        // SAFETY: there is a span for each layer.
+        unsafe {
+            let first_chunk = |layer: u64| (*self.spans.add(layer as usize)).first_chunk;
+            (first_chunk(layer), if layer + 1 < self.layers { first_chunk(layer + 1) } else { self.chunks })
+        }
+    }
+
+    /// Visits this thread's share of a layer's partials, in their order, each of which is waited for and left empty: `visit(index, partial)`, where
+    /// the first of the layer's has index 0.
+    #[inline(always)]
+    unsafe fn take(self, (begin, end): (u64, u64), row: u64, mut visit: impl FnMut(u64, f64)) {
         /// Partials that are asked for at once: one after the other, of a large layer, they would take as long as the products of a small one.
         const STEPS: usize = 8;
-        // SAFETY: rows are below `layers`.
-        let (begin, end) = unsafe {
-            let first_block = |layer: u64| (*self.spans.add(layer as usize)).first_block;
-            (first_block(layer), if layer + 1 < self.layers { first_block(layer + 1) } else { self.chunks })
-        };
-        let mut sum = 0.0;
         let mut first = begin + thread::thread_idx_x() as u64;
         while first < end {
             let address = |step: usize| (row + first * 8 + step as u64 * THREADS as u64 * 8) as *mut u64;
             let is_inside = |step: usize| first + step as u64 * (THREADS as u64) < end;
-            // What lies behind the end is known, and zero.
+            // What lies behind the end is known, and not visited.
             let mut found: [u64; STEPS] = core::array::from_fn(|step| if is_inside(step) { EMPTY } else { 0 });
             let mut missing = true;
             while missing {
@@ -312,12 +507,75 @@ impl Reduction {
                 if is_inside(step) {
                     // SAFETY: as above; nobody else uses it in this launch.
                     unsafe { atomic_store_64_device(address(step), Ordering::Relaxed, EMPTY) };
+                    visit(first - begin + step as u64 * THREADS as u64, f64::from_bits(found[step]));
                 }
-                sum += f64::from_bits(found[step]);
                 step += 1;
             }
             first += STEPS as u64 * THREADS as u64;
         }
-        sum
     }
+}
+
+/// Adds up the rows of one product of a divided layer, which become its total: in the order in which [`Reduction`] adds the partials of a layer that
+/// is not divided.
+///
+/// # Safety
+/// `totals[row][product]` has `products` in each row, with the rows of `span`, which is the layer's first. All threads of a block of one team come
+/// here, once.
+#[inline(always)]
+pub(crate) unsafe fn fold(totals: *mut f64, products: usize, span: ChunkedSpan, layer: u64, product: usize) {
+    /// Rows that are asked for at once.
+    const STEPS: usize = 8;
+    let place = |row: u64| totals.wrapping_add(row as usize * products + product);
+    let mut sum = 0.0;
+    let mut first = thread::thread_idx_x() as u64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while first < span.rows {
+            let row = |step: usize| first + step as u64 * THREADS as u64;
+            // Zeros behind the end change nothing.
+            let found: [f64; STEPS] = core::array::from_fn(|step| {
+                if row(step) < span.rows { place(span.first_row + row(step)).read() } else { 0.0 }
+            });
+            let mut step = 0;
+            while step < STEPS {
+                sum += found[step];
+                step += 1;
+            }
+            first += STEPS as u64 * THREADS as u64;
+        }
+        block_sum::<1, 1>(0, [sum], |_, total| place(layer).write(total));
+    }
+}
+
+/// The sum of the numbers `begin..end` of a row, on each of eight neighbouring lanes that work on it together: the additions are those of [`Reduction`]
+/// and [`fold`], where a team does. What is a thread there is one of 16 sums of a lane here.
+///
+/// # Safety
+/// All lanes of the warp must execute this together. The numbers are readable, and nobody writes them.
+#[inline(always)]
+pub(crate) unsafe fn fold_by_lanes(row: *const f64, begin: u64, end: u64) -> f64 {
+    const LANES: u32 = 8;
+    let lane = (thread_of_block() % LANES) as u64;
+    let mut total = 0.0;
+    let mut warp = 0;
+    // A loop that stays one.
+    while warp < arch::opaque(WARPS as u32) as u64 {
+        let part = |place: u64| {
+            let mut sum = 0.0;
+            let mut index = begin + warp * WARP as u64 + place * LANES as u64 + lane;
+            while index < end {
+                // SAFETY: the caller's promise.
+                sum += unsafe { *row.add(index as usize) };
+                index += THREADS as u64;
+            }
+            sum
+        };
+        // A warp exchanges with lanes 16 and 8 places away first.
+        let sum = (part(0) + part(2)) + (part(1) + part(3));
+        // SAFETY: the caller's promise.
+        total += unsafe { lanes::sum_of::<LANES>(sum) };
+        warp += 1;
+    }
+    total
 }

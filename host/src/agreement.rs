@@ -107,7 +107,9 @@ pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<
 /// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
 /// plans differ, the same [`Error::Disagreement`] on every rank. Errors of the ranks' communicator.
 pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
-    let _scope = scope::within(plan.operation);
+    let scope = scope::within(plan.operation);
+    let tensors: usize = plan.tables.iter().map(|(_, table)| table.tensor_count()).sum();
+    let _scope = if tensors > 0 { scope.with_tensors(tensors) } else { scope };
     let gather = &|words: &[u64]| gather(ranks, words);
     let refusal = prepared.as_ref().err().map(ToString::to_string);
     let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
@@ -187,12 +189,13 @@ pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked:
     if ranks.world_size() == 1 {
         return checked;
     }
-    let (hash, agreements) = (plan.hash(), ranks.agreements());
-    if agreements.is_some_and(|agreements| agreements.contains(hash)) {
-        return ranks.recall(hash);
+    let Some(ledger) = ranks.ledger() else { return agree(ranks, plan, checked) };
+    let hash = plan.hash();
+    if ledger.agreements().contains(hash) {
+        return ledger.recall(hash);
     }
     agree(ranks, plan, checked)?;
-    agreements.into_iter().for_each(|agreements| agreements.insert(hash));
+    ledger.agreements().insert(hash);
     Ok(())
 }
 

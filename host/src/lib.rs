@@ -13,14 +13,17 @@
 //! | host memory and CUDA memory as a type parameter | [`memory`] |
 //! | clearing and accumulating gradients | [`ops::zero_gradient`], [`ops::in_place_accumulate`], [`ops::in_place_accumulate_v2`] |
 //! | sums and means over ranks | [`ops::all_reduce`](ops::all_reduce()), [`ops::all_reduce_tensors`] |
-//! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::hierarchical_adasum_all_reduce`]; on GPUs `ops::cuda` |
+//! | Adasum over ranks | [`ops::adasum_all_reduce`], [`ops::Adasum`], [`ops::hierarchical_adasum_all_reduce`] |
+//! | sums in rank order on GPUs | `ops::OrderedAllReduce`, `ops::PeerAllReduce` |
 //! | the same by one process, from the checkpoints of all ranks | [`ops::offline`] |
 //! | sharing an optimizer's state out over ranks | [`ops::ZeroPartition`] |
 //! | tensors from rank to rank, pipelines | [`ops::send_recv`] |
 //! | tensor parallelism | [`ops::tensor_parallel`] |
+//! | gradients reduced in buckets while they are computed (DDP) | [`train::Reducer`] |
+//! | the same start on all ranks, and which rank sees which example | [`train::broadcast_parameters`], [`train::ShardedIndices`] |
 //! | whole training steps | [`train`] |
 //! | ranks, communicators, collectives, deadlines | [`comm`] |
-//! | ranks as threads; as MPI processes; with a GPU each | [`comm::local`]; `comm::mpi`; `comm::nccl` |
+//! | ranks as threads; as processes; as MPI processes; with a GPU each | [`comm::local`]; `comm::process`; `comm::mpi`; `comm::nccl` |
 //! | groups of ranks for data, tensor and pipeline parallelism | [`groups`] |
 //! | how ranks find each other, launchers, secrets | [`bootstrap`], [`docs::deployment`] |
 //! | the arithmetic on the memory of one rank | [`kernels::cpu`], `kernels::cuda` |
@@ -28,11 +31,12 @@
 //! | layouts, schedules, groups and costs as pure functions | [`plan`] |
 //! | everything that can go wrong | [`error`] |
 //! | ranges that a profiler shows | [`nvtx`] |
+//! | the last calls of each rank, for finding out why a job hangs | [`trace`] |
 //! | from ONNX Runtime, TransformerEngine, Horovod or PyTorch | [`docs::coming_from`] |
 //! | when to use Adasum, and at which learning rate | [`docs::convergence`] |
 //! | how fast it is, how it is tested, how its kernels are made | [`docs::performance`], [`docs::testing`], [`docs::device_code`] |
 //!
-//! Modules in plain type are there with the feature `cuda` or `mpi`.
+//! Modules in plain type are there with the feature `cuda` or `mpi`, and `comm::process` on Unix.
 //!
 //! # Features
 //!
@@ -62,11 +66,13 @@ pub mod nvtx;
 pub mod ops;
 pub mod plan;
 pub mod slice;
+pub mod trace;
 pub mod train;
 
 #[cfg(feature = "cuda")]
 pub mod driver;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub mod sys;
 
 pub use buffer::GradientBuffer;

@@ -157,6 +157,7 @@ fn means_and_sums(comm: &dyn Communicator) {
         for (turn, (first, others)) in BYTES.into_iter().enumerate() {
             let options = ReducerOptions::from(reduction).with_first_bucket_bytes(first).with_bucket_bytes(others);
             for way in [Way::Each, Way::Together, Way::InPlace] {
+                let options = options.with_shared_memory(cfg!(target_os = "linux") && turn == 2);
                 for (number, step) in train(comm, options, formats, way, turn).into_iter().enumerate() {
                     for (index, found) in step.into_iter().enumerate() {
                         let what = format!("{op:?} of {index} in step {number}, buckets of {others} bytes, {way:?}");
@@ -265,9 +266,14 @@ fn order(comm: &dyn Communicator) {
 /// Sums are f32, whatever the gradients are, and are rounded once to what travels.
 fn micro_batches(comm: &dyn Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    for formats in [&Format::ALL[..], &[Format::BF16]] {
+    let kinds = [(&Format::ALL[..], None), (&[Format::BF16], None), (&Format::ALL[..], Some(Format::BF16))];
+    for (formats, wire) in kinds {
         let format = |index: usize| formats[index % formats.len()];
-        let options = ReducerOptions::from(Reduction::Sum).with_bucket_bytes(2000);
+        let travels = |index: usize| match wire {
+            Some(wire) if world_size > 1 && wire.size_bytes() < format(index).size_bytes() => wire,
+            _ => format(index),
+        };
+        let options = ReducerOptions::from(Reduction::Sum).with_bucket_bytes(2000).with_wire_dtype(wire.map(dtype));
         let mut reducer = Reducer::new(comm, parameters(formats), options).unwrap();
         for number in 0..3 {
             // Two micro-batches without communication, of which the second has all gradients but one; the third is in the step, but for one.
@@ -298,10 +304,10 @@ fn micro_batches(comm: &dyn Communicator) {
                         pairs.map(|(sum, value)| elementwise::accumulate(wide, sum, format(index), value)).collect()
                     };
                     let sum: Vec<f64> = values.reduce(add).expect("several");
-                    sum.into_iter().map(|value| elementwise::cast(format(index), value)).collect()
+                    sum.into_iter().map(|value| elementwise::cast(travels(index), value)).collect()
                 };
                 let inputs: Vec<Vec<f64>> = (0..world_size).map(of_rank).collect();
-                let expected = reduce::all_reduce(reduce::Op::Sum, format(index), &inputs);
+                let expected = reduce::all_reduce(reduce::Op::Sum, travels(index), &inputs);
                 let what = format!("{index} of {:?} in step {number}", format(index));
                 assert_equal(&what, &found.expect("reduced").values(), &expected);
             }

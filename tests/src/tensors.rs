@@ -4,8 +4,9 @@
 
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Scaling};
 use gradsync::ops::{
-    AdasumOptions, ZeroPartition, adasum_all_reduce, all_gather_owned, all_gather_tensors, all_reduce_tensors, pack,
-    reduce_scatter_owned, reduce_scatter_tensors, unpack,
+    Adasum, AdasumOptions, ZeroPartition, adasum_all_reduce, all_gather_owned, all_gather_owned_into,
+    all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack, reduce_scatter_owned,
+    reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 use gradsync::{DType, Error, GradientBuffer, Slice, SliceMut};
 
@@ -34,6 +35,7 @@ pub const ALL: &[Case] = &[
     case("tensors that lie anywhere, reduced at once", loose),
     case("tensors gathered and scattered one by one", one_by_one),
     case("tensors that belong to ranks", owned),
+    case("tensors that belong to ranks, into others", owned_apart),
     case("Adasum of tensors that lie anywhere", adasum_of_loose),
     case("a partition by ranks", partition),
     case("tensors that do not fit", misfits),
@@ -105,6 +107,11 @@ fn tensors(comm: &dyn Communicator, format: Format, lens: &[usize]) -> Vec<Array
     lens.iter().map(|&len| own(comm, format, len).1).collect()
 }
 
+/// Tensors of memory in which an element that is not written shows.
+fn unwritten(format: Format, lens: &[usize]) -> Vec<Array> {
+    lens.iter().map(|&len| Array::unwritten(format, len)).collect()
+}
+
 fn slices(tensors: &[Array]) -> Vec<Slice<'_>> {
     tensors.iter().map(Array::slice).collect()
 }
@@ -130,6 +137,11 @@ fn loose(comm: &dyn Communicator) {
             let mut got = tensors(comm, format, lens);
             all_reduce_tensors(comm, &mut slices_mut(&mut got), ReduceOp::Mean, Scaling::NONE).unwrap();
             assert_eq!(patterns(&got), patterns(&expected), "{lens:?} of {format:?}");
+            let (inputs, mut outputs) = (tensors(comm, format, lens), unwritten(format, lens));
+            let (from, into) = (slices(&inputs), &mut slices_mut(&mut outputs));
+            all_reduce_tensors_into(comm, &from, into, ReduceOp::Mean, Scaling::NONE).unwrap();
+            assert_eq!(patterns(&outputs), patterns(&expected), "{lens:?} of {format:?} into others");
+            assert_eq!(patterns(&inputs), patterns(&tensors(comm, format, lens)), "the inputs");
         }
     }
 }
@@ -179,6 +191,34 @@ fn owned(comm: &dyn Communicator) {
     assert_eq!(patterns(&got), expected);
 }
 
+/// Every rank has numbers of its own, so that a tensor shows whose it is. Inputs stay, and a scatter leaves the outputs of other owners alone.
+fn owned_apart(comm: &dyn Communicator) {
+    let lens: Vec<usize> = [32, 16, 16, 0, 32].into_iter().cycle().take(5 * comm.world_size()).collect();
+    let inputs = tensors(comm, Format::F32, &lens);
+    let before = patterns(&inputs);
+    let mut in_place = inputs.clone();
+    reduce_scatter_owned(comm, &mut slices_mut(&mut in_place), ReduceOp::Sum).unwrap();
+    let mut outputs = unwritten(Format::F32, &lens);
+    reduce_scatter_owned_into(comm, &slices(&inputs), &mut slices_mut(&mut outputs), ReduceOp::Sum).unwrap();
+    let (scattered, unwritten_bits) = (patterns(&in_place), patterns(&unwritten(Format::F32, &lens)));
+    let mut owned = vec![0.0f64; lens.len()];
+    for (index, output) in patterns(&outputs).iter().enumerate() {
+        let is_owned = *output == scattered[index];
+        assert!(is_owned || (*output == unwritten_bits[index] && scattered[index] == before[index]), "tensor {index}");
+        owned[index] = f64::from(is_owned);
+    }
+    comm.all_reduce(&mut owned, ReduceOp::Sum).unwrap();
+    let has_one = |(index, owners): (usize, &f64)| lens[index] == 0 || *owners == 1.0;
+    assert!(owned.iter().enumerate().all(has_one), "{owned:?}");
+
+    let mut in_place = inputs.clone();
+    all_gather_owned(comm, &mut slices_mut(&mut in_place)).unwrap();
+    let mut outputs = unwritten(Format::F32, &lens);
+    all_gather_owned_into(comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
+    assert_eq!(patterns(&outputs), patterns(&in_place));
+    assert_eq!(patterns(&inputs), before, "the inputs");
+}
+
 /// Packed, reduced and unpacked into other tensors, of another dtype: the bits of a buffer that was filled by hand, rounded once more.
 fn adasum_of_loose(comm: &dyn Communicator) {
     let lens = [9, 0, 130];
@@ -200,6 +240,24 @@ fn adasum_of_loose(comm: &dyn Communicator) {
         assert_equal("Adasum of loose tensors", &output.values(), &rounded);
     }
     assert_eq!(patterns(&inputs), patterns(&tensors(comm, Format::F32, &lens)), "the inputs");
+
+    let mut adasum = Adasum::new(comm, &packed, AdasumOptions::default()).unwrap();
+    let mut by_object = unwritten(Format::BF16, &lens);
+    adasum.all_reduce_tensors_into(&mut packed, &slices(&inputs), &mut slices_mut(&mut by_object)).unwrap();
+    assert_eq!(patterns(&by_object), patterns(&outputs), "into others");
+    assert_eq!(patterns(&inputs), patterns(&tensors(comm, Format::F32, &lens)), "the inputs");
+    let mut in_place = inputs.clone();
+    adasum.all_reduce_tensors(&mut packed, &mut slices_mut(&mut in_place)).unwrap();
+    for ((_, tensor), output) in expected.tensors().zip(&in_place) {
+        assert_eq!(output.patterns(), patterns_of(tensor.data()), "in place");
+    }
+    let mut short = unwritten(Format::F32, &[9, 0, 129]);
+    let message = adasum.all_reduce_tensors(&mut packed, &mut slices_mut(&mut short)).unwrap_err().to_string();
+    assert!(message.contains("\"c\" of the buffer") && message.contains("129"), "{message}");
+    let (from, into) = (slices(&inputs), &mut slices_mut(&mut short));
+    let message = adasum.all_reduce_tensors_into(&mut packed, &from, into).unwrap_err().to_string();
+    assert!(message.contains("output 2") && message.contains("129"), "{message}");
+    assert_eq!(patterns(&short), patterns(&unwritten(Format::F32, &[9, 0, 129])), "nothing was written");
 }
 
 fn partition(comm: &dyn Communicator) {
@@ -225,6 +283,7 @@ fn misfits(comm: &dyn Communicator) {
         Err(Error::DTypeMismatch { what, .. }) => assert_eq!(what, "tensor 0 and tensor 1"),
         other => panic!("{other:?} for two dtypes"),
     }
+    outputs_that_do_not_fit(comm);
     let mut buffer = GradientBuffer::new(DType::F32, comm.world_size(), [("a", [3]), ("b", [4])]).unwrap();
     let tensors = [Array::unwritten(Format::F32, 3), Array::unwritten(Format::F32, 5)];
     let message = pack(&mut buffer, &slices(&tensors)).unwrap_err().to_string();
@@ -238,5 +297,32 @@ fn misfits(comm: &dyn Communicator) {
         let outcome = reduce_scatter_tensors(comm, &slices(&inputs), &[&[rows, 1]], &mut slices_mut(&mut outputs));
         let message = outcome.unwrap_err().to_string();
         assert!(message.contains(&format!("[{rows}, 1] does not divide into {} shards", rows - 1)), "{message}");
+    }
+}
+
+fn outputs_that_do_not_fit(comm: &dyn Communicator) {
+    type Operation = fn(&dyn Communicator, &[Slice<'_>], &mut [SliceMut<'_>]) -> gradsync::Result<()>;
+    let operations: [(&str, Operation); 3] = [
+        ("all_reduce_tensors_into", |comm, inputs, outputs| {
+            all_reduce_tensors_into(comm, inputs, outputs, ReduceOp::Sum, Scaling::NONE)
+        }),
+        ("all_gather_owned_into", |comm, inputs, outputs| all_gather_owned_into(comm, inputs, outputs)),
+        ("reduce_scatter_owned_into", |comm, inputs, outputs| {
+            reduce_scatter_owned_into(comm, inputs, outputs, ReduceOp::Sum)
+        }),
+    ];
+    let inputs = unwritten(Format::F32, &[2, 3]);
+    for (name, operation) in operations {
+        for (mut outputs, words) in [
+            (unwritten(Format::F32, &[2, 4]), ["input 1", "output 1"]),
+            (unwritten(Format::F16, &[2, 3]), ["tensor 0", "output 0"]),
+            (unwritten(Format::F32, &[2]), ["inputs has 2", "outputs has 1"]),
+        ] {
+            let before = patterns(&outputs);
+            let message = operation(comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap_err().to_string();
+            assert!(message.contains(name) && words.iter().all(|word| message.contains(word)), "{message}");
+            assert_eq!(patterns(&outputs), before, "nothing is written");
+        }
+        operation(comm, &[], &mut []).unwrap();
     }
 }

@@ -1,8 +1,10 @@
-//! `cargo xtask bench`: has `gradsync-bench` measure its standing set, or Adasum beside Horovod's, and put together a report.
+//! `cargo xtask bench`: has `gradsync-bench` measure its standing set, or Adasum beside Horovod's, and put together a report; or holds the all-reduce of
+//! processes against PyTorch's over Gloo.
 //!
 //! The program is built here, or found, and Horovod is fetched and compiled. With `--prebuilt` nothing here needs cargo or the sources:
 //! no path of the repository is looked at.
 
+mod gloo;
 mod horovod;
 
 use std::{fs, path::PathBuf};
@@ -24,6 +26,9 @@ impl flags::Bench {
             (None, Some(program)) => (found(program.clone())?, target("bench")),
             (None, None) => (perf::build(&self.setup)?, target("bench")),
         };
+        if self.peer == Some(flags::Peer::Gloo) {
+            return gloo::run(&program, self.quick, &self.out.unwrap_or(default));
+        }
         let mut command = Cmd::new(program).folder(".");
         if let Some(flags::Peer::Horovod) = self.peer {
             Toolchain::new(&self.setup).provide(&[Need::CCompiler, Need::Mpi, Need::CppCompiler, Need::Horovod])?;

@@ -224,11 +224,13 @@ pub(crate) struct Perf {
     pub(crate) arguments: Vec<OsString>,
 }
 
-/// Whose Adasum there is to compare with.
+/// Whose collectives there are to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
-    /// Horovod's over MPI
+    /// Horovod's Adasum over MPI
     Horovod,
+    /// PyTorch's all-reduce over Gloo, where PyTorch is installed
+    Gloo,
 }
 
 #[derive(Debug, Args)]
@@ -241,7 +243,7 @@ pub(crate) struct Bench {
     /// Only this part of the set (may be repeated)
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
-    /// Hold Adasum of MPI processes against another implementation, which is fetched and compiled, instead of measuring the standing set
+    /// Hold collectives of processes against another implementation, instead of measuring the standing set: Horovod's is fetched and compiled
     #[arg(long, value_name = "PEER", value_enum, conflicts_with_all = ["only", "prebuilt", "within"])]
     pub(crate) peer: Option<Peer>,
     /// Measure this program instead of building one

@@ -14,12 +14,13 @@ const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask"
 const LONGEST: usize = 600;
 
 /// The rooms of the library, from the ground up: a room uses those before it, and none behind it.
-const ROOMS: [&str; 18] = [
+const ROOMS: [&str; 19] = [
     "dtype", // the names of element types
     "sys",   // CUDA and NCCL as they are in C
     "nvtx",  // ranges for profilers
     "call",  // operations with their arguments, as ranks compare them
     "error",
+    "trace",     // the last calls of each rank, for finding out why a job hangs
     "slice",     // elements of the host's memory
     "plan",      // who holds and sends which elements, as pure functions
     "driver",    // devices, queues and device memory
@@ -140,6 +141,36 @@ fn rooms_of_the_library_use_only_rooms_below_them() {
     forbid(&upward, "rooms depend downward only");
 }
 
+/// A list behind `crate::` would hide rooms from the test above.
+#[test]
+fn imports_name_one_room_each() {
+    let list = ["crate::", "{"].concat();
+    let is_code = |line: &str| line.split("//").next().unwrap_or_default().contains(&list);
+    let breaches = lines_where(is_code).into_iter().filter(|place| place.starts_with("host/src/")).collect::<Vec<_>>();
+    forbid(&breaches, "an import begins with one room");
+}
+
+#[test]
+fn transports_use_nothing_of_each_other() {
+    const TRANSPORTS: [&str; 3] = ["local", "mpi", "nccl"];
+    /// It chooses between two of them.
+    const CHOICE: &str = "host/src/comm/mpi/device/connect.rs";
+    let mut sideways = Vec::new();
+    let mut seen = 0;
+    for (path, text) in sources() {
+        let own = path.strip_prefix("host/src/comm/").and_then(|inside| inside.split(['/', '.']).next());
+        let Some(own) = own.filter(|own| TRANSPORTS.contains(own) && path != CHOICE) else { continue };
+        seen += 1;
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let used = TRANSPORTS.iter().find(|other| **other != own && code.contains(&format!("comm::{other}")));
+            sideways.extend(used.map(|used| format!("{path}:{}: {own} uses {used}", index + 1)));
+        }
+    }
+    assert!(seen > TRANSPORTS.len(), "found {seen} files of transports");
+    forbid(&sideways, "transports use nothing of each other");
+}
+
 #[test]
 fn files_of_the_bootstrap_use_each_other_one_way() {
     const FOLDER: &str = "host/src/bootstrap/";
@@ -179,7 +210,10 @@ fn names_say_something() {
 fn readme_is_short_and_names_every_page() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let lines = readme.lines().count();
-    assert!(lines <= 150, "README.md has {lines} lines, more than 150");
+    assert!(lines <= 130, "README.md has {lines} lines, more than 130");
+    let wide =
+        readme.lines().enumerate().filter(|(_, line)| line.chars().count() > 100).map(|(at, _)| (at + 1).to_string());
+    forbid(&wide.collect::<Vec<_>>(), "lines of README.md have at most 100 characters");
     let pages: Vec<_> = fs::read_dir(root().join("host/docs")).unwrap().map(|page| page.unwrap().file_name()).collect();
     let pages = pages.iter().map(|page| page.to_string_lossy().into_owned());
     let modules = fs::read_to_string(root().join("host/src/docs.rs")).unwrap();

@@ -56,6 +56,12 @@ pub struct Peers {
     pub products: u64,
     /// Where the sums of pairs begin.
     pub pairs: u64,
+    /// Number of rows for chunks of divided layers; those of a table come behind its rows of layers.
+    pub rows: u64,
+    /// Where the rows of products begin.
+    pub product_rows: u64,
+    /// Where the rows of sums of pairs begin.
+    pub pair_rows: u64,
     /// Each rank's mailbox: rows of flags ([`Row`]), and numbers.
     pub mailboxes: [u64; MOST_PEERS],
     /// This rank's window of each rank's arena, which it writes at the end.
@@ -69,8 +75,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// A group of so many ranks with windows of so many bytes and sums of so many layers, without ranks or addresses.
-    pub const fn of(layers: usize, world_size: usize, window_bytes: usize) -> Self {
+    /// A group of so many ranks with windows of so many bytes, sums of so many layers and so many rows for chunks of divided layers, without ranks
+    /// or addresses.
+    pub const fn of(layers: usize, rows: usize, world_size: usize, window_bytes: usize) -> Self {
         const NOWHERE: [u64; MOST_PEERS] = [0; MOST_PEERS];
         let mut peers = Self {
             rank: 0,
@@ -83,6 +90,9 @@ impl Peers {
             tile_flags: 0,
             products: 0,
             pairs: 0,
+            rows: rows as u64,
+            product_rows: 0,
+            pair_rows: 0,
             mailboxes: NOWHERE,
             windows: NOWHERE,
             sources: NOWHERE,
@@ -92,6 +102,8 @@ impl Peers {
         peers.tile_flags = peers.flag(Row::Weights(peers.teams()), 0) as u64;
         peers.products = peers.flag(Row::Tile(peers.tiles() as usize), 0).next_multiple_of(256) as u64;
         peers.pairs = peers.products_of(world_size) as u64;
+        peers.product_rows = peers.pairs_of(world_size) as u64;
+        peers.pair_rows = peers.product_rows + (rows * products(world_size) * 8) as u64;
         peers
     }
 
@@ -151,6 +163,13 @@ impl Peers {
         self.pairs as usize + rank * self.sums_of_pairs() * 8
     }
 
+    /// Where in a mailbox a number of the rows that begin at `rows` is, [`product_rows`](Self::product_rows) or
+    /// [`pair_rows`](Self::pair_rows): `[sum][row]`. The rank writes it that has the chunk in its window.
+    #[inline(always)]
+    pub const fn in_rows(&self, rows: u64, sum: usize, row: u64) -> u64 {
+        rows + (sum as u64 * self.rows + row) * 8
+    }
+
     /// Products of all layers.
     #[inline(always)]
     const fn products_of_all(&self) -> usize {
@@ -165,7 +184,7 @@ impl Peers {
 
     /// Bytes of a mailbox.
     pub const fn mailbox_bytes(&self) -> usize {
-        self.pairs_of(self.world_size as usize)
+        self.pair_rows as usize + self.rows as usize * SUMS * (self.world_size as usize - 1) * 8
     }
 }
 

@@ -171,3 +171,10 @@ pub(crate) unsafe fn count_release(address: *mut u32) {
         asm!("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [{0}], 1;", in(reg64) address as u64, options(nostack))
     };
 }
+
+/// Orders everything that this thread has done or seen before everything that it does afterwards, for every GPU.
+#[inline(always)]
+pub(crate) fn fence_system() {
+    // SAFETY: no access of its own.
+    unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
+}

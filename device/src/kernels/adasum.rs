@@ -7,7 +7,7 @@
 
 use super::products::add_dots;
 use super::{for_each_dtype, for_each_pair, kernel};
-use crate::abi::{LaunchBounds, Span, THREADS, tree_row};
+use crate::abi::{ChunkedSpan, LaunchBounds, Span, tree_row};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{
@@ -85,6 +85,8 @@ pub(super) trait Exact: Element {
     /// # Safety
     /// The row of a layer's tree is one of so many ranks, with their squared norms.
     unsafe fn scales(row: *const f64, pair: Pair, world_size: usize) -> Self::Scales;
+    /// Those that the part of that number needs.
+    fn scales_of_part(scales: Self::Scales, number: usize) -> Self::Scales;
     /// Adds an element's terms.
     fn add(sums: Self::Sums, scales: Self::Scales, left: Self::Value, right: Self::Value) -> Self::Sums;
     /// Adds an element's terms to the part of that number.
@@ -155,6 +157,9 @@ macro_rules! plainly_exact {
             unsafe fn scales(_: *const f64, _: Pair, _: usize) {}
 
             #[inline(always)]
+            fn scales_of_part(_: (), _: usize) {}
+
+            #[inline(always)]
             fn add(sums: [f64; 3], (): (), left: f64, right: f64) -> [f64; 3] {
                 add_dots(sums, left, right)
             }
@@ -177,6 +182,16 @@ macro_rules! plainly_exact {
     };
 }
 plainly_exact!(f32 F16 BF16);
+
+/// The product whose slices a part of `f64`'s sums has.
+#[inline(always)]
+fn product_of_part(number: usize) -> Product {
+    match number {
+        0 => Product::Dot,
+        1 => Product::Left,
+        _ => Product::Right,
+    }
+}
 
 impl Exact for f64 {
     const IS_DOUBLE: bool = true;
@@ -239,17 +254,18 @@ impl Exact for f64 {
     }
 
     #[inline(always)]
+    fn scales_of_part(scales: Scales, number: usize) -> Scales {
+        scales.only(product_of_part(number))
+    }
+
+    #[inline(always)]
     fn add(sums: precise::Sums, scales: Scales, left: Wide, right: Wide) -> precise::Sums {
         precise::add_terms(sums, scales, left, right)
     }
 
     #[inline(always)]
     fn add_part(part: [f64; SLICES], number: usize, scales: Scales, left: Wide, right: Wide) -> [f64; SLICES] {
-        let product = match number {
-            0 => Product::Dot,
-            1 => Product::Left,
-            _ => Product::Right,
-        };
+        let product = product_of_part(number);
         // What the terms are cut by follows from one number, and is not to be kept in registers beside it.
         let scale = f64::from_bits(arch::forget(scales.of_product(product).to_bits()));
         precise::add_term(part, product, scale, left, right)
@@ -418,15 +434,15 @@ macro_rules! of_dtype {
         kernel!(["tree_dots_" $name], LaunchBounds::TREE_DOTS, fn (
             partials: *mut f64, totals: *mut f64, table: *const *const $T, tree: *const f64, cancelled: *const u32,
             begin: u64, middle: u64, end: u64, world_size: u64,
-            spans: *const Span, span_count: u64, layers: u64, chunks: u64, chunk_len: u64,
+            spans: *const ChunkedSpan, span_count: u64, layers: u64, blocks: u64, chunks: u64,
         ) {
-            let reduction = Reduction { partials, totals, spans, span_count, layers, chunks, chunk_len };
+            let reduction = Reduction { partials, totals, spans, span_count, layers, blocks, chunks };
             reduction.run(<$T>::COUNT, Some, |layer| *cancelled.add(layer as usize) != 0, |chunk| {
                 let tree = Tree::<$T, LEVELS>::of_layer(table, tree, chunk.span, world_size);
                 let pair = Pair { begin: begin as usize, middle: middle as usize, end: end as usize };
                 let scales = <$T>::scales(tree.row, pair, world_size as usize);
                 let mut totals = <$T>::ZEROS;
-                reduce::walk::<1, THREADS>(chunk, |element, _| {
+                reduce::walk::<1, 1>(chunk, |element, _| {
                     let (left, right) = tree.sides(element, pair);
                     totals = <$T>::add(totals, scales, left, right);
                 });
@@ -448,7 +464,7 @@ macro_rules! from_to {
                 return;
             }
             let tree = Tree::<$S, LEVELS>::of_layer(table, tree, chunk.span, world_size);
-            reduce::walk::<1, THREADS>(chunk, |element, _| {
+            reduce::walk::<1, 1>(chunk, |element, _| {
                 let value = tree.value(element, 0, world_size as usize);
                 destination.add(element as usize).write(<$D>::from_f64(<$S>::rounded(value)));
             });

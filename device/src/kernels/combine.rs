@@ -114,7 +114,7 @@ fn walk<const N: usize, const U: usize>(
     single: impl Fn(usize),
 ) {
     if !is_aligned {
-        return reduce::walk::<1, THREADS>(chunk, |index, _| single(index as usize));
+        return reduce::walk::<1, 1>(chunk, |index, _| single(index as usize));
     }
     // A few steps at once keep more of the memory busy.
     let (mut rest, stride) = (chunk, (STRIDE * N) as u64);
@@ -122,12 +122,7 @@ fn walk<const N: usize, const U: usize>(
         steps(rest.begin as usize + thread::thread_idx_x() as usize * N);
         rest.begin += U as u64 * stride;
     }
-    reduce::walk::<N, THREADS>(
-        rest,
-        |index, count| {
-            if count == N { vector(index as usize) } else { single(index as usize) }
-        },
-    );
+    reduce::walk::<N, 1>(rest, |index, count| if count == N { vector(index as usize) } else { single(index as usize) });
 }
 
 #[inline(always)]

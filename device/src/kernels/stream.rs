@@ -126,7 +126,7 @@ unsafe fn check_finite<T: Element, const N: usize>(flag: *mut u32, source: *cons
                 bad[0] = 1.0;
             }
         };
-        if reduce::accumulate::<T, 1, N, 1, 8, THREADS>([source], chunk, count)[0] != 0.0 {
+        if reduce::accumulate::<T, 1, N, 1, 8, 1>([source], chunk, count)[0] != 0.0 {
             flag.write(0);
         }
     }

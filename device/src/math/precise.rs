@@ -72,6 +72,13 @@ impl Scales {
         Self { dot: power(left + right - ((left + right) >> 1)), left: power(left), right: power(right) }
     }
 
+    /// That of one product, for all of them.
+    #[inline(always)]
+    pub fn only(self, product: Product) -> Self {
+        let scale = self.of_product(product);
+        Self { dot: scale, left: scale, right: scale }
+    }
+
     /// That of one product.
     #[inline(always)]
     pub fn of_product(self, product: Product) -> f64 {

@@ -16,33 +16,33 @@ pub(crate) struct Info {
 }
 
 #[derive(Serialize)]
-struct Machine {
-    version: &'static str,
-    features: Vec<&'static str>,
-    cpu: Cpu,
+pub(crate) struct Machine {
+    pub(crate) version: &'static str,
+    pub(crate) features: Vec<&'static str>,
+    pub(crate) cpu: Cpu,
     /// The CUDA driver's library.
     driver: Found,
     /// GPUs by name, as the driver lists them; empty where there is no driver.
-    gpus: Vec<String>,
+    pub(crate) gpus: Vec<String>,
     /// Why GPUs cannot be listed, if so.
     gpus_missing: Option<String>,
-    nccl: Found,
-    mpi: Found,
+    pub(crate) nccl: Found,
+    pub(crate) mpi: Found,
 }
 
 #[derive(Serialize)]
-struct Cpu {
-    threads: usize,
+pub(crate) struct Cpu {
+    pub(crate) threads: usize,
     /// Instruction sets that kernels have code for, or that would matter to them.
     features: Vec<&'static str>,
 }
 
 /// A library: what it says of itself, or the names that were tried.
 #[derive(Serialize)]
-struct Found {
+pub(crate) struct Found {
     found: bool,
-    name: Option<String>,
-    version: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) version: Option<String>,
     /// Each name that was tried, with the loader's answer where it failed.
     tried: Vec<String>,
 }
@@ -58,7 +58,7 @@ impl Info {
 }
 
 impl Machine {
-    fn look() -> Self {
+    pub(crate) fn look() -> Self {
         let (gpus, gpus_missing) = match gpus() {
             Ok(gpus) => (gpus, None),
             Err(reason) => (Vec::new(), Some(reason)),

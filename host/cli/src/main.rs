@@ -5,8 +5,12 @@
 
 mod backend;
 mod checkpoint;
+mod doctor;
 mod info;
+#[cfg(target_os = "linux")]
+mod launch;
 mod reduce;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -28,6 +32,24 @@ enum Command {
     Reduce(reduce::Reduce),
     /// Tell the version, and which CPU features, GPUs and libraries are found, or where they were looked for.
     Info(info::Info),
+    /// Start the ranks of a job on this machine, and end all of them when one fails.
+    ///
+    /// Each rank is a process with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on) and a fresh GRADSYNC_SECRET. Lines of its
+    /// output are shown behind its number, signals are passed on, and the exit status is the status of the first rank that failed. On several machines,
+    /// run the same command on each, with --nodes, --node-rank and --master.
+    #[cfg(target_os = "linux")]
+    Launch(launch::Launch),
+    /// Outlives a launcher, and ends what is left of its ranks.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    LaunchGuard(launch::Guard),
+    /// Compare the last calls of all ranks, which they write to the folder in GRADSYNC_TRACE_DIR, and say where ranks part.
+    Trace(trace::Trace),
+    /// Join the ranks of a launch, and check what goes wrong at a first start: variables, addresses, secrets, versions, GPUs, clocks, limits.
+    ///
+    /// Start it in place of the program: srun gradsync doctor, torchrun --no-python gradsync doctor, mpirun gradsync doctor, gradsync launch -n 4 -- gradsync
+    /// doctor. Rank 0 prints a table with a line for each rank, and each problem with its remedy. The exit code is 1 if there is one.
+    Doctor(doctor::Doctor),
     /// Print a fresh secret for the ranks of a job: export GRADSYNC_SECRET=$(gradsync secret)
     ///
     /// Ranks that meet over TCP prove to each other that they know it. Give all ranks of a job the same, and every job another one. It is
@@ -45,6 +67,18 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Reduce(reduce) => reduce.run().map_err(|error| (error.exit_code(), error.to_string())),
         Command::Info(info) => info.run().map_err(|error| (ExitCode::FAILURE, error.to_string())),
+        #[cfg(target_os = "linux")]
+        Command::Launch(launch) => match launch.run() {
+            Ok(code) => return code,
+            Err(reason) => Err((ExitCode::FAILURE, reason)),
+        },
+        #[cfg(target_os = "linux")]
+        Command::LaunchGuard(guard) => guard.run().map_err(|reason| (ExitCode::FAILURE, reason)),
+        Command::Doctor(doctor) => match doctor.run() {
+            Ok(code) => return code,
+            Err(reason) => Err((ExitCode::FAILURE, reason)),
+        },
+        Command::Trace(trace) => trace.run().map_err(|reason| (ExitCode::FAILURE, reason)),
         Command::Secret => secret().map_err(|reason| (ExitCode::FAILURE, reason)),
     };
     match result {

@@ -99,7 +99,7 @@ fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) ->
 }
 
 /// Connects and proves itself.
-fn approach(
+pub(super) fn approach(
     applicant: &Applicant,
     name: &str,
     address: SocketAddr,
@@ -182,7 +182,7 @@ fn enter(
     secret: Secret,
     network: Network,
 ) -> io::Result<Member> {
-    let endpoint = Arc::new(Endpoint::new(applicant.rank, applicant.world_size, true));
+    let endpoint = applicant.endpoint(true);
     let threads = Arc::new(Threads::default());
     let outbox = Outbox::start(&socket, session.outgoing, &threads)?;
     let (reading, answers, events) = (socket.clone(), outbox.clone(), endpoint.clone());
@@ -220,6 +220,7 @@ fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::{Kind, Recorder};
 
     #[test]
     fn a_silent_name_server_does_not_hold_up_a_rank_beyond_its_deadline() {
@@ -230,7 +231,9 @@ mod tests {
         });
         let start = Instant::now();
         let deadline = Duration::from_millis(200);
-        let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end: start.checked_add(deadline) };
+        let recorder = Recorder::always(Kind::Processes, "test", 1, 2);
+        let end = start.checked_add(deadline);
+        let applicant = Applicant { rank: 1, world_size: 2, generation: 0, deadline, end, recorder };
         let invitation = Invitation { hosts: vec!["rank-0".into()], port: 7, secret: Secret::from_bytes([1; 32]) };
         let error = attempt(&applicant, &invitation, &mut names).unwrap_err();
         assert!(start.elapsed() < SILENCE / 2, "{:?}", start.elapsed());

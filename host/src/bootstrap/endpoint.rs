@@ -4,12 +4,12 @@
 //! Decides nothing about other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::message::Event;
-use super::recorder::Recorder;
 use crate::error::{CommError, Departure, Operation};
+use crate::trace::Recorder;
 
 /// The post that this rank waits in.
 #[derive(Debug)]
@@ -41,11 +41,12 @@ pub(super) struct Endpoint {
     has_failed: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
-    pub(super) recorder: Recorder,
+    /// The last calls of this rank.
+    pub(super) recorder: Arc<Recorder>,
 }
 
 impl Endpoint {
-    pub(super) fn new(rank: usize, world_size: usize, is_remote: bool) -> Self {
+    pub(super) fn new(rank: usize, world_size: usize, is_remote: bool, recorder: Arc<Recorder>) -> Self {
         let departed = vec![None; world_size];
         Endpoint {
             rank,
@@ -53,7 +54,7 @@ impl Endpoint {
             has_failed: AtomicBool::new(false),
             state: Mutex::new(State { failure: None, departed, left: None, waiting: None, matched: 0 }),
             changed: Condvar::new(),
-            recorder: Recorder::default(),
+            recorder,
         }
     }
 
@@ -84,7 +85,10 @@ impl Endpoint {
                     waiting.is_released = true;
                 }
             }
-            Event::Matched { calls } => state.matched = calls,
+            Event::Matched { calls } => {
+                state.matched = calls;
+                self.recorder.matched(calls);
+            }
             Event::Failed(failure) => self.set_failure(&mut state, failure),
             Event::Departed { rank, departure, sequence } => {
                 if let Some(departed) = state.departed.get_mut(rank) {
@@ -104,6 +108,9 @@ impl Endpoint {
     }
 
     fn set_failure(&self, state: &mut State, failure: CommError) {
+        if state.failure.is_none() {
+            self.recorder.failed(&failure);
+        }
         state.failure.get_or_insert(failure);
         self.has_failed.store(true, Ordering::Release);
     }
@@ -125,6 +132,7 @@ impl Endpoint {
         let is_first = state.left.is_none();
         state.left.get_or_insert(departure);
         drop(state);
+        self.recorder.leave();
         self.changed.notify_all();
         is_first
     }

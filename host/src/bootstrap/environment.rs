@@ -5,6 +5,7 @@
 
 use crate::error::BootstrapError;
 use crate::error::Result;
+use crate::trace;
 
 /// The variables of one launcher.
 struct Family {
@@ -73,6 +74,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The ordinal of the GPU for this rank: its number on its machine, or 0 where the launcher does not say it.
+    pub fn device(&self) -> u32 {
+        self.local_rank.unwrap_or(0) as u32
+    }
+
     /// Reads the environment of this process.
     ///
     /// | launcher | rank and world size | on the machine |
@@ -82,15 +88,23 @@ impl Launch {
     /// | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID` |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` |
     ///
-    /// Several may be set, if they agree. `MASTER_ADDR` and `MASTER_PORT` count whichever is.
+    /// Several may be set, if they agree. `MASTER_ADDR` and `MASTER_PORT` count whichever is. From now on, this process answers to SIGUSR1 if
+    /// `GRADSYNC_TRACE_DIR` is set ([`trace`](crate::trace)).
     ///
     /// # Errors
     /// [`BootstrapError::NoLauncher`] if none is set; [`BootstrapError::MissingVariable`] for one half of a pair,
     /// [`BootstrapError::InvalidVariable`] for a value that is no number or out of range, and
     /// [`BootstrapError::ConflictingVariables`] if launchers disagree, as inside the shell of an outer Slurm job.
     pub fn from_env() -> Result<Self> {
+        trace::start();
         // A value that is not Unicode is no number either, and is refused as such.
         Launch::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// The names of all variables by which launchers tell a process its rank, the world size and its place on the machine. A program that starts
+    /// ranks removes them before it sets its own.
+    pub fn variables() -> impl Iterator<Item = &'static str> {
+        FAMILIES.iter().flat_map(Family::variables)
     }
 
     /// Like [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
@@ -108,7 +122,7 @@ impl Launch {
             });
         }
         let Some([Some(rank), Some(world_size), local_rank, local_world_size]) = found else {
-            let looked_for: Vec<_> = FAMILIES.iter().flat_map(Family::variables).collect();
+            let looked_for: Vec<_> = Launch::variables().collect();
             return Err(BootstrapError::NoLauncher { looked_for: looked_for.join(", ") }.into());
         };
         below("rank", rank, world_size)?;
@@ -198,6 +212,15 @@ fn master(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, 
             _ => Err(invalid(PORT, port, "it must be a port, from 1 to 65535".into())),
         },
     }
+}
+
+/// The generation of the group, which a launcher counts up with every restart: `GRADSYNC_GENERATION`, or 0. torchrun's count of restarts does not serve,
+/// since its machines may count apart.
+pub(super) fn generation() -> Result<u64, BootstrapError> {
+    const VARIABLE: &str = "GRADSYNC_GENERATION";
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(0) };
+    let text = text.to_string_lossy().into_owned();
+    text.parse().map_err(|_| invalid(VARIABLE, text, "it must be a whole number from 0".into()))
 }
 
 fn number(variable: &'static str, text: Option<String>) -> Result<Option<Setting>, BootstrapError> {

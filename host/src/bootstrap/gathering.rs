@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use super::coordinator::{Coordinator, Route, Violation};
 use super::endpoint::Endpoint;
 use super::message::{Event, Network, Request};
-use crate::error::{BootstrapError, Strangers};
+use crate::error::{BootstrapError, Call, Operation, Strangers};
+use crate::trace::Recorder;
 
 /// A rank that asks to join.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Applicant {
     pub(super) rank: usize,
     pub(super) world_size: usize,
@@ -22,9 +23,27 @@ pub(super) struct Applicant {
     pub(super) deadline: Duration,
     /// The time at which the deadline passes; `None` if the clock cannot represent it.
     pub(super) end: Option<Instant>,
+    /// Of the group that it joins.
+    pub(super) recorder: Arc<Recorder>,
 }
 
 impl Applicant {
+    /// Runs this rank's join, as a call that is recorded.
+    pub(super) fn joining<T>(&self, join: impl FnOnce() -> Result<T, BootstrapError>) -> Result<T, BootstrapError> {
+        let recorded = self.recorder.record([Call::without_data(Operation::SetUp)]);
+        let outcome = join();
+        recorded.end(&outcome);
+        if outcome.is_err() {
+            self.recorder.leave();
+        }
+        outcome
+    }
+
+    /// Its end of the control channel.
+    pub(super) fn endpoint(&self, is_remote: bool) -> Arc<Endpoint> {
+        Arc::new(Endpoint::new(self.rank, self.world_size, is_remote, self.recorder.clone()))
+    }
+
     /// The time left until the deadline, if there is one.
     pub(super) fn left(&self) -> Option<Duration> {
         self.end.map(|end| end.saturating_duration_since(Instant::now()))
@@ -238,9 +257,11 @@ impl Subgroups {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::Kind;
 
     fn arrive(gathering: &Gathering, rank: usize, world_size: usize, generation: u64) -> Result<(), BootstrapError> {
-        let route = Route::Local(Arc::new(Endpoint::new(rank, world_size, false)));
+        let recorder = Recorder::always(Kind::Threads, "test", rank, world_size);
+        let route = Route::Local(Arc::new(Endpoint::new(rank, world_size, false, recorder)));
         gathering.arrive((rank, world_size, generation), route, None)
     }
 

@@ -33,7 +33,7 @@ impl Post {
         let operation = calls.first().map_or(Operation::Exchange, Call::called);
         let mut post = Post { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
         for &call in calls {
-            let (to, from) = peers(call.operation);
+            let (to, from) = call.operation.peers();
             if to.is_none() && from.is_none() {
                 post.collectives.push(call);
             }
@@ -51,16 +51,6 @@ impl Post {
     }
 }
 
-/// The peers that an operation sends to and receives from; none for a collective.
-pub(super) fn peers(operation: Operation) -> (Option<usize>, Option<usize>) {
-    match operation {
-        Operation::Send { peer } => (Some(peer), None),
-        Operation::Recv { peer } => (None, Some(peer)),
-        Operation::SendRecv { to, from } => (Some(to), Some(from)),
-        _ => (None, None),
-    }
-}
-
 /// Refuses calls that name a rank which does not exist, and sends of `rank` to itself without a receive in the same
 /// post, or the reverse.
 pub(super) fn check(calls: &[Call], rank: usize, world_size: usize) -> Result<(), CommError> {
@@ -68,7 +58,7 @@ pub(super) fn check(calls: &[Call], rank: usize, world_size: usize) -> Result<()
     let (mut to_itself, mut from_itself) = (Vec::new(), Vec::new());
     for call in calls {
         let operation = call.operation;
-        let (to, from) = peers(operation);
+        let (to, from) = operation.peers();
         let root = if let Operation::Broadcast { root } = operation { Some(root) } else { None };
         if let Some(peer) = [to, from, root].into_iter().flatten().find(|&peer| peer >= world_size) {
             return invalid(operation, peer);

@@ -14,6 +14,7 @@ use super::gathering::Subgroups;
 use super::matching::check;
 use super::message::{ANNOUNCED_LIMIT, CALLS_LIMIT, CONTRIBUTION_LIMIT, Network, Request, bounded};
 use crate::error::{Call, CommError, Departure, Operation};
+use crate::trace::Recorder;
 
 /// How long [`Member::late`] waits for other ranks' answers.
 const PROBE_TIME: Duration = Duration::from_millis(500);
@@ -82,8 +83,8 @@ impl Member {
     }
 
     /// The only member of its group.
-    pub(super) fn single() -> Self {
-        let endpoint = Arc::new(Endpoint::new(0, 1, false));
+    pub(super) fn single(recorder: Arc<Recorder>) -> Self {
+        let endpoint = Arc::new(Endpoint::new(0, 1, false, recorder));
         let coordinator = Coordinator::new(vec![Route::Local(endpoint.clone())], Network::default());
         Member::in_process(Arc::new(coordinator), endpoint, Arc::default())
     }
@@ -223,12 +224,18 @@ impl Member {
     /// Records that this rank starts a call, and returns the number of collectives that it has started, including this one.
     /// Transfers are recorded under the number of the collective before them. Sends no message.
     pub fn posted(&self, call: Call) -> u64 {
-        self.endpoint.recorder.posted(call)
+        self.recorder().post(call, self.announced()).0
     }
 
-    /// The last 32 calls of [`posted`](Self::posted) with their numbers, oldest first.
+    /// The calls of [`posted`](Self::posted) among this rank's last 32, with their numbers, oldest first. They are written where
+    /// [`trace`](crate::trace) says.
     pub fn recent(&self) -> Vec<(u64, Call)> {
-        self.endpoint.recorder.recent()
+        self.recorder().posted()
+    }
+
+    /// The last calls of this rank.
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.endpoint.recorder
     }
 
     /// Reports that this rank's collective number `sequence` did not complete within `deadline`. It becomes the failure of the
@@ -300,8 +307,20 @@ impl Member {
         contribution: Option<Vec<u8>>,
         deadline: Duration,
     ) -> Result<Vec<Vec<u8>>, CommError> {
-        let operation = calls.first().map_or(Operation::Exchange, Call::called);
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = self.recorder().record(calls.iter().copied());
+        let outcome = self.post(calls, contribution, deadline);
+        recorded.end(&outcome);
+        outcome
+    }
+
+    fn post(
+        &self,
+        calls: Vec<Call>,
+        contribution: Option<Vec<u8>>,
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>, CommError> {
+        let operation = calls.first().map_or(Operation::Exchange, Call::called);
         let end = Instant::now().checked_add(deadline);
         self.endpoint.begin(operation)?;
         self.send(Request::Post { calls, contribution });

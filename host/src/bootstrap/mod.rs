@@ -59,12 +59,15 @@ mod frame;
 mod gathering;
 mod handshake;
 mod hosts;
+#[cfg(unix)]
+mod local;
 mod matching;
 mod member;
+#[cfg(unix)]
+mod mesh;
 mod message;
 mod pending;
 mod poll;
-mod recorder;
 #[cfg(feature = "mpi")]
 mod relayed;
 mod rendezvous;
@@ -77,8 +80,12 @@ mod unproven;
 
 pub use self::environment::Launch;
 pub use self::member::Member;
+#[cfg(unix)]
+pub(crate) use self::mesh::{Peer, Peers, Socket};
 #[cfg(feature = "mpi")]
 pub(crate) use self::relayed::{Host, accept};
 pub use self::rendezvous::{DEFAULT_DEADLINE, Rendezvous};
+#[cfg(unix)]
+pub(crate) use self::seal::{Session, TAG as TAG_BYTES};
 pub use self::secret::Secret;
 pub use crate::error::{BootstrapError, Strangers};

@@ -14,6 +14,7 @@ use super::member::Member;
 use super::secret::Secret;
 use super::server;
 use crate::error::BootstrapError;
+use crate::trace::{Kind, Recorder};
 
 /// Rank 0, which listens.
 #[derive(Debug)]
@@ -37,7 +38,8 @@ impl Host {
 
     /// Waits until all have joined.
     pub(crate) fn join(self, world_size: usize, deadline: Duration) -> Result<Member, BootstrapError> {
-        server::join(self.listener, None, self.secret, &applicant(0, world_size, deadline))
+        let applicant = applicant(0, world_size, deadline);
+        applicant.joining(|| server::join(self.listener, None, self.secret, &applicant))
     }
 }
 
@@ -64,9 +66,11 @@ pub(crate) fn accept(
                 | BootstrapError::VersionMismatch { .. }
         )
     };
-    client::join(&applicant(rank, world_size, deadline), invite, is_final)
+    let applicant = applicant(rank, world_size, deadline);
+    applicant.joining(|| client::join(&applicant, invite, is_final))
 }
 
 fn applicant(rank: usize, world_size: usize, deadline: Duration) -> Applicant {
-    Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline) }
+    let recorder = Recorder::always(Kind::Processes, "channel", rank, world_size);
+    Applicant { rank, world_size, generation: 0, deadline, end: Instant::now().checked_add(deadline), recorder }
 }

@@ -4,12 +4,10 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Invitation};
-use super::endpoint::Endpoint;
-use super::environment::Launch;
+use super::environment::{self, Launch};
 use super::file::{self, RendezvousFile};
 use super::gathering::{Applicant, InProcess};
 use super::hosts::OWN_NAME_TIME;
@@ -18,6 +16,7 @@ use super::secret::Secret;
 use super::server;
 use crate::error::BootstrapError;
 use crate::error::Result;
+use crate::trace::{Kind, Recorder};
 
 /// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
@@ -45,12 +44,7 @@ impl Rendezvous {
     /// For ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next
     /// one can meet here.
     pub fn in_process() -> Self {
-        Rendezvous::among_threads(InProcess::default())
-    }
-
-    /// For ranks that gather there.
-    pub(super) fn among_threads(gatherings: InProcess) -> Self {
-        Rendezvous::new(Way::InProcess(gatherings))
+        Rendezvous::new(Way::InProcess(InProcess::default()))
     }
 
     /// Rank 0 listens on `port`, and the others look for it at `host`. It listens on all interfaces, or on loopback
@@ -73,16 +67,19 @@ impl Rendezvous {
         Rendezvous::new(Way::File(path.into()))
     }
 
-    /// [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET`.
+    /// [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET`, as the generation in `GRADSYNC_GENERATION` or 0.
+    /// `gradsync launch` sets all of them.
     ///
     /// # Errors
-    /// [`BootstrapError::MissingVariable`] if one of them is not set; as [`Secret::from_env`].
+    /// [`BootstrapError::MissingVariable`] if one of the first three is not set; [`BootstrapError::InvalidVariable`] for a generation that is no number;
+    /// as [`Secret::from_env`].
     pub fn from_env(launch: &Launch) -> Result<Self> {
         let Some((host, port)) = launch.master.clone() else {
             let reason = "it and MASTER_PORT say where rank 0 listens".into();
             return Err(BootstrapError::MissingVariable { variable: "MASTER_ADDR".into(), reason }.into());
         };
-        Ok(Rendezvous::tcp(host, port, Secret::from_env()?))
+        let rendezvous = Rendezvous::tcp(host, port, Secret::from_env()?);
+        Ok(rendezvous.with_generation(environment::generation()?))
     }
 
     /// Sets the deadline of a join; [`DEFAULT_DEADLINE`] otherwise.
@@ -122,22 +119,24 @@ impl Rendezvous {
         if rank >= world_size {
             return Err(BootstrapError::RankOutOfRange { rank, world_size }.into());
         }
+        let &Rendezvous { deadline, generation, .. } = self;
+        let kind = if matches!(self.way, Way::InProcess(_)) { Kind::Threads } else { Kind::Processes };
+        let recorder = Recorder::always(kind, "channel", rank, world_size);
         if world_size == 1 {
-            return Ok(Member::single());
+            return Ok(Member::single(recorder));
         }
-        let end = Instant::now().checked_add(self.deadline);
-        let applicant = Applicant { rank, world_size, generation: self.generation, deadline: self.deadline, end };
-        let member = match &self.way {
+        let end = Instant::now().checked_add(deadline);
+        let applicant = Applicant { rank, world_size, generation, deadline, end, recorder };
+        Ok(applicant.joining(|| match &self.way {
             Way::InProcess(gatherings) => join_in_process(gatherings, &applicant),
             Way::Tcp { host, port, secret } => join_at(host, *port, secret, &applicant),
             Way::File(path) => join_by_file(path, &applicant),
-        };
-        Ok(member?)
+        })?)
     }
 }
 
-fn join_in_process(gatherings: &InProcess, applicant: &Applicant) -> Result<Member, BootstrapError> {
-    let endpoint = Arc::new(Endpoint::new(applicant.rank, applicant.world_size, false));
+pub(super) fn join_in_process(gatherings: &InProcess, applicant: &Applicant) -> Result<Member, BootstrapError> {
+    let endpoint = applicant.endpoint(false);
     let gathering = gatherings.arrive(applicant, &endpoint)?;
     Ok(Member::in_process(gathering.wait(applicant)?, endpoint, gathering.subgroups.clone()))
 }

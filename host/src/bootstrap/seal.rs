@@ -16,19 +16,19 @@ use sha2::Sha256;
 use super::frame;
 
 /// The length of a tag: 128 bits, half of the hash.
-pub(super) const TAG: usize = 16;
+pub(crate) const TAG: usize = 16;
 
 /// One direction of a connection, as one side of it has come to.
-pub(super) struct Seal {
+pub(crate) struct Seal {
     mac: Hmac<Sha256>,
     number: u64,
 }
 
 /// Both directions of a connection, as one side of it sees them.
 #[derive(Debug)]
-pub(super) struct Session {
-    pub(super) outgoing: Seal,
-    pub(super) incoming: Seal,
+pub(crate) struct Session {
+    pub(crate) outgoing: Seal,
+    pub(crate) incoming: Seal,
 }
 
 impl Seal {
@@ -46,13 +46,13 @@ impl Seal {
     }
 
     /// The tag of the next frame that is sent.
-    pub(super) fn tag(&mut self, frame: &[u8]) -> [u8; TAG] {
+    pub(crate) fn tag(&mut self, frame: &[u8]) -> [u8; TAG] {
         let tag = self.next(frame).finalize().into_bytes();
         std::array::from_fn(|index| tag[index])
     }
 
     /// Whether `tag` belongs to the next frame. The comparison takes the same time for equal and for different tags.
-    pub(super) fn fits(&mut self, frame: &[u8], tag: &[u8; TAG]) -> bool {
+    pub(crate) fn fits(&mut self, frame: &[u8], tag: &[u8; TAG]) -> bool {
         self.next(frame).verify_truncated_left(tag).is_ok()
     }
 

@@ -71,6 +71,13 @@ impl Secret {
         }
     }
 
+    /// The secret of another group, which only who has this secret can make, and only from the same `nonce`: a launcher gives the ranks of each start a
+    /// fresh one without sending any (HKDF-SHA256, RFC 5869).
+    #[must_use]
+    pub fn derived(&self, nonce: &[u8; 32]) -> Self {
+        self.expand(nonce, b"gradsync secret of a start")
+    }
+
     pub(super) fn random() -> Result<Self, BootstrapError> {
         random().map(Secret)
     }
@@ -87,9 +94,13 @@ impl Secret {
 
     /// The secret of a group that is split off, which ranks of this group can make once they know `nonce` (HKDF-SHA256, RFC 5869).
     pub(super) fn derive(&self, nonce: &[u8; LEN]) -> Self {
+        self.expand(nonce, b"gradsync secret of a split")
+    }
+
+    fn expand(&self, nonce: &[u8; LEN], purpose: &[u8]) -> Self {
         let mut bytes = [0; LEN];
         let keys = Hkdf::<Sha256>::new(Some(nonce), &self.0);
-        keys.expand(b"gradsync secret of a split", &mut bytes).expect("HKDF makes keys of 32 bytes");
+        keys.expand(purpose, &mut bytes).expect("HKDF makes keys of 32 bytes");
         Secret(bytes)
     }
 }

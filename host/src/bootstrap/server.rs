@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use super::connection::{Connections, LINGER, Outbox, Threads, drain, is_closed};
 use super::coordinator::Route;
-use super::endpoint::Endpoint;
 use super::frame::FRAME_LIMIT;
 use super::gathering::{Applicant, Gathering};
 use super::handshake::Identity;
@@ -73,7 +72,7 @@ pub(super) fn join(
 ) -> Result<Member, BootstrapError> {
     let &Applicant { rank, world_size, generation, .. } = applicant;
     let gathering = Gathering::new(world_size, generation, loopback);
-    let endpoint = Arc::new(Endpoint::new(rank, world_size, false));
+    let endpoint = applicant.endpoint(false);
     gathering.arrive((rank, world_size, generation), Route::Local(endpoint.clone()), None)?;
     let alarm = Alarm::new().map_err(unavailable)?;
     let connections = Arc::new(Connections::new(secret));

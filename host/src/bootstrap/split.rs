@@ -14,7 +14,7 @@ use super::client::{self, Invitation};
 use super::frame::decode;
 use super::gathering::Applicant;
 use super::member::{Member, Uplink};
-use super::rendezvous::Rendezvous;
+use super::rendezvous::join_in_process;
 use super::secret::random;
 use super::server;
 use crate::call::scope;
@@ -55,10 +55,15 @@ impl Member {
         let own_secret = match &self.uplink {
             Uplink::InProcess { subgroups, .. } => {
                 let (Some(color), Some(rank)) = (color, rank) else { return Ok(None) };
-                let rendezvous = Rendezvous::among_threads(subgroups.of(number, color)).with_deadline(left());
-                let joined = rendezvous.join(rank, group.len());
+                let recorder = self.recorder().split(number, &group, rank);
+                if group.len() == 1 {
+                    return Ok(Some(Member::single(recorder)));
+                }
+                let (world_size, deadline) = (group.len(), left());
+                let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
+                let joined = applicant.joining(|| join_in_process(&subgroups.of(number, color), &applicant));
                 subgroups.remove(number, color);
-                return joined.map(Some);
+                return Ok(Some(joined?));
             }
             Uplink::Server { connections, .. } => connections.secret(),
             Uplink::Remote(link) => &link.secret,
@@ -72,14 +77,16 @@ impl Member {
         });
         let mut addresses = self.tell(ADDRESSES, &address, left())?;
         let Some(rank) = rank else { return Ok(None) };
+        let recorder = self.recorder().split(number, &group, rank);
         if group.len() == 1 {
-            return Ok(Some(Member::single()));
+            return Ok(Some(Member::single(recorder)));
         }
-        let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end };
+        let applicant = Applicant { rank, world_size: group.len(), generation: 0, deadline, end, recorder };
         if let Some(listener) = listener {
             let (listener, _, nonce) = listener?;
             let secret = own_secret.derive(&nonce);
-            return Ok(Some(server::join(listener, self.network.loopback, secret, &applicant)?));
+            let join = || server::join(listener, self.network.loopback, secret, &applicant);
+            return Ok(Some(applicant.joining(join)?));
         }
         let lowest = group[0];
         let (host, port, secret) = match addresses.swap_remove(lowest) {
@@ -90,7 +97,8 @@ impl Member {
             None => return Err(malformed(lowest).into()),
         };
         let invite = || Ok(Invitation { hosts: vec![host.clone()], port, secret: secret.clone() });
-        Ok(Some(client::join(&applicant, invite, |error| !matches!(error, BootstrapError::Unreachable { .. }))?))
+        let is_final = |error: &BootstrapError| !matches!(error, BootstrapError::Unreachable { .. });
+        Ok(Some(applicant.joining(|| client::join(&applicant, invite, is_final))?))
     }
 
     /// The ranks of this rank's colour in their new order.
@@ -107,7 +115,7 @@ impl Member {
     }
 
     /// Gathers a value of every rank.
-    fn tell<T: Serialize + serde::de::DeserializeOwned>(
+    pub(super) fn tell<T: Serialize + serde::de::DeserializeOwned>(
         &self,
         kind: usize,
         own: &T,
@@ -126,7 +134,7 @@ impl Member {
     }
 
     /// The address at which this rank can reach another.
-    fn address_of(&self, rank: usize) -> IpAddr {
+    pub(super) fn address_of(&self, rank: usize) -> IpAddr {
         let seen = self.network.addresses.get(rank).copied().flatten();
         let coordinator = match &self.uplink {
             Uplink::Remote(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
@@ -139,6 +147,6 @@ impl Member {
 }
 
 fn malformed(rank: usize) -> CommError {
-    let reason = "what it told the others in a split does not parse".into();
+    let reason = "what it told the others does not parse".into();
     CommError::InvalidCall { operation: Operation::Split, rank, reason }
 }

@@ -34,7 +34,7 @@ use crate::slice::SliceMut;
 /// assert_eq!(gradients.segments(), [0..15, 64..69]);
 /// gradients.tensor_mut(1).copy_from_slice(&[1.0f32; 5])?;
 /// assert_eq!(gradients.tensor(1).shape(), [5]);
-/// assert_eq!(gradients.tensor(1).to_vec::<f32>(), Some(vec![1.0; 5]));
+/// assert_eq!(gradients.tensor(1).to_vec::<f32>()?, [1.0; 5]);
 /// gradients.zero()?;
 /// # Ok::<(), gradsync::Error>(())
 /// ```
@@ -96,8 +96,8 @@ impl GradientBuffer {
         self.scratch = Scratch::default();
     }
 
-    /// What reductions in place need, all borrowed at once, with zeros in the gaps: inner products of whole arenas are then those of the
-    /// tensors, whose places in the chunks of a sum they do not move.
+    /// The arena, its tensors and the scratch memory, borrowed together. Gaps are cleared, so that inner products over whole arenas equal inner
+    /// products over tensors.
     pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
         let (mut arena, tensors) = (self.arena.as_mut_slice(), self.table.segments());
         for gap in segments::gaps(tensors, arena.len()) {

@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 
 use crate::call::{Value, Visit};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, same_len};
 use crate::plan::layout::Layout;
 use crate::slice::shape_len;
 
@@ -114,6 +114,35 @@ impl TensorTable {
         }
         let reason = format!("the buffer is shared out over {planned} ranks, the world has {world_size}");
         Err(Error::InvalidArgument { operation, reason })
+    }
+
+    /// Refuses a buffer with other tensors than the one that an operation was made for.
+    pub(crate) fn check_made_for(&self, operation: &'static str, fingerprint: u64) -> Result<()> {
+        if self.fingerprint() == fingerprint {
+            return Ok(());
+        }
+        let reason = "the buffer has other tensors than the one that this was made for".into();
+        Err(Error::InvalidArgument { operation, reason })
+    }
+
+    /// The element of the arena at which each tensor begins.
+    pub(crate) fn offsets(&self) -> Vec<usize> {
+        self.segments().iter().map(|segment| segment.start).collect()
+    }
+
+    /// Refuses tensors of other lengths than the buffer's; `kind` is the word for one of them in the error.
+    pub(crate) fn check_lens(
+        &self,
+        operation: &'static str,
+        kind: &str,
+        lens: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<()> {
+        same_len(operation, ("tensors of the buffer", self.tensor_count()), (&format!("{kind}s"), lens.len()))?;
+        for (index, (segment, len)) in self.segments().iter().zip(lens).enumerate() {
+            let names = (format!("{:?} of the buffer", self.name(index)), format!("{kind} {index}"));
+            same_len(operation, (&names.0, segment.len()), (&names.1, len))?;
+        }
+        Ok(())
     }
 
     /// The properties that all ranks must share, line by line.

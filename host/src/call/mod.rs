@@ -46,7 +46,6 @@ impl Call {
     }
 
     /// Bytes of its elements.
-    #[cfg(feature = "mpi")]
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.map_or(0, DataType::size_bytes)
     }
@@ -177,6 +176,16 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The peers that it sends to and receives from; none for a collective.
+    pub(crate) fn peers(self) -> (Option<usize>, Option<usize>) {
+        match self {
+            Operation::Send { peer } => (Some(peer), None),
+            Operation::Recv { peer } => (None, Some(peer)),
+            Operation::SendRecv { to, from } => (Some(to), Some(from)),
+            _ => (None, None),
+        }
+    }
+
     /// Its name without arguments.
     pub fn name(self) -> &'static str {
         match self {

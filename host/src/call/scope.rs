@@ -14,10 +14,12 @@ struct Scope {
     operation: Option<Operation>,
     /// Whether ranks are comparing their calls.
     is_comparing: bool,
+    /// The number of tensors of that operation, where it has several.
+    tensors: Option<usize>,
 }
 
 impl Scope {
-    const NONE: Self = Self { operation: None, is_comparing: false };
+    const NONE: Self = Self { operation: None, is_comparing: false, tensors: None };
 }
 
 thread_local! {
@@ -34,6 +36,15 @@ pub(crate) struct Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         CURRENT.set(self.before);
+    }
+}
+
+impl Entered {
+    /// Notes that the operation is about so many tensors, unless an outer operation has noted its own.
+    pub(crate) fn with_tensors(self, tensors: usize) -> Self {
+        let scope = CURRENT.get();
+        CURRENT.set(Scope { tensors: scope.tensors.or(Some(tensors)), ..scope });
+        self
     }
 }
 
@@ -55,6 +66,11 @@ pub(crate) fn comparing() -> Entered {
 /// Attributes all calls from here on to the caller's own code, which an operation runs.
 pub(crate) fn outside() -> Entered {
     enter(Scope::NONE)
+}
+
+/// The number of tensors of the operation that the caller has called, where it has several.
+pub(crate) fn tensors() -> Option<usize> {
+    CURRENT.get().tensors
 }
 
 /// The operation that the caller has called, if this is a step of one.
@@ -82,8 +98,9 @@ mod tests {
     fn the_outermost_operation_counts_until_it_ends() {
         assert_eq!(Call::without_data(Operation::Barrier).within, None);
         {
-            let _step = within(Operation::TrainingStep);
-            let _inner = within(Operation::Split);
+            let _step = within(Operation::TrainingStep).with_tensors(7);
+            let _inner = within(Operation::Split).with_tensors(1);
+            assert_eq!(tensors(), Some(7));
             let gathering = {
                 let _comparing = comparing();
                 Call::without_data(Operation::AllGather)
@@ -97,6 +114,6 @@ mod tests {
             let call = Call::without_data(Operation::AllGather);
             assert_eq!((call.called(), call.operation), (Operation::TrainingStep, Operation::AllGather));
         }
-        assert_eq!(operation(), None);
+        assert_eq!((operation(), tensors()), (None, None));
     }
 }

@@ -223,7 +223,6 @@ impl<M: Memory> Operands<'_, M> {
 
 impl Operands<'_> {
     /// The dtype of both vectors.
-    #[cfg(feature = "mpi")]
     pub(super) fn dtype(&self) -> DType {
         self.output().2
     }

@@ -10,11 +10,12 @@
 //! | transport | ranks | memory |
 //! |---|---|---|
 //! | [`local`] | threads of one process | [`Host`] |
+//! | `process` (Unix) | processes of one machine, without MPI; small data between machines | [`Host`] |
 //! | `mpi` (feature) | processes of an MPI job | [`Host`] |
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
-//! Each transport implements the traits on its own. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
+//! Each transport implements the traits on its own, but for processes, which have the handshake and the movement of data in common whether MPI joins them or not. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
 //! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
 //!
 //! # Deadlines
@@ -26,6 +27,7 @@
 //! | made by | with another deadline |
 //! |---|---|
 //! | [`local::run`], [`local::group`] | [`local::run_each_with_deadline`], [`local::group_with_deadline`] |
+//! | `process::ProcessCommunicator::new` | `ProcessCommunicator::new_within`, `with_deadline` |
 //! | `mpi::MpiCommunicator::world`, `from_rsmpi` | `MpiCommunicator::with_deadline` |
 //! | `nccl::NcclCommunicator::new` | `NcclOptions::with_deadline` |
 //! | [`Rendezvous::join`](crate::bootstrap::Rendezvous::join) | [`Rendezvous::with_deadline`](crate::bootstrap::Rendezvous::with_deadline) |
@@ -33,10 +35,14 @@
 mod collective;
 mod collectives;
 pub mod local;
+#[cfg(any(unix, feature = "mpi"))]
+mod message_passing;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(unix)]
+pub mod process;
 mod reduction;
 
 use std::cell::RefCell;
@@ -51,6 +57,31 @@ pub use crate::call::ReduceOp;
 pub use crate::error::{Call, CommError, Departure, Factor, Operation, Pass};
 use crate::error::{Error, Result};
 use crate::memory::{Host, Memory};
+
+/// The record of calls that ranks compare without waiting for each other: agreements of the ranks, and calls announced to them.
+#[doc(hidden)]
+pub trait Ledger {
+    /// The agreements of the ranks on operations that are repeated at every step, so that the host waits for each of them once.
+    fn agreements(&self) -> &Agreements;
+
+    /// Relies once more on an agreement, without waiting for anybody. Ranks that rely on different agreements fail as ranks do whose calls differ.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn recall(&self, agreement: u64) -> Result<()>;
+
+    /// How many calls of this rank were given to the other ranks to compare.
+    fn announced(&self) -> u64;
+
+    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit the calls of the other ranks. Does not wait.
+    fn is_confirmed(&self, calls: u64) -> bool;
+
+    /// Waits until the first `calls` of [`announced`](Self::announced) are known to fit.
+    ///
+    /// # Errors
+    /// The errors of a collective.
+    fn confirm(&self, calls: u64) -> Result<()>;
+}
 
 /// This rank's number, the number of ranks, and exchanges of a few numbers between them.
 pub trait Ranks {
@@ -74,41 +105,11 @@ pub trait Ranks {
         self.gather_words(&[]).map(drop)
     }
 
-    /// Where operations that are repeated at every step note what the ranks have agreed on, so that the host waits for that once. `None`,
-    /// the default, makes ranks compare their calls every time.
-    fn agreements(&self) -> Option<&Agreements> {
+    /// The record of calls that the ranks compare without waiting for each other. `None`, the default, where every call is compared before data
+    /// move.
+    #[doc(hidden)]
+    fn ledger(&self) -> Option<&dyn Ledger> {
         None
-    }
-
-    /// Relies once more on what [`agreements`](Self::agreements) holds, without waiting for anybody. Where calls are compared, ranks that
-    /// rely on different agreements fail as those whose calls differ. Does nothing by default.
-    ///
-    /// # Errors
-    /// The errors of a collective.
-    fn recall(&self, agreement: u64) -> Result<()> {
-        let _ = agreement;
-        Ok(())
-    }
-
-    /// How many calls of this rank were given to the other ranks to compare; always 0, the default, where calls are not compared, or before
-    /// they are made.
-    fn announced(&self) -> u64 {
-        0
-    }
-
-    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit those of the other ranks. Does not wait.
-    fn is_confirmed(&self, calls: u64) -> bool {
-        let _ = calls;
-        true
-    }
-
-    /// Waits until they are.
-    ///
-    /// # Errors
-    /// The errors of a collective.
-    fn confirm(&self, calls: u64) -> Result<()> {
-        let _ = calls;
-        Ok(())
     }
 
     /// The failure that has ended this communicator, if any, also of work that ran after its call had returned. Does not wait. Transports

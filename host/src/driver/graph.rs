@@ -16,7 +16,7 @@ use crate::sys::cuda::{self, Status};
 /// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
 /// the work uses it or not.
 ///
-/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::cuda::PeerAllReduce), and Adasum where it uses peers) keep
+/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers) keep
 /// the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of another
 /// communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record then.
 #[must_use = "recorded work does not run before its graph is launched"]
@@ -145,52 +145,30 @@ impl Graph {
     /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs behind the work
     /// that they have now, and their later work runs behind it.
     ///
-    /// Where the work synchronises with the kernels of other ranks, launch it by
-    /// [`PeerMemory::run_kernels`](crate::memory::PeerMemory::run_kernels) with the operation
-    /// [`Graph`](crate::comm::Operation::Graph), so that it is watched over as collectives are.
-    ///
-    /// While the work of its queue is being recorded, the launch becomes part of that recording, whose graph then keeps what this one keeps.
+    /// Where the work has collectives, or kernels that wait for other ranks, launch it by
+    /// [`NcclCommunicator::launch`](crate::comm::nccl::NcclCommunicator::launch): ranks that do not launch it are then a timeout, as with
+    /// a collective.
     ///
     /// # Errors
-    /// [`CudaError`] of the driver; with code 900 where one of its queues is being recorded in another recording than its own queue.
+    /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being recorded: CUDA
+    /// does not record launches. Nothing is recorded then, and the recording goes on.
     pub fn launch(&self) -> Result<(), CudaError> {
-        self.queue.make_current()?;
-        match self.queue.recording()? {
-            Some(outer) => self.record_into(&outer),
-            None => self.launch_among(&self.recording.branches()),
-        }
-    }
-
-    /// Makes the launch part of a recording that is under way in this graph's queue.
-    fn record_into(&self, outer: &Recording) -> Result<(), CudaError> {
-        outer.keep(self.recording.clone());
-        let mut inside = Vec::new();
-        for branch in self.recording.branches() {
-            // A queue outside of the recording cannot be ordered with it, but with every launch of its graph.
-            outer.join(&branch);
-            if branch.is_capturing()? {
-                inside.push(branch);
+        let branches = self.recording.branches();
+        for queue in branches.iter().chain([&self.queue]) {
+            if queue.is_capturing()? {
+                return Err(CudaError {
+                    call: "the launch of a graph".into(),
+                    code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
+                    text: "CUDA records no launches of graphs; record the work of the graph itself once more".into(),
+                });
             }
         }
-        self.launch_among(&inside)?;
-        // At the end of a recording, all its queues have to be joined to the queue that began it.
-        inside.iter().try_for_each(|branch| self.queue.wait_for_all_of(branch))
-    }
-
-    /// Launches it behind the work that other queues have now, and makes their later work wait for it.
-    fn launch_among(&self, branches: &[Queue]) -> Result<(), CudaError> {
         let mut end = None;
         if !branches.is_empty() {
-            let own = self.queue.capture_id()?;
-            for branch in branches {
-                // Waiting for work that is being recorded would make the launch part of that recording.
-                if branch.capture_id()?.is_some_and(|id| Some(id) != own) {
-                    return Err(of_other_recording());
-                }
-                self.queue.wait_for_all_of(branch)?;
-            }
+            branches.iter().try_for_each(|branch| self.queue.wait_for_all_of(branch))?;
             end = Some(self.queue.event()?);
         }
+        self.queue.make_current()?;
         // SAFETY: both handles are live.
         check("cuGraphLaunch", unsafe { cuda::cuGraphLaunch(self.executable, self.queue.raw_stream()) })?;
         let Some(end) = end else { return Ok(()) };
@@ -203,14 +181,6 @@ impl Graph {
     /// The queue that it was recorded from.
     pub fn queue(&self) -> &Queue {
         &self.queue
-    }
-}
-
-fn of_other_recording() -> CudaError {
-    CudaError {
-        call: "the launch of a graph".into(),
-        code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
-        text: "another queue that the graph works in is being recorded, and the graph's own queue is not part of that recording".into(),
     }
 }
 

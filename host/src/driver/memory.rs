@@ -100,8 +100,9 @@ impl<'a> DeviceSlice<'a> {
     /// Device memory that something else owns: a tensor of another crate, for example.
     ///
     /// # Safety
-    /// `len` elements at `address` on `queue`'s device, at a multiple of the size of one, valid for `'a`, and not written by anything but work
-    /// ordered on `queue` for as long.
+    /// `len` elements at `address` on `queue`'s device, at a multiple of the size of one. They are valid for `'a`, and until `queue` has got past
+    /// all work that was enqueued with them, launches of graphs that recorded such work included; and for as long nothing writes to them but work
+    /// that is ordered on `queue`.
     pub unsafe fn from_raw_parts(queue: &'a Queue, address: u64, dtype: DType, len: usize) -> Self {
         debug_assert!(
             is_aligned(address, dtype.size_bytes(), len),
@@ -161,6 +162,14 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSliceMut<'a> {
+    /// Memory to write, from a view of it.
+    ///
+    /// # Safety
+    /// The caller holds the memory mutably, and no work reads it in a way that the writes disturb.
+    pub(crate) unsafe fn from_view(view: DeviceSlice<'a>) -> Self {
+        Self { view, unique: PhantomData }
+    }
+
     /// Like [`DeviceSlice::from_raw_parts`], to write.
     ///
     /// # Safety

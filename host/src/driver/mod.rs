@@ -23,7 +23,7 @@ mod residency;
 mod retired;
 
 pub use crate::sys::CudaError;
-use crate::sys::cuda::Status;
+use crate::sys::cuda::{self, Status};
 
 pub use device::{Device, DeviceAttribute};
 pub use event::Event;
@@ -74,6 +74,18 @@ pub fn devices() -> Result<Vec<String>, CudaError> {
         return Err(CudaError::of("cuDeviceGetCount".into(), Status::NO_DEVICE));
     }
     (0..count).map(|ordinal| Device::new(ordinal)?.name()).collect()
+}
+
+/// Whether kernels on a device of this machine can reach the memory of another one, both by ordinal.
+///
+/// # Errors
+/// [`CudaError`] for a device that there is not, and without a driver.
+pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
+    let (device, peer, mut answer) = (Device::new(device)?, Device::new(peer)?, 0);
+    // SAFETY: writes one integer.
+    let status = unsafe { cuda::cuDeviceCanAccessPeer(&mut answer, device.handle(), peer.handle()) };
+    check("cuDeviceCanAccessPeer", status)?;
+    Ok(answer != 0)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ macro_rules! library {
     ($arch:literal) => {
         families!($arch:
             "accumulate" "accumulate_segments" "all_finite" "cast" "cast_segments" "coefficients" "combine" "combine_pair"
-            "dots" "empty" "gram" "gram_cross" "peer_adasum" "peer_barrier" "peer_reduce" "peer_tree" "scale"
+            "dots" "empty" "fold_sums" "gram" "gram_cross" "peer_adasum" "peer_barrier" "peer_reduce" "peer_tree" "scale"
             "squared_norms" "sweep" "tree_combine" "tree_dots" "zero" "zero_segments")
     };
 }

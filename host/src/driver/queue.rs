@@ -85,7 +85,8 @@ impl Queue {
     ///
     /// # Safety
     /// `stream` is a live stream of that device's primary context, and outlives this queue, its clones and everything made with it. It becomes part
-    /// of the recording of another queue by [`wait_for`](Self::wait_for) alone, and not by calls of another library.
+    /// of the recording of another queue by [`wait_for`](Self::wait_for) alone, and not by calls of another library. Another library that records its
+    /// work keeps all memory that the recorded work uses.
     pub unsafe fn from_raw_stream(ordinal: u32, stream: *mut c_void) -> Result<Self, CudaError> {
         let stream = match stream.addr() {
             // Some libraries take null for the per-thread default stream, depending on how they were built.

@@ -16,6 +16,10 @@ pub use self::mpi::MpiError;
 pub use crate::call::{Call, Factor, Operation, Pass};
 use crate::call::{scope, two_calls};
 use crate::dtype::DType;
+#[cfg(feature = "cuda")]
+pub use crate::sys::CudaError;
+#[cfg(feature = "cuda")]
+pub use crate::sys::nccl::{NcclError, Version};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -93,7 +97,7 @@ pub enum Error {
         operation: &'static str,
         /// The algorithm asked for.
         algorithm: &'static str,
-        /// The condition on their number, and of what it is one.
+        /// The condition on the number of ranks or nodes, for example "a power of two of ranks".
         needs: &'static str,
         /// The number found.
         world_size: usize,
@@ -273,12 +277,12 @@ impl CommError {
         CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
     }
 
-    /// The same failure as this thread's rank sees it, which is doing `own`, or the operation of which that is a step.
+    /// This failure with the operation that this rank was running: `own`, or the outer operation of the current scope.
     pub(crate) fn seen_in(self, own: Operation) -> Self {
         self.of(scope::called(own))
     }
 
-    /// The same failure as that of `own`, which this thread need not be doing.
+    /// This failure with `own` as its operation.
     pub(crate) fn of(mut self, own: Operation) -> Self {
         match &mut self {
             CommError::PeerGone { operation, .. }

@@ -12,7 +12,7 @@ use crate::memory::{Host, HostBuffer, Memory};
 
 /// Memory on which the element-wise kernels run: [`Host`] and `Cuda`. Each function is the kernel of its name, of [`cpu`] and of `cuda`, with its
 /// errors; on a GPU it is put into the queue of its operands, and one launch serves all tensors of a list.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // each function is the kernel of its name
 pub trait KernelMemory: Memory {
     fn zero(dst: Self::SliceMut<'_>) -> Result<()>;
     fn cast(dst: Self::SliceMut<'_>, src: Self::Slice<'_>) -> Result<()>;

@@ -26,12 +26,12 @@ enum Memory {
         map: MmapMut,
         start: usize,
     },
-    /// What other processes can map too.
+    /// A file that other processes can map.
     File(MemoryFile),
 }
 
 impl Memory {
-    /// So many zeros, or `None` if there is no room for them.
+    /// Allocates `bytes` zeros; `None` if there is no room for them.
     fn zeroed(bytes: usize) -> Option<Self> {
         if bytes < LARGE_PAGE {
             return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(TENSOR_ALIGNMENT)).map(Memory::Small).ok();

@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::{Memory, PeerMemory};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, is_aligned};
 use crate::dtype::{DType, DataType};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::slice::{Element, Slice, check_dtype};
 
 /// The memory of a GPU. Work in it is in the order of a queue, and may not be done when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +78,19 @@ impl Memory for Cuda {
 
     fn as_wire<'a>(data: &'a DeviceWireSliceMut<'_>) -> DeviceWireSlice<'a> {
         data.view
+    }
+
+    fn to_vec<T: Element>(data: DeviceSlice<'_>) -> Result<Vec<T>> {
+        check_dtype::<T>(data.dtype())?;
+        let bytes = data.len() * size_of::<T>();
+        let no_memory = |()| Error::OutOfMemory { operation: "to_vec", bytes };
+        let mut copy = bytemuck::allocation::try_zeroed_vec(data.len()).map_err(no_memory)?;
+        data.copy_to_host(T::slice_mut(&mut copy))?;
+        Ok(copy)
+    }
+
+    fn copy_from_slice(mut data: DeviceSliceMut<'_>, source: Slice<'_>) -> Result<()> {
+        data.copy_from_host(source)
     }
 
     fn check_same_queue(operation: &'static str, one: DeviceWireSlice<'_>, other: DeviceWireSlice<'_>) -> Result<()> {

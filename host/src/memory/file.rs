@@ -14,7 +14,7 @@ use memmap2::{MmapOptions, MmapRaw};
 /// A large page of x86-64 and most others. Memory of so many bytes and more comes from the system in such pages, where it has them: in small
 /// ones, touching a workspace for the first time takes longer than reading it, and a transport that copies between processes pins each.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
-/// The header in front of a file's bytes: the number that a handle names, by which another file is not mistaken for it.
+/// The header of a file: a random number that handles repeat, so that a reused descriptor is recognised as another file.
 /// A page, so the bytes behind it are aligned for all types.
 const HEADER_BYTES: usize = 4096;
 
@@ -23,11 +23,11 @@ const HEADER_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     map: MmapRaw,
-    /// Who made it: a child of `fork` has it too.
+    /// The process that created the file. A child of `fork` inherits the mapping, and must not free it.
     process: u32,
 }
 
-/// By which other processes of this machine find a file: the process that has it, and its descriptor there.
+/// The address of a file for other processes of this machine: the owner's process number and its descriptor there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     process: u32,
@@ -61,7 +61,8 @@ pub(crate) struct Mapped {
 }
 
 impl MemoryFile {
-    /// So many zeros, for which there is memory: a page that the system cannot give later on would end whoever touches it by a signal.
+    /// Allocates a file of `bytes` zeros with all pages reserved. A page that the system cannot provide later would end the process that touches it
+    /// by SIGBUS.
     ///
     /// # Errors
     /// The system's error: too many open files, no memory or address space left, a limit on the length of files, or no support for such
@@ -74,7 +75,7 @@ impl MemoryFile {
     }
 
     /// Leaves the memory to the processes that have it mapped, until the last one unmaps it; no other process finds it any more.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+    #[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
     pub(crate) fn leave(self) {
         files().remove(&self.bytes().as_ptr().addr());
     }
@@ -136,7 +137,7 @@ impl Open {
 ///
 /// # Safety
 /// No other code of this process uses the bytes meanwhile.
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     let mut files = files();
     let address = bytes.cast::<u8>().addr();
@@ -168,7 +169,7 @@ pub(crate) unsafe fn revoke(bytes: *mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl FileHandle {
     /// How many words a handle is.
     pub(crate) const WORDS: usize = 2;
@@ -186,7 +187,7 @@ impl FileHandle {
         files().values().any(|open| open.handle == self)
     }
 
-    /// As it travels.
+    /// The handle as words that ranks exchange.
     pub(crate) fn words(self) -> [u64; Self::WORDS] {
         [u64::from(self.process) << 32 | u64::from(self.descriptor), self.number]
     }
@@ -214,7 +215,7 @@ impl FileHandle {
     }
 }
 
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes meet over MPI"))]
+#[cfg_attr(not(any(unix, feature = "mpi")), expect(dead_code, reason = "processes meet over MPI there"))]
 impl Mapped {
     /// Whether its owner has not dropped the memory.
     pub(crate) fn has_owner(&self) -> bool {
@@ -289,7 +290,7 @@ mod system {
         }
     }
 
-    /// What the system could give without ending processes, as far as it says: to ask for more has it end some.
+    /// The memory that the system reports as available. A larger request could make the kernel's out-of-memory killer end processes.
     fn available() -> Option<u64> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let kib = |name: &str| {
@@ -360,7 +361,7 @@ mod system {
     }
 }
 
-#[cfg(all(test, target_os = "linux", feature = "mpi"))]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{HostBuffer, Memory, SharedWindows, WireSlice, WireSliceMut};
 use crate::dtype::{DType, DataType};
-use crate::error::Result;
-use crate::slice::{Slice, SliceMut};
+use crate::error::{Error, Result, same_len};
+use crate::slice::{Element, Slice, SliceMut};
 
 /// The memory of this process. Work in it is done when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,21 @@ impl Memory for Host {
 
     fn as_wire<'a>(data: &'a WireSliceMut<'_>) -> WireSlice<'a> {
         data.as_wire()
+    }
+
+    fn to_vec<T: Element>(data: Slice<'_>) -> Result<Vec<T>> {
+        data.to_vec()
+    }
+
+    fn copy_from_slice(data: SliceMut<'_>, source: Slice<'_>) -> Result<()> {
+        const OPERATION: &str = "copy_from_slice";
+        same_len(OPERATION, ("the tensor", data.len()), ("the source", source.len()))?;
+        let (left, right) = (data.dtype(), source.dtype());
+        if left != right {
+            return Err(Error::DTypeMismatch { operation: OPERATION, what: "tensor and source".into(), left, right });
+        }
+        data.as_bytes_mut().copy_from_slice(source.as_bytes());
+        Ok(())
     }
 
     fn check_same_queue(_: &'static str, _: WireSlice<'_>, _: WireSlice<'_>) -> Result<()> {

@@ -36,6 +36,7 @@ pub use self::tensor::{TensorView, TensorViewMut};
 pub use self::wire::{WireElement, WireSlice, WireSliceMut};
 use crate::dtype::{DType, DataType};
 use crate::error::Result;
+use crate::slice::{Element, Slice};
 
 mod sealed {
     pub trait Sealed {}
@@ -58,9 +59,9 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     type WireMut<'a>: Debug + From<Self::SliceMut<'a>>;
     /// Owned elements of one dtype.
     type Buffer: Debug;
-    /// What work in this memory is ordered on.
+    /// The type of queue that orders work in this memory; `()` for host memory.
     type Queue: Debug;
-    /// What ranks do together that reach each other's memory.
+    /// The interface to the memory of other ranks: [`SharedWindows`] or `PeerMemory`.
     type Sharing: ?Sized;
 
     /// The elements of a buffer.
@@ -104,6 +105,20 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
 
     /// The elements that are received into, to read.
     fn as_wire<'a>(data: &'a Self::WireMut<'_>) -> Self::Wire<'a>;
+
+    /// A copy of the elements in host memory; on a GPU the call waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that
+    /// failed.
+    fn to_vec<T: Element>(data: Self::Slice<'_>) -> Result<Vec<T>>;
+
+    /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written;
+    /// `Error::Cuda`.
+    fn copy_from_slice(data: Self::SliceMut<'_>, source: Slice<'_>) -> Result<()>;
 
     /// Refuses two operands whose work is ordered on different queues.
     ///

@@ -30,8 +30,13 @@ pub trait SharedWindows {
 pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 
 /// Ranks whose kernels can reach each other's memory.
+///
+/// # Safety
+/// The memory that [`share`](Self::share) returns holds, for every rank in rank order, the address of the memory that this rank has called `share`
+/// with in the same call, mapped in full for as long as the result lives. The rank and the world size of the communicator never change. Kernels write
+/// to these addresses.
 #[cfg(feature = "cuda")]
-pub trait PeerMemory {
+pub unsafe trait PeerMemory {
     /// Makes memory that each rank names reachable by the kernels of all others; `None`, on every rank, if some rank cannot reach
     /// another's, as on different machines. Every rank must call it; the host waits for the others. Every caller must keep its own
     /// memory until every rank is done with it. Where this is `None`, no rank reaches the memory any more; after an error some may.
@@ -68,8 +73,8 @@ impl SharedMemory {
     /// [`Error::Cuda`](crate::Error::Cuda).
     ///
     /// # Safety
-    /// One address a rank, in rank order, each of what that rank has called [`share`](PeerMemory::share) with; all within reach of that
-    /// device, and valid as long as any rank uses what it makes of this.
+    /// One address a rank, in rank order, each of the memory that this rank has called [`share`](PeerMemory::share) with; all within reach of that
+    /// device, and valid as long as any rank uses operations that were made with it.
     pub unsafe fn new(queue: &Queue, addresses: Vec<u64>) -> Result<Self> {
         let abort = Arc::new(HostFlag::new(queue)?);
         Ok(Self { addresses, mappings: Vec::new(), abort, sharers: Sharers::ONE })

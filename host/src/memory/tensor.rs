@@ -4,9 +4,13 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "cuda")]
+use super::Cuda;
 use super::{Host, Memory};
+#[cfg(feature = "cuda")]
+use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::dtype::DType;
-use crate::error::{Error, Result, same_len};
+use crate::error::{Result, same_len};
 use crate::slice::Element;
 use crate::slice::{Slice, SliceMut, shape_len};
 
@@ -48,6 +52,14 @@ impl<'a, M: Memory> TensorView<'a, M> {
     pub fn data(&self) -> M::Slice<'a> {
         self.data
     }
+
+    /// A copy of the elements in host memory. In GPU memory the call waits for the queue.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that failed.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        M::to_vec(self.data)
+    }
 }
 
 impl<'a, M: Memory> TensorViewMut<'a, M> {
@@ -84,6 +96,14 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     pub fn into_data(self) -> M::SliceMut<'a> {
         self.data
     }
+
+    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is put into the queue, and the call waits for it.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] and [`Error::DTypeMismatch`], where nothing is written; `Error::Cuda`.
+    pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
+        M::copy_from_slice(self.data_mut(), source.into())
+    }
 }
 
 impl<'a> TensorView<'a> {
@@ -93,11 +113,6 @@ impl<'a> TensorView<'a> {
     /// [`Error::LengthMismatch`] unless the shape has as many elements as the slice.
     pub fn new(data: impl Into<Slice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
-    }
-
-    /// A copy of the elements, if `T` is their type.
-    pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
-        self.data.to_vec()
     }
 }
 
@@ -109,21 +124,27 @@ impl<'a> TensorViewMut<'a> {
     pub fn new(data: impl Into<SliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
         Self::of(data.into(), shape.into())
     }
+}
 
-    /// Copies elements of the same dtype and number.
+#[cfg(feature = "cuda")]
+impl<'a> TensorView<'a, Cuda> {
+    /// Gives device memory a shape.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] and [`Error::DTypeMismatch`]; nothing is written then.
-    pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
-        const OPERATION: &str = "copy_from_slice";
-        let source = source.into();
-        same_len(OPERATION, ("the tensor", self.data.len()), ("the source", source.len()))?;
-        if self.dtype() != source.dtype() {
-            let (left, right) = (self.dtype(), source.dtype());
-            return Err(Error::DTypeMismatch { operation: OPERATION, what: "tensor and source".into(), left, right });
-        }
-        self.data.reborrow().as_bytes_mut().copy_from_slice(source.as_bytes());
-        Ok(())
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the memory.
+    pub fn on_device(data: impl Into<DeviceSlice<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+        Self::of(data.into(), shape.into())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'a> TensorViewMut<'a, Cuda> {
+    /// Gives device memory a shape.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless the shape has as many elements as the memory.
+    pub fn on_device(data: impl Into<DeviceSliceMut<'a>>, shape: impl Into<Cow<'a, [usize]>>) -> Result<Self> {
+        Self::of(data.into(), shape.into())
     }
 }
 
@@ -149,3 +170,37 @@ macro_rules! from_elements {
     )*};
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
+
+/// Elements that lie anywhere are a tensor of one dimension.
+macro_rules! from_slices {
+    ($memory:ty: $slice:ident, $slice_mut:ident) => {
+        impl<'a> From<$slice<'a>> for TensorView<'a, $memory> {
+            fn from(data: $slice<'a>) -> Self {
+                Self { shape: Cow::Owned(vec![data.len()]), data }
+            }
+        }
+
+        impl<'a> From<$slice_mut<'a>> for TensorViewMut<'a, $memory> {
+            fn from(data: $slice_mut<'a>) -> Self {
+                Self { shape: Cow::Owned(vec![data.as_slice().len()]), data }
+            }
+        }
+    };
+}
+from_slices!(Host: Slice, SliceMut);
+#[cfg(feature = "cuda")]
+from_slices!(Cuda: DeviceSlice, DeviceSliceMut);
+
+#[cfg(feature = "cuda")]
+impl<'a> From<&'a DeviceBuffer> for TensorView<'a, Cuda> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        buffer.as_slice().into()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'a> From<&'a mut DeviceBuffer> for TensorViewMut<'a, Cuda> {
+    fn from(buffer: &'a mut DeviceBuffer) -> Self {
+        buffer.as_mut_slice().into()
+    }
+}

@@ -11,7 +11,7 @@ use std::fmt;
 #[cfg(feature = "nvtx")]
 use std::{cell::RefCell, ffi::CString};
 
-/// What a range covers.
+/// The phase of a transfer that a range covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Shapes are told, memory is made.
@@ -20,7 +20,7 @@ pub(crate) enum Phase {
     SendMemcpy,
     /// The payload goes.
     Send,
-    /// What the transfer needed is given back.
+    /// Memory of the transfer is released.
     PostSend,
     PreRecv,
     Recv,

@@ -81,7 +81,7 @@ pub fn all_reduce_scaled<M: ReducibleMemory>(
     scaling: Scaling,
 ) -> Result<()> {
     let operation = scaling.operation(op);
-    let _scope = scope::within(operation);
+    let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
     let checked = buffer.table().check_world_size(operation.name(), comm.world_size());
     let lines = [("memory", Value::Words(M::kind(buffer)))];
     agree_once(comm, &Plan { lines: &lines, tables: &[("", buffer.table())], ..Plan::of(operation) }, checked)?;

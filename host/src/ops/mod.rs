@@ -7,7 +7,7 @@
 //! | [`all_gather_owned`], [`reduce_scatter_owned`] | ONNX Runtime's NcclAllGather, NcclReduceScatter |
 //! | [`all_gather_tensors`], [`reduce_scatter_tensors`] | ncclAllGather and ncclReduceScatter of several tensors |
 //! | [`Adasum`], [`adasum_all_reduce`], [`hierarchical_adasum_all_reduce`] | ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum` |
-//! | `cuda::OrderedAllReduce`, `cuda::PeerAllReduce` | Megatron-LM's reduce-scatter with wide sums |
+//! | `OrderedAllReduce`, `PeerAllReduce` (feature `cuda`) | Megatron-LM's reduce-scatter with wide sums |
 //! | [`ZeroPartition`] | ONNX Runtime's ZeRO optimizer, PyTorch's ZeroRedundancyOptimizer |
 //! | [`offline`]: the same reductions by one process that reads the tensors of all ranks | |
 //! | [`send_recv`] | ONNX Runtime's Send, Recv and pipeline schedules |
@@ -16,14 +16,16 @@
 //! [`docs::coming_from`](crate::docs::coming_from) says how they differ from these. The collectives themselves, which NCCL and MPI have too, are in
 //! [`comm::Collectives`](crate::comm::Collectives).
 //!
-//! An operation checks its operands, has the ranks compare what they are about to do, then runs kernels and collectives. No operation uses another.
+//! An operation checks its operands, has the ranks compare what they are about to do, then runs kernels and collectives. No operation calls another.
 
 mod adasum;
 mod all_reduce;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 mod gradient;
 pub mod offline;
+#[cfg(feature = "cuda")]
+mod ordered;
+#[cfg(feature = "cuda")]
+mod peers;
 pub mod send_recv;
 pub mod tensor_parallel;
 mod tensors;
@@ -36,9 +38,11 @@ pub use adasum::{
 };
 pub use all_reduce::{ReducibleMemory, all_reduce, all_reduce_scaled};
 pub use gradient::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+#[cfg(feature = "cuda")]
+pub use ordered::{OrderedAllReduce, PeerAllReduce};
 pub use tensors::{
-    all_gather_owned, all_gather_tensors, all_reduce_tensors, pack, reduce_scatter_owned, reduce_scatter_tensors,
-    unpack,
+    all_gather_owned, all_gather_owned_into, all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, pack,
+    reduce_scatter_owned, reduce_scatter_owned_into, reduce_scatter_tensors, unpack,
 };
 pub use zero::ZeroPartition;
 

@@ -11,19 +11,43 @@ use crate::comm::{Collective, Collectives, Communicator, Operands, ReduceOp, Sca
 use crate::dtype::DType;
 use crate::error::{Error, Operation, Result, same_len};
 use crate::kernels::KernelMemory;
-use crate::plan::ownership::{Move, Ownership};
+use crate::plan::ownership::{Move, Moves, Ownership};
 
 /// The dtype of all tensors, which belong to one queue; `None` for no tensors.
 fn one_dtype<M: KernelMemory>(operation: &'static str, tensors: &[M::Slice<'_>]) -> Result<Option<DType>> {
     let Some(&first) = tensors.first() else { return Ok(None) };
     for (index, &tensor) in tensors.iter().enumerate().skip(1) {
-        if M::dtype(tensor) != M::dtype(first) {
-            let (left, right) = (M::dtype(first), M::dtype(tensor));
-            return Err(Error::DTypeMismatch { operation, what: format!("tensor 0 and tensor {index}"), left, right });
-        }
-        M::check_same_queue(operation, first.into(), tensor.into())?;
+        check_like_first::<M>(operation, first, (&format!("tensor {index}"), tensor))?;
     }
     Ok(Some(M::dtype(first)))
+}
+
+/// Refuses a tensor of another dtype or queue than the first.
+fn check_like_first<M: KernelMemory>(
+    operation: &'static str,
+    first: M::Slice<'_>,
+    (name, tensor): (&str, M::Slice<'_>),
+) -> Result<()> {
+    let (left, right) = (M::dtype(first), M::dtype(tensor));
+    if left != right {
+        return Err(Error::DTypeMismatch { operation, what: format!("tensor 0 and {name}"), left, right });
+    }
+    M::check_same_queue(operation, first.into(), tensor.into())
+}
+
+/// Refuses outputs that differ from the inputs in number, length, dtype or queue.
+fn check_outputs<M: KernelMemory>(
+    operation: &'static str,
+    inputs: &[M::Slice<'_>],
+    outputs: &[M::SliceMut<'_>],
+) -> Result<()> {
+    same_len(operation, ("inputs", inputs.len()), ("outputs", outputs.len()))?;
+    for (index, (input, output)) in inputs.iter().zip(views::<M>(outputs)).enumerate() {
+        let (from, to) = (format!("input {index}"), format!("output {index}"));
+        same_len(operation, (&from, M::len(*input)), (&to, M::len(output)))?;
+        check_like_first::<M>(operation, inputs[0], (&to, output))?;
+    }
+    Ok(())
 }
 
 fn views<'a, M: KernelMemory>(tensors: &'a [M::SliceMut<'_>]) -> Vec<M::Slice<'a>> {
@@ -58,23 +82,56 @@ pub fn all_reduce_tensors<M: KernelMemory>(
     scaling: Scaling,
 ) -> Result<()> {
     const OPERATION: &str = "all_reduce_tensors";
-    let _scope = scope::within(Operation::AllReduceTensors(op));
+    let _scope = scope::within(Operation::AllReduceTensors(op)).with_tensors(tensors.len());
     if one_dtype::<M>(OPERATION, &views::<M>(tensors))?.is_none() {
         return Ok(());
     }
     if let Some(whole) = M::joined(tensors) {
         return comm.all_reduce_scaled(whole, op, scaling);
     }
-    let mut packed = {
-        let views = views::<M>(tensors);
-        let (offsets, len) = offsets::<M>(&views);
-        let mut packed = M::room_like(OPERATION, views[0], len)?;
-        M::pack(M::buffer_mut(&mut packed), &offsets, &views)?;
-        packed
-    };
-    comm.all_reduce_scaled(M::buffer_mut(&mut packed), op, scaling)?;
-    let (offsets, _) = offsets::<M>(&views::<M>(tensors));
+    let (packed, offsets) = reduced_copy(OPERATION, comm, &views::<M>(tensors), op, scaling)?;
     M::unpack(tensors, M::buffer(&packed), &offsets)
+}
+
+/// Like [`all_reduce_tensors`], with outputs of their own: `outputs[i]` has the length and the dtype of `inputs[i]`.
+///
+/// # Errors
+/// As [`all_reduce_tensors`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not fit.
+pub fn all_reduce_tensors_into<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    inputs: &[M::Slice<'_>],
+    outputs: &mut [M::SliceMut<'_>],
+    op: ReduceOp,
+    scaling: Scaling,
+) -> Result<()> {
+    const OPERATION: &str = "all_reduce_tensors_into";
+    let _scope = scope::within(Operation::AllReduceTensors(op));
+    check_outputs::<M>(OPERATION, inputs, outputs)?;
+    if one_dtype::<M>(OPERATION, inputs)?.is_none() {
+        return Ok(());
+    }
+    if let Some(mut whole) = M::joined(outputs) {
+        let (offsets, _) = offsets::<M>(inputs);
+        M::pack(M::reborrow(&mut whole), &offsets, inputs)?;
+        return comm.all_reduce_scaled(whole, op, scaling);
+    }
+    let (packed, offsets) = reduced_copy(OPERATION, comm, inputs, op, scaling)?;
+    M::unpack(outputs, M::buffer(&packed), &offsets)
+}
+
+/// The reduction of tensors, one right after the other, and the element at which each begins.
+fn reduced_copy<M: KernelMemory>(
+    operation: &'static str,
+    comm: &dyn Communicator<M>,
+    tensors: &[M::Slice<'_>],
+    op: ReduceOp,
+    scaling: Scaling,
+) -> Result<(M::Buffer, Vec<usize>)> {
+    let (offsets, len) = offsets::<M>(tensors);
+    let mut packed = M::room_like(operation, tensors[0], len)?;
+    M::pack(M::buffer_mut(&mut packed), &offsets, tensors)?;
+    comm.all_reduce_scaled(M::buffer_mut(&mut packed), op, scaling)?;
+    Ok((packed, offsets))
 }
 
 /// Copies tensors that lie anywhere into a gradient buffer, casting where dtypes differ; on a GPU in one launch for each of their dtypes.
@@ -85,8 +142,8 @@ pub fn all_reduce_tensors<M: KernelMemory>(
 /// [`Error::LengthMismatch`] naming a tensor with other elements than the buffer's, and [`Error::InvalidArgument`] for another queue; nothing is
 /// written.
 pub fn pack<M: KernelMemory>(buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
-    check_lens("pack", buffer, tensors)?;
-    let offsets: Vec<usize> = buffer.segments().iter().map(|segment| segment.start).collect();
+    buffer.table().check_lens("pack", "tensor", tensors.iter().map(|tensor| M::len(*tensor)))?;
+    let offsets = buffer.table().offsets();
     M::pack(buffer.as_mut_slice(), &offsets, tensors)
 }
 
@@ -95,22 +152,8 @@ pub fn pack<M: KernelMemory>(buffer: &mut GradientBuffer<M>, tensors: &[M::Slice
 /// # Errors
 /// As [`pack`].
 pub fn unpack<M: KernelMemory>(buffer: &GradientBuffer<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
-    check_lens("unpack", buffer, &views::<M>(tensors))?;
-    let offsets: Vec<usize> = buffer.segments().iter().map(|segment| segment.start).collect();
-    M::unpack(tensors, buffer.as_slice(), &offsets)
-}
-
-fn check_lens<M: KernelMemory>(
-    operation: &'static str,
-    buffer: &GradientBuffer<M>,
-    tensors: &[M::Slice<'_>],
-) -> Result<()> {
-    same_len(operation, ("tensors of the buffer", buffer.tensor_count()), ("tensors", tensors.len()))?;
-    for (index, (segment, tensor)) in buffer.segments().iter().zip(tensors).enumerate() {
-        let names = (format!("{:?} of the buffer", buffer.name(index)), format!("tensor {index}"));
-        same_len(operation, (&names.0, segment.len()), (&names.1, M::len(*tensor)))?;
-    }
-    Ok(())
+    buffer.table().check_lens("unpack", "tensor", views::<M>(tensors).into_iter().map(M::len))?;
+    M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
 }
 
 /// Fills every rank's tensors with those of their owners (ONNX Runtime's NcclAllGather): a tensor belongs to the rank whose window of
@@ -121,12 +164,37 @@ fn check_lens<M: KernelMemory>(
 #[doc(alias = "NcclAllGather")]
 pub fn all_gather_owned<M: KernelMemory>(comm: &dyn Communicator<M>, tensors: &mut [M::SliceMut<'_>]) -> Result<()> {
     const OPERATION: &str = "all_gather_owned";
-    let _scope = scope::within(Operation::AllGatherTensors);
-    let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
-    let moves = ownership.gather_moves(comm.rank());
-    copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
-    comm.all_gather_in_place(M::buffer_mut(&mut scratch))?;
+    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(tensors.len());
+    let Some(Bundle { moves, scratch, .. }) = gathered(OPERATION, comm, &views::<M>(tensors))? else { return Ok(()) };
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
+}
+
+/// Like [`all_gather_owned`], with outputs of their own: `outputs[i]` becomes `inputs[i]` of the rank that owns tensor `i`, on the owner as well.
+///
+/// # Errors
+/// As [`all_gather_owned`], and [`Error::LengthMismatch`] or [`Error::DTypeMismatch`] naming an output that does not fit.
+pub fn all_gather_owned_into<M: KernelMemory>(
+    comm: &dyn Communicator<M>,
+    inputs: &[M::Slice<'_>],
+    outputs: &mut [M::SliceMut<'_>],
+) -> Result<()> {
+    const OPERATION: &str = "all_gather_owned_into";
+    let _scope = scope::within(Operation::AllGatherTensors);
+    check_outputs::<M>(OPERATION, inputs, outputs)?;
+    let Some(Bundle { ownership, scratch, .. }) = gathered(OPERATION, comm, inputs)? else { return Ok(()) };
+    copy_out::<M>(outputs, &scratch, &ownership.all_moves())
+}
+
+/// All tensors of a bundle from their owners, in its scratch memory.
+fn gathered<M: KernelMemory>(
+    operation: &'static str,
+    comm: &dyn Communicator<M>,
+    tensors: &[M::Slice<'_>],
+) -> Result<Option<Bundle<M>>> {
+    let moves = |ownership: &Ownership| ownership.gather_moves(comm.rank());
+    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
+    comm.all_gather_in_place(M::buffer_mut(&mut bundle.scratch))?;
+    Ok(Some(bundle))
 }
 
 /// Replaces the tensors that this rank owns by their reduction over ranks, and leaves all others alone (ONNX Runtime's NcclReduceScatter).
@@ -140,34 +208,71 @@ pub fn reduce_scatter_owned<M: KernelMemory>(
     op: ReduceOp,
 ) -> Result<()> {
     const OPERATION: &str = "reduce_scatter_owned";
-    let _scope = scope::within(Operation::ReduceScatterTensors(op));
-    let Some((ownership, mut scratch)) = scratch(OPERATION, comm, tensors)? else { return Ok(()) };
-    let moves = ownership.scatter_moves(comm.rank());
-    copy_in::<M>(&mut scratch, tensors, &moves.copy_in)?;
-    comm.reduce_scatter_in_place(M::buffer_mut(&mut scratch), op)?;
+    let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(tensors.len());
+    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, &views::<M>(tensors), op)? else {
+        return Ok(());
+    };
     copy_out::<M>(tensors, &scratch, &moves.copy_out)
 }
 
-/// The plan of a bundle and zeroed memory for it.
-fn scratch<M: KernelMemory>(
-    operation: &'static str,
+/// Like [`reduce_scatter_owned`], with outputs of their own: `outputs[i]` becomes the reduction of all ranks' `inputs[i]` on the rank that owns
+/// tensor `i`, and is left alone on the others.
+///
+/// # Errors
+/// As [`all_gather_owned_into`].
+pub fn reduce_scatter_owned_into<M: KernelMemory>(
     comm: &dyn Communicator<M>,
-    tensors: &[M::SliceMut<'_>],
-) -> Result<Option<(Ownership, M::Buffer)>> {
-    let views = views::<M>(tensors);
-    if one_dtype::<M>(operation, &views)?.is_none() {
-        return Ok(None);
-    }
-    let lens: Vec<usize> = views.iter().map(|tensor| M::len(*tensor)).collect();
-    let ownership = Ownership::new(operation, comm.world_size(), &lens)?;
-    let scratch = M::zeros_like(operation, views[0], ownership.padded_len())?;
-    Ok(Some((ownership, scratch)))
+    inputs: &[M::Slice<'_>],
+    outputs: &mut [M::SliceMut<'_>],
+    op: ReduceOp,
+) -> Result<()> {
+    const OPERATION: &str = "reduce_scatter_owned_into";
+    let _scope = scope::within(Operation::ReduceScatterTensors(op));
+    check_outputs::<M>(OPERATION, inputs, outputs)?;
+    let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, inputs, op)? else { return Ok(()) };
+    copy_out::<M>(outputs, &scratch, &moves.copy_out)
 }
 
-fn copy_in<M: KernelMemory>(scratch: &mut M::Buffer, tensors: &[M::SliceMut<'_>], moves: &[Move]) -> Result<()> {
-    let sources: Vec<M::Slice<'_>> = moves.iter().map(|one| M::as_slice(&tensors[one.tensor])).collect();
-    let offsets: Vec<usize> = moves.iter().map(|one| one.place.start).collect();
-    M::pack(M::buffer_mut(scratch), &offsets, &sources)
+/// The reduction of this rank's tensors, in the scratch memory of the bundle.
+fn scattered<M: KernelMemory>(
+    operation: &'static str,
+    comm: &dyn Communicator<M>,
+    tensors: &[M::Slice<'_>],
+    op: ReduceOp,
+) -> Result<Option<Bundle<M>>> {
+    let moves = |ownership: &Ownership| ownership.scatter_moves(comm.rank());
+    let Some(mut bundle) = Bundle::of(operation, comm, tensors, moves)? else { return Ok(None) };
+    comm.reduce_scatter_in_place(M::buffer_mut(&mut bundle.scratch), op)?;
+    Ok(Some(bundle))
+}
+
+/// Tensors that belong to ranks: the plan, and the scratch memory that the collective runs on.
+struct Bundle<M: KernelMemory> {
+    ownership: Ownership,
+    moves: Moves,
+    scratch: M::Buffer,
+}
+
+impl<M: KernelMemory> Bundle<M> {
+    /// The bundle of these tensors, copied into zeroed scratch memory as the plan says; `None` for no tensors.
+    fn of(
+        operation: &'static str,
+        comm: &dyn Communicator<M>,
+        tensors: &[M::Slice<'_>],
+        moves: impl FnOnce(&Ownership) -> Moves,
+    ) -> Result<Option<Self>> {
+        if one_dtype::<M>(operation, tensors)?.is_none() {
+            return Ok(None);
+        }
+        let lens: Vec<usize> = tensors.iter().map(|tensor| M::len(*tensor)).collect();
+        let ownership = Ownership::new(operation, comm.world_size(), &lens)?;
+        let mut scratch = M::zeros_like(operation, tensors[0], ownership.padded_len())?;
+        let moves = moves(&ownership);
+        let sources: Vec<M::Slice<'_>> = moves.copy_in.iter().map(|one| tensors[one.tensor]).collect();
+        let offsets: Vec<usize> = moves.copy_in.iter().map(|one| one.place.start).collect();
+        M::pack(M::buffer_mut(&mut scratch), &offsets, &sources)?;
+        Ok(Some(Self { ownership, moves, scratch }))
+    }
 }
 
 fn copy_out<M: KernelMemory>(tensors: &mut [M::SliceMut<'_>], scratch: &M::Buffer, moves: &[Move]) -> Result<()> {
@@ -195,7 +300,7 @@ pub fn all_gather_tensors<M: KernelMemory>(
     inputs: &[M::Slice<'_>],
     outputs: &mut [M::SliceMut<'_>],
 ) -> Result<()> {
-    let _scope = scope::within(Operation::AllGatherTensors);
+    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(inputs.len());
     same_len("all_gather_tensors", ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     let gather = |(input, output)| Collective::AllGather { operands: operands::<M>(input, output) };
     comm.run_all(inputs.iter().zip(outputs).map(gather).collect())
@@ -215,7 +320,7 @@ pub fn reduce_scatter_tensors<M: KernelMemory>(
     outputs: &mut [M::SliceMut<'_>],
 ) -> Result<()> {
     const OPERATION: &str = "reduce_scatter_tensors";
-    let _scope = scope::within(Operation::ReduceScatterTensors(ReduceOp::Sum));
+    let _scope = scope::within(Operation::ReduceScatterTensors(ReduceOp::Sum)).with_tensors(inputs.len());
     same_len(OPERATION, ("inputs", inputs.len()), ("outputs", outputs.len()))?;
     same_len(OPERATION, ("inputs", inputs.len()), ("shapes", shapes.len()))?;
     let world_size = comm.world_size();

@@ -7,7 +7,7 @@ use crate::agreement::same_plan;
 use crate::buffer::GradientBuffer;
 use crate::call::scope;
 use crate::comm::{Collectives, Communicator, ReduceOp};
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::memory::{Host, Memory};
 use crate::plan::zero::{View, partition, views_of};
 
@@ -27,8 +27,8 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// Shares buffers like this one out over the ranks; every rank must call it. The host waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer was made for another world size; [`Error::Disagreement`] on every rank if
-    /// ranks have other tensors; errors of the communicator.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer was made for another world size;
+    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if ranks have other tensors; errors of the communicator.
     pub fn new(comm: &'c dyn Communicator<M>, buffer: &GradientBuffer<M>) -> Result<Self> {
         let table = buffer.table();
         same_plan(OPERATION, comm, table, &[], Ok(()))?;
@@ -49,9 +49,9 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// Replaces this rank's shard of the gradients by their reduction over ranks; what the other shards hold afterwards is unspecified.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; those of [`Collectives::reduce_scatter_in_place`].
     pub fn reduce_scatter(&self, gradients: &mut GradientBuffer<M>, op: ReduceOp) -> Result<()> {
-        let _scope = scope::within(OPERATION);
+        let _scope = scope::within(OPERATION).with_tensors(gradients.table().tensor_count());
         self.check(gradients)?;
         self.comm.reduce_scatter_in_place(gradients.as_mut_slice(), op)
     }
@@ -59,18 +59,14 @@ impl<'c, M: Memory> ZeroPartition<'c, M> {
     /// Fills every rank's parameters with the shards that their owners have updated.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a buffer with other tensors; those of [`Collectives::all_gather_in_place`].
     pub fn all_gather(&self, parameters: &mut GradientBuffer<M>) -> Result<()> {
-        let _scope = scope::within(OPERATION);
+        let _scope = scope::within(OPERATION).with_tensors(parameters.table().tensor_count());
         self.check(parameters)?;
         self.comm.all_gather_in_place(parameters.as_mut_slice())
     }
 
     fn check(&self, buffer: &GradientBuffer<M>) -> Result<()> {
-        if buffer.table().fingerprint() == self.fingerprint {
-            return Ok(());
-        }
-        let reason = "the buffer has other tensors than the one that this was made for".into();
-        Err(Error::InvalidArgument { operation: OPERATION.name(), reason })
+        buffer.table().check_made_for(OPERATION.name(), self.fingerprint)
     }
 }

@@ -1,22 +1,20 @@
 //! Which gradients share a bucket, so that one collective reduces them while the others are still computed.
 //!
 //! As PyTorch's DistributedDataParallel divides them (Li et al., "PyTorch Distributed", VLDB 2020, 3.2): in the order in which gradients appear, one
-//! dtype a bucket, and a smaller bucket first, so that communication begins early. Pure arithmetic.
-
-use crate::dtype::DType;
+//! kind a bucket, and a smaller bucket first, so that communication begins early. Pure arithmetic.
 
 /// The gradients that travel together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bucket {
-    /// The dtype of all of them.
-    pub dtype: DType,
+pub struct Bucket<K> {
+    /// The kind of all of them, such as their dtype.
+    pub kind: K,
     /// Their numbers, in the order in which they appear.
     pub members: Vec<usize>,
 }
 
-/// Divides gradients into buckets. `order` has the numbers of gradients in the order in which they appear, each with its dtype and its bytes.
+/// Divides gradients into buckets. `order` has the numbers of gradients in the order in which they appear, each with its kind and its bytes.
 ///
-/// A bucket is closed as soon as it has the bytes of its limit: `first_bytes` for the first bucket of each dtype, `bytes` for all others. Buckets are in
+/// A bucket is closed as soon as it has the bytes of its limit: `first_bytes` for the first bucket of each kind, `bytes` for all others. Buckets are in
 /// the order in which their last gradients appear, which is the order in which they can be reduced.
 ///
 /// ```
@@ -27,19 +25,23 @@ pub struct Bucket {
 /// let buckets = assign(gradients, 150, 800);
 /// assert_eq!(buckets.iter().map(|bucket| &bucket.members[..]).collect::<Vec<_>>(), [&[3][..], &[4, 2], &[1, 0]]);
 /// ```
-pub fn assign(order: impl IntoIterator<Item = (usize, DType, usize)>, first_bytes: usize, bytes: usize) -> Vec<Bucket> {
-    /// An open bucket of each dtype, with its bytes and its limit.
-    struct Open {
-        bucket: Bucket,
+pub fn assign<K: Copy + PartialEq>(
+    order: impl IntoIterator<Item = (usize, K, usize)>,
+    first_bytes: usize,
+    bytes: usize,
+) -> Vec<Bucket<K>> {
+    /// An open bucket of each kind, with its bytes and its limit.
+    struct Open<K> {
+        bucket: Bucket<K>,
         last: usize,
         filled: usize,
         limit: usize,
     }
-    let mut open: Vec<Open> = Vec::new();
-    let mut closed: Vec<(usize, Bucket)> = Vec::new();
-    for (place, (number, dtype, len)) in order.into_iter().enumerate() {
-        let index = open.iter().position(|open| open.bucket.dtype == dtype).unwrap_or_else(|| {
-            open.push(Open { bucket: Bucket { dtype, members: Vec::new() }, last: 0, filled: 0, limit: first_bytes });
+    let mut open: Vec<Open<K>> = Vec::new();
+    let mut closed: Vec<(usize, Bucket<K>)> = Vec::new();
+    for (place, (number, kind, len)) in order.into_iter().enumerate() {
+        let index = open.iter().position(|open| open.bucket.kind == kind).unwrap_or_else(|| {
+            open.push(Open { bucket: Bucket { kind, members: Vec::new() }, last: 0, filled: 0, limit: first_bytes });
             open.len() - 1
         });
         let current = &mut open[index];
@@ -48,7 +50,7 @@ pub fn assign(order: impl IntoIterator<Item = (usize, DType, usize)>, first_byte
         current.filled = current.filled.saturating_add(len);
         if current.filled >= current.limit {
             let members = std::mem::take(&mut current.bucket.members);
-            closed.push((place, Bucket { dtype, members }));
+            closed.push((place, Bucket { kind, members }));
             (current.filled, current.limit) = (0, bytes);
         }
     }
@@ -62,10 +64,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dtype::DType;
 
     proptest! {
         #[test]
-        fn each_gradient_is_in_one_bucket_of_its_dtype_and_only_the_last_may_be_small(
+        fn each_gradient_is_in_one_bucket_of_its_kind_and_only_the_last_may_be_small(
             gradients in prop::collection::vec((0usize..4, 0usize..2000), 0..60),
             first_bytes in 0usize..3000,
             bytes in 0usize..9000,
@@ -76,17 +79,17 @@ mod tests {
             let mut found: Vec<usize> = buckets.iter().flat_map(|bucket| bucket.members.clone()).collect();
             let place = |number: usize| order.iter().position(|&other| other == number).unwrap();
             for bucket in &buckets {
-                prop_assert!(bucket.members.iter().all(|&number| of(number).1 == bucket.dtype));
+                prop_assert!(bucket.members.iter().all(|&number| of(number).1 == bucket.kind));
                 prop_assert!(bucket.members.windows(2).all(|pair| place(pair[0]) < place(pair[1])));
                 let filled: usize = bucket.members.iter().map(|&number| of(number).2).sum();
-                let of_dtype: Vec<&Bucket> = buckets.iter().filter(|other| other.dtype == bucket.dtype).collect();
+                let of_dtype: Vec<&Bucket<DType>> = buckets.iter().filter(|other| other.kind == bucket.kind).collect();
                 let limit = if std::ptr::eq(of_dtype[0], bucket) { first_bytes } else { bytes };
                 let is_last = std::ptr::eq(of_dtype[of_dtype.len() - 1], bucket);
                 prop_assert!(is_last || filled >= limit, "{filled} bytes of {limit}");
                 let without_last: usize = filled - of(*bucket.members.last().unwrap()).2;
                 prop_assert!(bucket.members.len() == 1 || without_last < limit);
             }
-            let last = |bucket: &Bucket| place(*bucket.members.last().unwrap());
+            let last = |bucket: &Bucket<DType>| place(*bucket.members.last().unwrap());
             prop_assert!(buckets.windows(2).all(|pair| last(&pair[0]) < last(&pair[1])));
             found.sort_unstable();
             prop_assert_eq!(found, (0..gradients.len()).collect::<Vec<_>>());

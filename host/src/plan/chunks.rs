@@ -2,7 +2,7 @@
 //!
 //! A chunk's place and length follow from its tensor alone, no shard of an arena begins inside a chunk ([`Layout`](super::layout::Layout)), and
 //! the sums over a tensor's chunks are added in their order. So inner products and norms have the same bits whatever else lies in the arena,
-//! and however many ranks share the work.
+//! and however many ranks share the work. In both memories: kernels of GPUs find the same chunks ([`reduction`](super::reduction)).
 
 use std::ops::Range;
 

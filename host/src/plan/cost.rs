@@ -15,7 +15,9 @@ mod work;
 
 use std::fmt;
 
+#[doc(hidden)]
 pub use self::phases::{Group, Phase, gram_kernels, phases};
+#[doc(hidden)]
 pub use self::work::{
     MEMORY, PART_NAMES, PARTS, PRODUCTS, Parameters, Work, World, all_gather, all_reduce, all_to_all, exchange,
     reduce_scatter,

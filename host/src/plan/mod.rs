@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`layout`], [`segments`] | where does each tensor of a [`GradientBuffer`](crate::GradientBuffer) lie, and which part of it is in a rank's shard? |
 //! | [`chunks`] | over which parts of a tensor are products added up, so that their bits do not depend on buffers and shards? |
+//! | [`reduction`] | which blocks of a kernel add up which chunks, and where do the sums of divided layers go? |
 //! | [`tree`] | which ranks exchange which halves in Adasum by the tree? |
 //! | [`cost`] | which algorithm of Adasum is the fastest for so many ranks and bytes? |
 //! | [`buckets`] | which gradients are reduced together, while others are still computed? |
@@ -22,6 +23,7 @@ pub mod cost;
 pub mod groups;
 pub mod layout;
 pub mod ownership;
+pub mod reduction;
 pub mod schedule;
 pub mod segments;
 pub mod tree;

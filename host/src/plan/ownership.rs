@@ -166,7 +166,12 @@ impl Ownership {
     /// where a transport delivers the window alone. Tensors of other owners stay as they were, unreduced. Panics for a
     /// rank beyond the world.
     pub fn scatter_moves(&self, rank: usize) -> Moves {
-        Moves { copy_in: self.moves(0..self.owners.len()), copy_out: self.moves(self.owned(rank)) }
+        Moves { copy_in: self.all_moves(), copy_out: self.moves(self.owned(rank)) }
+    }
+
+    /// The copies of all tensors, in their order.
+    pub(crate) fn all_moves(&self) -> Vec<Move> {
+        self.moves(0..self.owners.len())
     }
 
     fn moves(&self, tensors: impl Iterator<Item = usize>) -> Vec<Move> {

@@ -15,13 +15,13 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "schedule";
 
-/// One end of a transfer: `what` goes to, or comes from, `peer`.
+/// One end of a transfer: `payload` goes to `peer`, or comes from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer<T> {
     /// The rank at the other end.
     pub peer: usize,
-    /// The payload that both ends agree on: a number of bytes, for example.
-    pub what: T,
+    /// The payload, as both ends describe it: a number of bytes, for example.
+    pub payload: T,
 }
 
 /// The transfers of one rank in one slot: one group call. Order matters among transfers with the same peer.
@@ -63,9 +63,9 @@ impl<T> RankSchedule<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a peer beyond the world, or this rank itself.
-    pub fn send(&mut self, slot: usize, peer: usize, what: T) -> Result<()> {
+    pub fn send(&mut self, slot: usize, peer: usize, payload: T) -> Result<()> {
         self.check(slot, peer)?;
-        self.slots.entry(slot).or_default().sends.push(Transfer { peer, what });
+        self.slots.entry(slot).or_default().sends.push(Transfer { peer, payload });
         Ok(())
     }
 
@@ -73,9 +73,9 @@ impl<T> RankSchedule<T> {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
-    pub fn recv(&mut self, slot: usize, peer: usize, what: T) -> Result<()> {
+    pub fn recv(&mut self, slot: usize, peer: usize, payload: T) -> Result<()> {
         self.check(slot, peer)?;
-        self.slots.entry(slot).or_default().recvs.push(Transfer { peer, what });
+        self.slots.entry(slot).or_default().recvs.push(Transfer { peer, payload });
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl<T> Schedule<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the two are not different ranks of the world.
-    pub fn transfer(&mut self, slot: usize, from: usize, to: usize, what: T) -> Result<()>
+    pub fn transfer(&mut self, slot: usize, from: usize, to: usize, payload: T) -> Result<()>
     where
         T: Clone,
     {
@@ -152,8 +152,8 @@ impl<T> Schedule<T> {
         let Some(sender) = self.ranks.get_mut(from) else {
             return refused(format!("slot {slot}: rank {from} is not in a world of {world_size}"));
         };
-        sender.send(slot, to, what.clone())?;
-        self.ranks[to].recv(slot, from, what)
+        sender.send(slot, to, payload.clone())?;
+        self.ranks[to].recv(slot, from, payload)
     }
 
     /// The schedule of which the ranks made their parts by themselves, in rank order.
@@ -180,11 +180,11 @@ impl<T> Schedule<T> {
         let mut met: BTreeMap<(usize, usize, usize), Ends<'_, T>> = BTreeMap::new();
         for part in &ranks {
             for (slot, transfers) in part.slots() {
-                for Transfer { peer, what } in &transfers.sends {
-                    met.entry((slot, part.rank, *peer)).or_default().sent.push(what);
+                for Transfer { peer, payload } in &transfers.sends {
+                    met.entry((slot, part.rank, *peer)).or_default().sent.push(payload);
                 }
-                for Transfer { peer, what } in &transfers.recvs {
-                    met.entry((slot, *peer, part.rank)).or_default().received.push(what);
+                for Transfer { peer, payload } in &transfers.recvs {
+                    met.entry((slot, *peer, part.rank)).or_default().received.push(payload);
                 }
             }
         }
@@ -225,7 +225,7 @@ impl<T> Default for Ends<'_, T> {
 
 /// A tensor that stages of a pipeline pass on, by micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Passed {
+pub enum Payload {
     /// The outputs of a stage, which are the next stage's inputs.
     Activation(usize),
     /// The gradient of a stage's inputs, which are the previous stage's outputs.
@@ -250,7 +250,7 @@ pub struct Stage {
     pub steps: Vec<Step>,
     /// The transfers of its slots. Ranks are stages: indices in the pipeline group of
     /// [`groups`](super::groups::GroupKind::Pipeline).
-    pub transfers: RankSchedule<Passed>,
+    pub transfers: RankSchedule<Payload>,
 }
 
 /// The steps of stage `stage` of `stages` with `micro_batches`, one forward and one backward pass in turn ("1F1B").
@@ -287,13 +287,13 @@ pub fn one_forward_one_backward(stage: usize, stages: usize, micro_batches: usiz
     let mut transfers = RankSchedule::new(stage, stages)?;
     for k in 0..micro_batches {
         if let Some(previous) = stage.checked_sub(1) {
-            transfers.recv(forward_tick(previous, stages, k), previous, Passed::Activation(k))?;
-            transfers.send(backward_tick(stage, stages, k), previous, Passed::Gradient(k))?;
+            transfers.recv(forward_tick(previous, stages, k), previous, Payload::Activation(k))?;
+            transfers.send(backward_tick(stage, stages, k), previous, Payload::Gradient(k))?;
         }
         let next = stage + 1;
         if next < stages {
-            transfers.send(forward_tick(stage, stages, k), next, Passed::Activation(k))?;
-            transfers.recv(backward_tick(next, stages, k), next, Passed::Gradient(k))?;
+            transfers.send(forward_tick(stage, stages, k), next, Payload::Activation(k))?;
+            transfers.recv(backward_tick(next, stages, k), next, Payload::Gradient(k))?;
         }
     }
     let mut steps = Vec::with_capacity(passes.len() + transfers.slots.len());

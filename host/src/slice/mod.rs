@@ -95,15 +95,28 @@ impl<'a> Slice<'a> {
         with_typed!(Slice, self, data => bytemuck_same(data))
     }
 
-    /// A copy of the elements, if `T` is their type.
-    pub fn to_vec<T: Element>(self) -> Option<Vec<T>> {
-        self.typed().map(<[T]>::to_vec)
+    /// A copy of the elements.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
+    pub fn to_vec<T: Element>(self) -> Result<Vec<T>> {
+        check_dtype::<T>(self.dtype())?;
+        Ok(with_typed!(Slice, self, data => bytemuck::cast_slice(data).to_vec()))
     }
 
     /// Every element widened.
     pub fn to_f64_vec(self) -> Vec<f64> {
         with_typed!(Slice, self, data => data.iter().map(|&value| Element::to_f64(value)).collect())
     }
+}
+
+/// Refuses a vector of another type than the elements that it is made of.
+pub(crate) fn check_dtype<T: Element>(dtype: DType) -> Result<()> {
+    if dtype == T::DTYPE {
+        return Ok(());
+    }
+    let what = "the elements and the vector".into();
+    Err(Error::DTypeMismatch { operation: "to_vec", what, left: dtype, right: T::DTYPE })
 }
 
 fn bytemuck_same<S: Element, T: Element>(data: &[S]) -> Option<&[T]> {

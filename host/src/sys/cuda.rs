@@ -118,6 +118,7 @@ unsafe extern "C" {
     pub(crate) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Status;
     pub(crate) fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> Status;
     pub(crate) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Status;
+    pub(crate) fn cuDeviceCanAccessPeer(answer: *mut c_int, device: CUdevice, peer: CUdevice) -> Status;
     pub(crate) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice) -> Status;
 
     pub(crate) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Status;

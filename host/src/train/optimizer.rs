@@ -34,7 +34,7 @@ pub trait DeltaOptimizer {
     /// gradients.tensor_mut(0).copy_from_slice(&[gradsync::bf16::ONE; 2])?;
     /// let mut sgd = Sgd::new(SgdOptions::default().with_rate(0.5))?;
     /// sgd.step(&mut weights, &gradients)?;
-    /// assert_eq!(weights.tensor(0).to_vec::<f32>(), Some(vec![-0.5; 2]));
+    /// assert_eq!(weights.tensor(0).to_vec::<f32>()?, [-0.5; 2]);
     /// # Ok::<(), gradsync::Error>(())
     /// ```
     ///

@@ -107,7 +107,7 @@ impl DeltaOptimizer for Sgd {
             check_operands(OPERATION, gradients, &[("velocities", velocity)])?;
         }
         if momentum == 0.0 {
-            // What it was does not count any more, not even after a change back.
+            // Without momentum the velocity is dropped; if momentum is set again, it starts from zero.
             self.velocity = None;
             return for_blocks(gradients, weights, [], deltas, |block| {
                 block.deltas.iter_mut().zip(block.gradients).for_each(|(delta, gradient)| *delta = -(rate * gradient));

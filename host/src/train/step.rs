@@ -35,8 +35,8 @@ pub enum Reduction {
     Mean,
     /// The sum of all ranks' gradients; every optimizer sees the same.
     Sum,
-    /// Each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the optimizers
-    /// are combined by Adasum.
+    /// Adasum. Of a [`Stepper`]: each rank's optimizer sees its own gradients (in nodes: the mean of its node's), and the steps of the
+    /// optimizers are combined. Of a [`Reducer`](super::Reducer): whatever is handed in is combined, gradients or steps.
     Adasum(AdasumOptions),
 }
 
@@ -197,7 +197,7 @@ impl<'c> Stepper<'c> {
         weights: &mut GradientBuffer,
         optimizer: &mut dyn DeltaOptimizer,
     ) -> Result<StepReport> {
-        let _scope = scope::within(Operation::TrainingStep);
+        let _scope = scope::within(Operation::TrainingStep).with_tensors(weights.table().tensor_count());
         let mut copy = self.begin(gradients, weights)?;
         let _span =
             tracing::debug_span!(OPERATION, rank = self.all.rank(), options = ?self.options, len = weights.len())

@@ -172,6 +172,16 @@ pub(super) fn uneven(comm: &dyn Communicator) {
         bits.push(results(&reducer, &reduced, |index| gradient(Format::F32, index, rank, 0)));
     }
     assert_eq!(bits[0], bits[1]);
+    // A rank that has added up micro-batches, and says that it has no examples.
+    let is_wrong = rank > 0;
+    if is_wrong {
+        reducer.accumulate(&[(index, view(&own, index))]).unwrap();
+    }
+    let step = reducer.step_of(usize::from(!is_wrong)).unwrap().expect("rank 0 has data");
+    match world_size {
+        1 => assert_eq!(step.finish().unwrap().skipped().count(), SHAPES.len()),
+        _ => assert!(text(step.finish()).contains("it has sums over micro-batches, and says that it has no examples")),
+    }
     // A gradient of a rank without data.
     let has_data = rank == 0;
     let mut step = reducer.step_of(usize::from(has_data)).unwrap().expect("rank 0 has data");

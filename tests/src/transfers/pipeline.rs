@@ -6,7 +6,7 @@ use gradsync::comm::Communicator;
 use gradsync::ops::send_recv::{
     Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, WireTensor, run_stage,
 };
-use gradsync::plan::schedule::{Passed, one_forward_one_backward};
+use gradsync::plan::schedule::{Payload, one_forward_one_backward};
 use gradsync::{DataType, Result};
 
 /// How many micro-batches there are.
@@ -87,39 +87,39 @@ impl Work {
     }
 }
 
-impl TransferHandler<Passed> for Work {
-    fn send(&self, to: usize, what: &Passed) -> Result<Bundle<'_>> {
+impl TransferHandler<Payload> for Work {
+    fn send(&self, to: usize, what: &Payload) -> Result<Bundle<'_>> {
         match *what {
-            Passed::Activation(k) => {
+            Payload::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let (values, label) = self.outputs[k].as_ref().expect("computed");
                 let shape = [values.len(), 1].to_vec();
                 let tensors = [WireTensor::of(values, shape)?, WireTensor::from(&label[..])];
                 Ok(Bundle::new(tensors)?.described(k as u64))
             }
-            Passed::Gradient(k) => {
+            Payload::Gradient(k) => {
                 assert_eq!(to + 1, self.stage);
                 Bundle::new([&self.gradients[k].as_ref().expect("computed")[..]])
             }
         }
     }
 
-    fn expect(&self, _: usize, what: &Passed) -> Result<Expected> {
+    fn expect(&self, _: usize, what: &Payload) -> Result<Expected> {
         Ok(match *what {
-            Passed::Activation(k) => Expected::described(k as u64),
-            Passed::Gradient(k) => Expected::known([(DataType::F64, vec![self.rows[k]])]),
+            Payload::Activation(k) => Expected::described(k as u64),
+            Payload::Gradient(k) => Expected::known([(DataType::F64, vec![self.rows[k]])]),
         })
     }
 
-    fn received(&mut self, from: usize, what: &Passed, tensors: Received) -> Result<()> {
+    fn received(&mut self, from: usize, what: &Payload, tensors: Received) -> Result<()> {
         match *what {
-            Passed::Activation(k) => {
+            Payload::Activation(k) => {
                 assert_eq!(from + 1, self.stage);
                 assert_eq!(tensors.tensor(0).shape(), [rows(k), 1]);
                 assert_eq!(tensors.tensor(1).typed(), Some(&[k as i64, from as i64][..]));
                 self.inputs[k] = tensors.tensor(0).typed().map(<[f64]>::to_vec);
             }
-            Passed::Gradient(k) => {
+            Payload::Gradient(k) => {
                 assert_eq!(from, self.stage + 1);
                 self.gradients[k] = tensors.tensor(0).typed().map(<[f64]>::to_vec);
             }
@@ -127,10 +127,10 @@ impl TransferHandler<Passed> for Work {
         Ok(())
     }
 
-    fn sent(&mut self, _: usize, what: &Passed) -> Result<()> {
+    fn sent(&mut self, _: usize, what: &Payload) -> Result<()> {
         match *what {
-            Passed::Activation(k) => self.outputs[k] = None,
-            Passed::Gradient(k) => self.gradients[k] = None,
+            Payload::Activation(k) => self.outputs[k] = None,
+            Payload::Gradient(k) => self.gradients[k] = None,
         }
         Ok(())
     }

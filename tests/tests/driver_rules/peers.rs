@@ -8,7 +8,7 @@ use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
-use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::PeerAllReduce;
 use gradsync::{DType, Error, GradientBuffer, Result};
 
 use crate::{after, lines, queue, queue_of, say};
@@ -88,7 +88,8 @@ impl Communicator<Cuda> for Pair {
     }
 }
 
-impl PeerMemory for Pair {
+// SAFETY: this driver runs no kernels, so that nothing is written to the addresses.
+unsafe impl PeerMemory for Pair {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         self.offers.borrow_mut().push(data.address());
         match self.fault.get() {

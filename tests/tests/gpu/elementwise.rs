@@ -2,7 +2,9 @@
 
 use gradsync::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use gradsync::kernels::{cpu, cuda};
-use gradsync::{DType, Slice, SliceMut, bf16, f16};
+use gradsync::memory::{TensorView, TensorViewMut};
+use gradsync::ops::{in_place_accumulate, in_place_accumulate_v2, zero_gradient};
+use gradsync::{DType, Error, Slice, SliceMut, bf16, f16};
 
 use crate::{LENS, any_bits, assert_same, download, host, queue, uniform, upload};
 
@@ -120,6 +122,81 @@ fn zero_clears_exactly_its_range() {
             }
         }
     }
+}
+
+/// Gradient control on memory that belongs to no gradient buffer, as the results of a framework's backward pass do.
+#[test]
+fn gradient_control_on_loose_memory_matches_the_cpu() {
+    for_each_case(|queue, sum, value, len, shift_sum, shift_value| {
+        let (before, values) = (any_bits(sum, len, 4), any_bits(value, len, 5));
+        let source = upload(queue, values.tensor(0).data(), shift_value);
+        let source = source.as_slice().range(shift_value..shift_value + len);
+        for (step, do_update) in [Some(true), None, Some(false)].into_iter().enumerate() {
+            let mut device = upload(queue, before.tensor(0).data(), shift_sum);
+            let mut expected = any_bits(sum, len, 4);
+            let destination = device.as_mut_slice().range_mut(shift_sum..shift_sum + len);
+            in_place_accumulate(destination, source, do_update).unwrap();
+            in_place_accumulate(expected.tensor_mut(0), values.tensor(0), do_update).unwrap();
+            let case = format!("step {step}: {sum} += {value}, {len} elements, shifts {shift_sum} and {shift_value}");
+            assert_same(download(&device, shift_sum).tensor(0).data(), expected.tensor(0).data(), &case);
+        }
+        for overwrite in [false, true] {
+            let mut device = upload(queue, before.tensor(0).data(), shift_sum);
+            let mut expected = any_bits(sum, len, 4);
+            let destination = device.as_mut_slice().range_mut(shift_sum..shift_sum + len);
+            assert!(in_place_accumulate_v2(destination, source, overwrite).unwrap());
+            in_place_accumulate_v2(expected.tensor_mut(0), values.tensor(0), overwrite).unwrap();
+            let case = format!("{sum}, {value}, {len} elements, shifts {shift_sum}, {shift_value}, {overwrite}");
+            assert_same(download(&device, shift_sum).tensor(0).data(), expected.tensor(0).data(), &case);
+        }
+    });
+}
+
+#[test]
+fn gradient_control_on_device_buffers_checks_shapes_and_clears() {
+    let queue = queue();
+    for dtype in DType::ALL {
+        let mut sum = upload(&queue, uniform(dtype, 6, 1).tensor(0).data(), 0);
+        let value = upload(&queue, uniform(DType::F32, 6, 2).tensor(0).data(), 0);
+        let before = download(&sum, 0);
+        for do_update in [Some(true), Some(false), None] {
+            let wide = TensorView::on_device(&value, &[2, 3]).unwrap();
+            let refused = in_place_accumulate(&mut sum, wide, do_update).unwrap_err();
+            assert!(matches!(&refused, Error::ShapeMismatch { left, right, .. } if left == &[6] && right == &[2, 3]));
+        }
+        for overwrite in [false, true] {
+            let tall = TensorViewMut::on_device(&mut sum, &[3, 2]).unwrap();
+            let refused = in_place_accumulate_v2(tall, &value, overwrite).unwrap_err();
+            assert!(matches!(&refused, Error::ShapeMismatch { left, right, .. } if left == &[3, 2] && right == &[6]));
+        }
+        assert_same(download(&sum, 0).tensor(0).data(), before.tensor(0).data(), "nothing is written");
+        let (tall, same) = (TensorViewMut::on_device(&mut sum, &[3, 2]), TensorView::on_device(&value, &[3, 2]));
+        in_place_accumulate_v2(tall.unwrap(), same.unwrap(), true).unwrap();
+        let mut expected = host(dtype, 6);
+        cpu::cast(expected.tensor_mut(0).into_data(), uniform(DType::F32, 6, 2).tensor(0).data()).unwrap();
+        assert_same(download(&sum, 0).tensor(0).data(), expected.tensor(0).data(), "overwritten");
+        zero_gradient(&mut sum).unwrap();
+        assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|value| value.to_bits() == 0), "{dtype}");
+    }
+    let value = DeviceBuffer::zeroed(&queue, DType::F32, 6).unwrap();
+    let refused = TensorView::on_device(&value, &[4, 2]).unwrap_err().to_string();
+    assert!(refused.contains("[4, 2]") && refused.contains('6'), "{refused}");
+}
+
+#[test]
+fn views_of_device_memory_are_copied_from_and_to_the_host() {
+    let queue = queue();
+    let mut buffer = DeviceBuffer::zeroed(&queue, DType::F32, 3).unwrap();
+    let mut view = TensorViewMut::on_device(&mut buffer, &[3, 1]).unwrap();
+    view.copy_from_slice(&[1.0f32, 2.0, 3.0]).unwrap();
+    let wrong = view.copy_from_slice(&[0.0f64; 3]).unwrap_err();
+    assert!(matches!(wrong, Error::DTypeMismatch { left: DType::F32, right: DType::F64, .. }), "{wrong}");
+    let wrong = view.copy_from_slice(&[0.0f32; 2]).unwrap_err().to_string();
+    assert!(wrong.contains('3') && wrong.contains('2'), "{wrong}");
+    let view = TensorView::from(&buffer);
+    assert_eq!((view.shape(), view.to_vec::<f32>().unwrap()), (&[3][..], vec![1.0, 2.0, 3.0]));
+    let wrong = view.to_vec::<bf16>().unwrap_err();
+    assert!(matches!(wrong, Error::DTypeMismatch { left: DType::F32, right: DType::BF16, .. }), "{wrong}");
 }
 
 #[test]

@@ -294,3 +294,61 @@ fn kernels_and_copies_take_turns_on_the_default_stream() {
     }
     assert!(download(&sum, 0).tensor(0).data().to_f64_vec().iter().all(|&value| value == 100.0));
 }
+
+/// Nor do they depend on how many chunks a block takes, which follows from the length of all segments.
+#[test]
+fn sums_over_a_segment_do_not_depend_on_the_others() {
+    const LENS: [usize; 5] = [1, 700, 20_000, 300_001, 16_384];
+    /// Zeros behind them, for which blocks take several chunks, of every length of chunks.
+    const BEHIND: usize = 160_000_000;
+    const VECTORS: usize = 3;
+    let queue = queue();
+    for dtype in DType::ALL {
+        let of_segment = |(index, &len): (usize, &usize)| -> Vec<GradientBuffer> {
+            (0..VECTORS).map(|vector| uniform(dtype, len, (index * VECTORS + vector) as u64)).collect()
+        };
+        let hosts: Vec<Vec<GradientBuffer>> = LENS.iter().enumerate().map(of_segment).collect();
+        // The bits of all products of the segments of these numbers, which lie in this order, with so many elements behind them.
+        let sums = |order: &[usize], behind: usize| {
+            let mut end = 0;
+            let mut segments: Vec<Range<usize>> = Vec::new();
+            for &index in order {
+                segments.push(end..end + LENS[index]);
+                end = (end + LENS[index]).next_multiple_of(128);
+            }
+            segments.push(end..end + behind);
+            let len = end + behind;
+            let upload = |vector: usize| {
+                let mut device = DeviceBuffer::zeroed(&queue, dtype, len).unwrap();
+                for (&index, segment) in order.iter().zip(&segments) {
+                    let data = hosts[index][vector].tensor(0).data();
+                    device.as_mut_slice().range_mut(segment.clone()).copy_from_host(data).unwrap();
+                }
+                device
+            };
+            let devices: Vec<DeviceBuffer> = (0..VECTORS).map(upload).collect();
+            let views: Vec<DeviceSlice<'_>> = devices.iter().map(DeviceBuffer::as_slice).collect();
+            let mut layers = SegmentWorkspace::new(&queue, len, &segments, VECTORS).unwrap();
+            layers.gram(&views).unwrap();
+            let gram = layers.read_totals(6).unwrap();
+            layers.dots(views[0], views[1]).unwrap();
+            let dots = layers.read_totals(3).unwrap();
+            layers.squared_norms(views[0]).unwrap();
+            let norms = layers.read_totals(1).unwrap();
+            let of_layer = |layer: usize| {
+                let all = [&gram[layer * 6..][..6], &dots[layer * 3..][..3], &norms[layer..][..1]].concat();
+                all.into_iter().map(f64::to_bits).collect::<Vec<u64>>()
+            };
+            (0..order.len()).map(of_layer).collect::<Vec<_>>()
+        };
+        let order: Vec<usize> = (0..LENS.len()).collect();
+        let expected: Vec<_> = order.iter().map(|&index| sums(&[index], 0).remove(0)).collect();
+        let reversed: Vec<usize> = order.iter().rev().copied().collect();
+        for (order, behind) in [(&order, 0), (&reversed, 0), (&order, BEHIND)] {
+            for (&index, found) in order.iter().zip(sums(order, behind)) {
+                let len = LENS[index];
+                assert_eq!(found, expected[index], "{dtype}, {len} elements among {order:?}, {behind} behind");
+            }
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use gradsync::comm::{Collectives, Communicator, ReduceOp};
 use gradsync::{Slice, SliceMut, f16};
 
-use crate::cases::Cases;
+use crate::message_passing::cases::Cases;
 
 /// 2.2e9 bytes, beyond 2³¹.
 const LEN: usize = 1_100_000_000;

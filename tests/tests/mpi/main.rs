@@ -3,32 +3,18 @@
 //! Every rank goes through the same cases in the same order. A case that fails is named with its rank; the exit code is 0 only if none
 //! failed on any rank. Never starts processes itself.
 
-mod adasum;
-#[cfg(target_os = "linux")]
-mod ahead;
-mod cases;
-mod collectives;
-mod exchange;
-mod failures;
-mod groups;
 mod large;
-#[cfg(target_os = "linux")]
-mod limits;
 mod member;
-mod mismatches;
-mod operations;
-mod point_to_point;
+#[path = "../message_passing/mod.rs"]
+mod message_passing;
+mod rsmpi;
 #[cfg(target_os = "linux")]
 mod set_up;
-#[cfg(target_os = "linux")]
-mod stopped;
-#[cfg(target_os = "linux")]
-mod windows;
-mod words;
+mod transport;
 
 use std::process::ExitCode;
 
-use cases::Cases;
+use message_passing::cases::Cases;
 
 fn main() -> ExitCode {
     let mut cases = match Cases::start() {
@@ -40,31 +26,14 @@ fn main() -> ExitCode {
     };
     #[cfg(target_os = "linux")]
     if std::env::var_os("GRADSYNC_MPI_LIMITS_ONLY").is_some() {
-        limits::run(&mut cases);
-        return cases.finish(&cases::fresh());
+        message_passing::limits::run(&mut cases);
+        return cases.finish(&transport::fresh());
     }
-    collectives::run(&mut cases);
-    point_to_point::run(&mut cases);
-    exchange::run(&mut cases);
-    mismatches::run(&mut cases);
-    failures::run(&mut cases);
-    #[cfg(target_os = "linux")]
-    ahead::run(&mut cases);
-    words::run(&mut cases);
-    groups::run(&mut cases);
+    message_passing::run(&mut cases);
+    rsmpi::run(&mut cases);
     member::run(&mut cases);
-    adasum::run(&mut cases);
-    #[cfg(target_os = "linux")]
-    windows::run(&mut cases);
-    #[cfg(target_os = "linux")]
-    limits::run(&mut cases);
-    #[cfg(target_os = "linux")]
-    stopped::run(&mut cases);
-    #[cfg(target_os = "linux")]
-    set_up::run(&mut cases);
-    operations::run(&mut cases);
     large::run(&mut cases);
-    let summary = cases::fresh();
+    let summary = transport::fresh();
     #[cfg(target_os = "linux")]
     set_up::run_last(&mut cases);
     cases.finish(&summary)

@@ -6,7 +6,7 @@ use gradsync::Error;
 use gradsync::comm::{Call, CommError, Operation, Ranks, ReduceOp, Split};
 use gradsync::dtype::DataType;
 
-use crate::cases::Cases;
+use crate::message_passing::cases::Cases;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

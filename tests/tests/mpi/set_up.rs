@@ -1,74 +1,12 @@
-//! A rank whose process is stopped (SIGSTOP) while communicators are made: the others give up in time, and go on with those that they have.
+//! A rank whose process is stopped (SIGSTOP) while communicators of all ranks are made: the others give up in time, and go on with those that they have.
 
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
+use gradsync::Error;
 use gradsync::comm::mpi::{MpiCommunicator, MpiError};
 use gradsync::comm::{CommError, Ranks, Split};
-use gradsync::{Error, Result};
 
-use crate::cases::{Cases, fresh};
-use crate::stopped::{AFTER, MOST_RANKS, SHORT, STOP, STOPPED, is_timeout, stop};
-
-/// When a rank is stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moment {
-    /// Before it makes a communicator, which the others do at once.
-    Before,
-    /// While all ranks make one after the other.
-    Amid,
-}
-
-/// Makes communicators until that fails.
-fn stopped_while_making(comm: &MpiCommunicator, moment: Moment, make: &dyn Fn() -> Result<()>) -> Result<()> {
-    let is_stopped = comm.rank() == STOPPED;
-    comm.barrier().expect("all are here");
-    let (start, child) = (Instant::now(), is_stopped.then(|| stop(STOP)));
-    if is_stopped && moment == Moment::Before {
-        wait_for_the_stop();
-    }
-    let outcome = loop {
-        let outcome = make();
-        if outcome.is_err() || start.elapsed() > AFTER + STOP * 2 {
-            break outcome;
-        }
-    };
-    let elapsed = start.elapsed();
-    if let Some(mut child) = child {
-        child.wait().expect("the shell's end");
-    }
-    assert!(is_stopped || elapsed < AFTER + STOP, "it went on before: {elapsed:?}");
-    outcome
-}
-
-/// Sleeps a moment at a time until one has taken as long as only a stopped process takes.
-fn wait_for_the_stop() {
-    loop {
-        let start = Instant::now();
-        sleep(Duration::from_millis(10));
-        if start.elapsed() > STOP / 2 {
-            return;
-        }
-    }
-}
-
-pub(crate) fn run(cases: &mut Cases) {
-    if cases.world_size() > MOST_RANKS {
-        return;
-    }
-    cases.check_fresh("a rank is stopped while groups are made", |comm| {
-        let parent = fresh().with_deadline(SHORT);
-        let outcome = stopped_while_making(&comm, Moment::Amid, &|| parent.split(Some(0), 0).map(drop));
-        if comm.rank() == STOPPED {
-            // Its last group may be made although the others have given that up; then it waits for them in vain.
-            assert!(matches!(outcome, Err(Error::Comm(CommError::Timeout { .. }))), "{outcome:?}");
-        } else {
-            is_timeout(&outcome);
-        }
-        comm.barrier().expect("another communicator goes on");
-    });
-    cases.done("set-up");
-}
+use crate::message_passing::cases::Cases;
+use crate::message_passing::set_up::{Moment, stopped_while_making};
+use crate::message_passing::stopped::{MOST_RANKS, SHORT, STOPPED};
 
 /// The last case: the job makes no other communicator of all then.
 pub(crate) fn run_last(cases: &mut Cases) {

@@ -1,12 +1,10 @@
 //! Reductions that are recorded once and launched as CUDA graphs: each launch leaves the bits that the plain call leaves.
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Call, Collectives, Communicator, Operation, Ranks, ReduceOp, Split};
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Split};
 use gradsync::driver::{DeviceBuffer, Graph, Queue};
-use gradsync::memory::{Cuda, PeerMemory};
-use gradsync::ops::Adasum;
-use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
-use gradsync::ops::{AdasumOptions, Algorithm, Nodes, WithinNode};
+use gradsync::memory::Cuda;
+use gradsync::ops::{Adasum, AdasumOptions, Algorithm, Nodes, OrderedAllReduce, PeerAllReduce, WithinNode};
 use gradsync::{DType, Error, GradientBuffer, Result};
 use gradsync_tests::array::{patterns_of, write};
 use gradsync_tests::inputs::vector;
@@ -134,8 +132,7 @@ fn check(
     let mut graph: Option<Graph> = None;
     let recorded = rounds(&mut |buffer| {
         let graph = graph.get_or_insert_with(|| queue.capture(|| reduce(buffer)).unwrap());
-        let call = Call::without_data(Operation::Graph);
-        comm.run_kernels(call, queue, &mut || Ok(graph.launch()?)).unwrap();
+        comm.launch(graph).unwrap();
     });
     let mut checks = Checks::new(comm);
     checks.same_list(format!("{what}, recorded"), recorded, plain);

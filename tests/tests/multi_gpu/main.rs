@@ -18,6 +18,7 @@ mod mismatch;
 mod mpi;
 mod ownership;
 mod placed;
+mod reducer;
 mod report;
 mod send_recv;
 mod smoke;
@@ -110,6 +111,7 @@ fn suites() -> Vec<Suite> {
             seconds: 300,
             ..Suite::new("adasum-on-one-gpu-ptx", &[1], adasum::run_on_one_gpu_ptx)
         },
+        Suite { seconds: 300, ..Suite::new("adasum-layouts", SEVERAL, adasum::run_layouts) },
         Suite { sanitizer: true, ..Suite::new("adasum-nodes", ANY, adasum::run_nodes) },
         Suite { seconds: 300, ..Suite::new("adasum-large", &[2, 4], adasum::run_large) },
         // Its matrices are few elements wide, for sums that are exact in every dtype, and divide by no more ranks.
@@ -118,6 +120,7 @@ fn suites() -> Vec<Suite> {
         Suite { seconds: 240, sanitizer: true, ..Suite::new("send-recv", SEVERAL, send_recv::run) },
         Suite { seconds: 240, ..Suite::new("mismatch", SEVERAL, mismatch::run) },
         Suite::new("graphs", ANY, graphs::run),
+        Suite { sanitizer: true, ..Suite::new("reducer", ANY, reducer::run) },
         Suite::new("lifecycle", ANY, lifecycle::run),
         Suite { needs_one_node: PEERS, sanitizer: true, ..Suite::new("ownership", ANY, ownership::run) },
         Suite { needs_one_node: PEERS, in_threads: true, ..Suite::new("ownership-threads", ANY, ownership::run) },

@@ -4,11 +4,10 @@
 use std::time::{Duration, Instant};
 
 use gradsync::comm::nccl::NcclCommunicator;
-use gradsync::comm::{Call, Collectives, CommError, Communicator, Operation, Ranks, ReduceOp};
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceBuffer, Queue};
-use gradsync::memory::{Cuda, PeerMemory};
-use gradsync::ops::cuda::PeerAllReduce;
-use gradsync::ops::{Adasum, AdasumOptions};
+use gradsync::memory::Cuda;
+use gradsync::ops::{Adasum, AdasumOptions, PeerAllReduce};
 use gradsync::{DType, Error, GradientBuffer};
 
 use crate::context::Context;
@@ -253,8 +252,7 @@ fn branches(context: &Context, generation: u64) {
     });
     let graph = graph.unwrap();
     for _ in 0..20 {
-        let call = Call::without_data(Operation::Graph);
-        comm.run_kernels(call, main, &mut || Ok(graph.launch()?)).unwrap();
+        comm.launch(&graph).unwrap();
     }
     comm.synchronize(main).unwrap();
     for buffer in &buffers {

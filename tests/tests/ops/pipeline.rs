@@ -4,7 +4,7 @@ use gradsync::comm::{Ranks, local};
 use gradsync::ops::send_recv::{
     Bundle, Expected, Received, SendRecv, StageWork, TransferHandler, run_schedule, run_stage,
 };
-use gradsync::plan::schedule::{Passed, RankSchedule, one_forward_one_backward};
+use gradsync::plan::schedule::{Payload, RankSchedule, one_forward_one_backward};
 use gradsync::{CommError, Error, Result};
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::transfers::pipeline;
@@ -19,10 +19,10 @@ fn one_forward_one_backward_of_every_size() {
 }
 
 /// Work that has nothing, and refuses one thing.
-struct Refuses(Passed);
+struct Refuses(Payload);
 
 impl Refuses {
-    fn check(&self, what: Passed) -> Result<()> {
+    fn check(&self, what: Payload) -> Result<()> {
         if self.0 == what {
             return Err(Error::InvalidArgument { operation: "work", reason: format!("{what:?} is refused") });
         }
@@ -30,17 +30,17 @@ impl Refuses {
     }
 }
 
-impl TransferHandler<Passed> for Refuses {
-    fn send(&self, _: usize, what: &Passed) -> Result<Bundle<'_>> {
+impl TransferHandler<Payload> for Refuses {
+    fn send(&self, _: usize, what: &Payload) -> Result<Bundle<'_>> {
         self.check(*what)?;
         Bundle::new([&[1u8][..]])
     }
 
-    fn expect(&self, _: usize, _: &Passed) -> Result<Expected> {
+    fn expect(&self, _: usize, _: &Payload) -> Result<Expected> {
         Ok(Expected::known([(gradsync::DataType::U8, vec![1])]))
     }
 
-    fn received(&mut self, _: usize, _: &Passed, tensors: Received) -> Result<()> {
+    fn received(&mut self, _: usize, _: &Payload, tensors: Received) -> Result<()> {
         assert_eq!(tensors.tensor(0).bytes(), [1]);
         Ok(())
     }
@@ -52,7 +52,7 @@ impl StageWork for Refuses {
     }
 
     fn backward(&mut self, micro_batch: usize) -> Result<()> {
-        self.check(Passed::Gradient(micro_batch))
+        self.check(Payload::Gradient(micro_batch))
     }
 }
 
@@ -61,7 +61,7 @@ impl StageWork for Refuses {
 fn work_that_fails_ends_the_pipeline() {
     guarded(60, || {
         let outcomes = on_ranks(3, |comm| {
-            let refused = if comm.rank() == 1 { Passed::Activation(2) } else { Passed::Activation(99) };
+            let refused = if comm.rank() == 1 { Payload::Activation(2) } else { Payload::Activation(99) };
             let stage = one_forward_one_backward(comm.rank(), 3, 4).unwrap();
             run_stage(&SendRecv::new(&comm), &stage, &mut Refuses(refused))
         });

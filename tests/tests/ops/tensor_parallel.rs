@@ -217,7 +217,8 @@ fn a_shape_has_to_fit_its_elements() {
         let error = HostTensor::new(vec![0.0f32; 6], shape).expect_err("6 elements").to_string();
         assert!(error.contains(&format!("{shape:?}")), "\"{error}\" does not name {shape:?}");
     }
-    assert!(HostTensor::new(vec![1.0f32], []).unwrap().into_vec::<f64>().is_none(), "f32 is not f64");
+    let error = HostTensor::new(vec![1.0f32], []).unwrap().into_vec::<f64>().unwrap_err().to_string();
+    assert!(error.contains("f32 and f64 differ"), "{error}");
     let debug = format!("{:?}", HostTensor::new(vec![1.0f32; 6], [2, 3]).unwrap());
     assert!(debug.contains("[2, 3]") && debug.contains("F32"), "{debug}");
 }
@@ -279,8 +280,8 @@ fn a_pipeline_goes_back_in_reverse() {
     on_ranks(1, |comm| {
         let mut pipeline = Pipeline::new().then(Digit(1.0)).then(Digit(2.0)).then(Digit(3.0));
         let zero = || HostTensor::new(vec![0.0f64], [1]).unwrap();
-        assert_eq!(pipeline.forward(zero(), &comm).unwrap().into_vec::<f64>(), Some(vec![123.0]));
-        assert_eq!(pipeline.backward(zero(), &comm).unwrap().into_vec::<f64>(), Some(vec![321.0]));
+        assert_eq!(pipeline.forward(zero(), &comm).unwrap().into_vec::<f64>().unwrap(), [123.0]);
+        assert_eq!(pipeline.backward(zero(), &comm).unwrap().into_vec::<f64>().unwrap(), [321.0]);
         assert_eq!(pipeline.names().collect::<Vec<_>>(), ["Digit"; 3]);
     });
 }

@@ -1,6 +1,6 @@
 //! The schedule of a pipeline, run by the simulator with passes of several lengths.
 
-use gradsync::plan::schedule::{Passed, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
+use gradsync::plan::schedule::{Payload, RankSchedule, Schedule, Stage, Step, one_forward_one_backward};
 use proptest::prelude::*;
 
 use crate::schedule::{Action, Event, run};
@@ -15,7 +15,7 @@ fn passes(stage: &Stage) -> Vec<Step> {
 }
 
 /// Passes count 2k forward and 2k + 1 backward.
-fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a, Passed>> {
+fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a, Payload>> {
     let action = |step: &Step| match *step {
         Step::Forward(k) => Action::Compute { number: 2 * k, ticks: forward },
         Step::Backward(k) => Action::Compute { number: 2 * k + 1, ticks: backward },
@@ -26,20 +26,20 @@ fn program<'a>(stage: &'a Stage, [forward, backward]: [u64; 2]) -> Vec<Action<'a
 
 /// Everything that a stage's pass needs has happened before it, and everything happens once. Returns the most
 /// micro-batches whose activations it keeps, and the most that wait for their forward pass.
-fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Event<Passed>]) -> (usize, usize) {
-    let at = |wanted: Event<Passed>| events.iter().position(|event| *event == wanted);
+fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Event<Payload>]) -> (usize, usize) {
+    let at = |wanted: Event<Payload>| events.iter().position(|event| *event == wanted);
     let computed = |number| at(Event::Computed { number }).expect("every pass happens");
     let mut wanted = 2 * micro_batches;
     for k in 0..micro_batches {
         let (forward, backward) = (computed(2 * k), computed(2 * k + 1));
         assert!(forward < backward);
         if stage > 0 {
-            let arrived = at(Event::Received { from: stage - 1, what: Passed::Activation(k) });
+            let arrived = at(Event::Received { from: stage - 1, what: Payload::Activation(k) });
             assert!(arrived.is_some_and(|arrived| arrived < forward), "activation {k} at stage {stage}");
             wanted += 1;
         }
         if stage + 1 < stages {
-            let arrived = at(Event::Received { from: stage + 1, what: Passed::Gradient(k) });
+            let arrived = at(Event::Received { from: stage + 1, what: Payload::Gradient(k) });
             assert!(arrived.is_some_and(|arrived| arrived < backward), "gradient {k} at stage {stage}");
             wanted += 1;
         }
@@ -53,7 +53,7 @@ fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Even
                 waiting -= isize::from(stage > 0);
             }
             Event::Computed { .. } => kept -= 1,
-            Event::Received { what: Passed::Activation(_), .. } => waiting += 1,
+            Event::Received { what: Payload::Activation(_), .. } => waiting += 1,
             Event::Received { .. } => {}
         }
         most_kept = most_kept.max(kept);
@@ -65,7 +65,7 @@ fn check_stage(stage: usize, stages: usize, micro_batches: usize, events: &[Even
 /// Returns how long the pipeline takes.
 fn check(stages: usize, micro_batches: usize, ticks: [u64; 2]) -> u64 {
     let plan = pipeline(stages, micro_batches);
-    let parts: Vec<RankSchedule<Passed>> = plan.iter().map(|stage| stage.transfers.clone()).collect();
+    let parts: Vec<RankSchedule<Payload>> = plan.iter().map(|stage| stage.transfers.clone()).collect();
     Schedule::from_ranks(parts).unwrap();
     let programs: Vec<_> = plan.iter().map(|stage| program(stage, ticks)).collect();
     let ranks = run(&programs).unwrap_or_else(|stuck| panic!("stages {stuck:?} of {stages} never end"));

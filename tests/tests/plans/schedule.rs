@@ -61,10 +61,10 @@ pub(crate) fn run<T: Clone + PartialEq + Debug>(programs: &[Vec<Action<'_, T>>])
                         ranks[rank].inside = true;
                         ranks[rank].open = slot.sends.len() + slot.recvs.len();
                         for send in &slot.sends {
-                            sends.entry((rank, send.peer)).or_default().push_back(&send.what);
+                            sends.entry((rank, send.peer)).or_default().push_back(&send.payload);
                         }
                         for recv in &slot.recvs {
-                            recvs.entry((recv.peer, rank)).or_default().push_back(&recv.what);
+                            recvs.entry((recv.peer, rank)).or_default().push_back(&recv.payload);
                         }
                     }
                 }

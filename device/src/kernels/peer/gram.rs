@@ -5,9 +5,11 @@
 use super::super::adasum::{self, Exact, criterion, keep};
 use super::super::kernel;
 use super::super::products::{add_triangle, gram_vector_len, triangle};
-use super::team::Team;
+use super::team::{ExactSums, Partials, Products, Team, is_divided};
 use super::{nodes, pick, weighted, write_each};
-use crate::abi::{LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row};
+use crate::abi::{
+    ChunkedSpan, DType, LaunchBounds, MOST_PEERS, PEER_LAYERS, PEER_THREADS, Peers, Span, tree_row, vector_len,
+};
 use crate::dialect::shared::Array;
 use crate::half::{BF16, F16};
 use crate::math::Element;
@@ -26,7 +28,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize>(
     let copies = pick(&peers.copies, peers.world_size as usize).map(|copy: *mut T| copy.cast_const());
     // One step at once: the links are slower than that, and every step more is compiled at first use.
     // SAFETY: the launch provides every copy over the chunk, aligned.
-    unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, add_triangle::<T, W, K>) }
+    unsafe { reduce::accumulate_aligned::<T, W, N, K, 1, 2>(copies, chunk, add_triangle::<T, W, K>) }
 }
 
 /// The combination tree of a cancelled layer over `count` neighbouring ranks, up to a level, at most `MOST`.
@@ -61,49 +63,62 @@ macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal) => {
         kernel!(["peer_adasum_" $name $suffix], LaunchBounds::of_peers($width), fn (
             peers: *const Peers, weights: *mut f64, tree: *mut f64, cancelled: *mut u32, short: *const u32, totals: *mut f64,
-            partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64, chunk_len: u64, senders: u64,
+            partials: *mut f64, chunked: *const ChunkedSpan, span_count: u64, blocks: u64, chunks: u64,
+            spans: *const Span, writers: u64, chunk_len: u64, senders: u64,
         ) {
-            const N: usize = gram_vector_len(<$T>::DTYPE, $width);
+            // As that of the kernels that multiply as many vectors of one rank, whose bits these have.
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
             const K: usize = products($width);
             const LEVELS: usize = ($width as usize).ilog2() as usize;
             // One pair joins two ranks, and cancels nothing; but short vectors of `f64` always take the exact path.
             const HAS_EXACT_PATH: bool = LEVELS > 1 || <$T>::IS_DOUBLE;
+            let partials = Partials { first: partials, spans: chunked, chunks };
             let group = Group::of(peers);
             loop {
                 let group = group.again();
                 // Two ranks are the least, which the compiler does not know.
                 let ranks = if $width == 2 { 2 } else { group.peers.world_size as usize };
-                let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
+                let layer_of = |span: u64| group.peers.layer(span, span_count) as usize;
                 let teams = group.peers.teams() as u64;
-                let Some(ticket) = group.draw(senders + chunks + teams + chunks) else { return };
+                let Some(ticket) = group.draw(senders + blocks + teams + writers) else { return };
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
-                if block < chunks {
-                    let chunk = reduce::chunk(block, spans, span_count, chunk_len);
+                if block < blocks {
+                    let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
                     let size = size_of::<$T>() as u64;
-                    group.receive(chunk.begin * size, chunk.end * size);
-                    let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
-                    reduce::block_sum::<K, PEER_THREADS>(sums, |product, sum| {
-                        let (row, column) = const { triangle::<$width, K>() }[product];
-                        if column < ranks {
-                            partials.add(reduce::partial_place(product_index(row, column, ranks), chunks, block)).write(sum);
-                        }
-                    });
-                    group.count(layer_of(chunk) / PEER_LAYERS, Progress::Multiplied);
+                    let (begin, end) = stretch.rest(chunked);
+                    group.receive(begin * size, end * size);
+                    while let Some(chunk) = stretch.next::<2>(chunked) {
+                        let sums = multiply::<$T, $width, N, K>(group.peers, chunk);
+                        // The block's shared memory may still be read for the chunks before.
+                        thread::sync_threads();
+                        reduce::block_sum::<K, 2>(0, sums, |product, sum| {
+                            let (row, column) = const { triangle::<$width, K>() }[product];
+                            let (group, number) = (group.again(), stretch.number::<2>(chunked));
+                            if let Some(number) = number.filter(|_| column < ranks) {
+                                let layer = group.peers.layer(stretch.span(), span_count) as usize;
+                                let product = product_index(row, column, ranks);
+                                partials.keep(group, ranks, (layer, number, product), &Products(ranks), sum);
+                            }
+                        });
+                    }
+                    let layer = layer_of(stretch.span());
+                    group.count_multiplied(layer / PEER_LAYERS, is_divided(chunked, layer));
                     continue;
                 }
-                block -= chunks;
+                block -= blocks;
                 if block < teams {
-                    let team = Team::new(group, block as usize, ranks);
-                    let multiplied = team.chunks(spans, chunks);
-                    group.wait_for_count(team.number, Progress::Multiplied, multiplied, multiplied);
-                    let table = Table { weights, tree, cancelled, short, totals, partials, spans, span_count, chunks };
+                    let team = Team::new(group, block, ranks);
+                    let multiplied = team.blocks(chunked, blocks);
+                    group.wait_for_count(team.number as usize, Progress::Multiplied, multiplied, multiplied);
+                    let table = Table { weights, tree, cancelled, short, totals, partials, span_count };
                     team.find_weights::<$T, $width, { LEVELS - 1 }>(table);
-                    group.count(team.number, Progress::Weights);
+                    group.count(team.number as usize, Progress::Weights);
                     continue;
                 }
                 block -= teams;
                 let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                let layer = layer_of(chunk);
+                let layer = layer_of(chunk.span);
                 group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, 1, 1);
                 let layer_weights = weights.add(layer * ranks);
                 let factors = core::array::from_fn(|rank| *layer_weights.add(if rank < ranks { rank } else { 0 }));
@@ -114,7 +129,7 @@ macro_rules! of_width {
                 } else {
                     None
                 };
-                write_each::<$T, $width, N>(group.peers, chunk, sum, exact);
+                write_each::<$T, $width, WRITTEN>(group.peers, chunk, sum, exact);
             }
         });
     };
@@ -150,10 +165,39 @@ struct Table {
     cancelled: *mut u32,
     short: *const u32,
     totals: *mut f64,
-    partials: *const f64,
-    spans: *const Span,
+    partials: Partials,
     span_count: u64,
-    chunks: u64,
+}
+
+/// A part of the sums of one pair of one of a team's layers, in one number: registers are short where it is walked.
+#[derive(Clone, Copy)]
+struct Part(u32);
+
+impl Part {
+    /// Of each of the team's layers four pairs, with four parts each.
+    const OF_A_LEVEL: u32 = PEER_LAYERS as u32 * 16;
+
+    #[inline(always)]
+    fn new(level: usize, number: u32) -> Self {
+        const { assert!(MOST_PEERS / 2 <= 4 && <f64 as Exact>::PARTS <= 4 && PEER_LAYERS <= 16) };
+        Part((level as u32) << 8 | number)
+    }
+
+    #[inline(always)]
+    fn level(self) -> usize {
+        self.0 as usize >> 8
+    }
+
+    /// The layer, the pair and the number of the part, computed anew each time.
+    #[inline(always)]
+    fn unpacked(self, team: Team<'_>) -> (usize, Pair, usize) {
+        let part = Part(arch::forget(self.0 as u64) as u32);
+        let (level, number) = (part.level(), part.0 as usize);
+        let begin = (number >> 2 & 3) << (level + 1);
+        let (middle, end) = (begin + (1 << level), begin + (2 << level));
+        let pair = Pair { begin, middle, end: if end < team.ranks { end } else { team.ranks } };
+        (team.first() + (number >> 4 & 15), pair, number & 3)
+    }
 }
 
 impl Team<'_> {
@@ -161,20 +205,16 @@ impl Team<'_> {
     /// cancelled by the exact path. All ranks do the same, because they have the same totals.
     #[inline(always)]
     unsafe fn find_weights<T: Exact, const W: usize, const MOST: usize>(self, table: Table) {
-        let width = products(self.ranks);
         // SAFETY: the launch provides room for every layer; the branches are the same for the whole block and on every rank.
         unsafe {
-            let offset = self.group.peers.products_of(self.group.peers.rank as usize);
-            let place = |layer, product| layer * width + product;
-            self.add_up_and_hand_out(table.partials, table.spans, table.chunks, width, offset, place);
-            self.meet(Stage::of_level(0));
+            self.exchange(table.partials, products(self.ranks), Products(self.ranks), Stage::of_level(0));
             self.find_from_products::<T>(table);
             if MOST == 0 && !T::IS_DOUBLE {
                 return;
             }
             thread::sync_threads();
             let mut any = false;
-            for layer in self.first..self.first + self.count {
+            for layer in self.first()..self.first() + self.count() {
                 any |= *table.cancelled.add(layer) != 0;
             }
             if any {
@@ -190,26 +230,26 @@ impl Team<'_> {
         unsafe {
             let is_cancelled = |layer: usize| *table.cancelled.add(layer) != 0;
             let own = |team: Self| {
-                let layer = team.first + thread::thread_idx_x() as usize;
-                (layer < team.first + team.count && is_cancelled(layer)).then_some(layer)
+                let layer = team.first() + thread::thread_idx_x() as usize;
+                (layer < team.first() + team.count() && is_cancelled(layer)).then_some(layer)
             };
             // Pairs of the first level join single ranks, and have their coefficients, but not with the digits that `f64` needs.
             let first = if T::IS_DOUBLE { 0 } else { 1 };
             let mut level = first;
             // Where there can be one level only, the compiler is told so: a loop would need more registers than there are.
             while 1 << level < self.ranks && (level == first || MOST > first) {
-                let team = self.again();
-                for layer in team.first..team.first + team.count {
-                    if is_cancelled(layer) {
-                        team.hand_out_level::<T, W, MOST>(layer, level, table);
-                    }
-                }
+                self.for_each_part::<T>(level, table, |team, part| team.hand_out_part::<T, W, MOST>(part, table));
                 // That of level 0 has been that of the products.
-                team.meet(Stage::of_level(level + 1 - first));
-                let team = team.again();
+                self.again().meet(Stage::of_level(level + 1 - first));
+                let team = self.again();
+                if team.has_divided(table.partials.spans) {
+                    team.for_each_part::<T>(level, table, |team, part| team.fold_part::<T>(part, table.partials));
+                    thread::sync_threads();
+                }
                 if let Some(layer) = own(team) {
                     for pair in pairs_of_level(level, team.ranks) {
-                        team.keep_pair::<T>(team.tree_of(table, layer), layer, pair);
+                        let is_divided = is_divided(table.partials.spans, layer);
+                        team.keep_pair::<T>(team.tree_of(table, layer), is_divided, layer, pair);
                     }
                 }
                 thread::sync_threads();
@@ -233,53 +273,81 @@ impl Team<'_> {
         unsafe { table.tree.add(layer * tree_row(self.ranks)) }
     }
 
-    /// Keeps a pair's coefficients in the row of a layer's tree, from the sums that all ranks have handed out, added in rank order.
+    /// Keeps a pair's coefficients in the row of a layer's tree, from its sums over all windows.
     #[inline(always)]
-    unsafe fn keep_pair<T: Exact>(self, row: *mut f64, layer: usize, pair: Pair) {
-        let (own, place) = (self.group.peers.rank as usize, self.sums_place(layer, pair, T::COUNT));
-        // SAFETY: the launch provides room; every rank's sums of that pair have arrived.
+    unsafe fn keep_pair<T: Exact>(self, row: *mut f64, is_divided: bool, layer: usize, pair: Pair) {
+        let place = self.sums_place(layer, pair, T::COUNT);
+        // SAFETY: the launch provides room; the pair's sums have been exchanged.
         unsafe {
-            let sum = |index: usize| {
-                let mut sum = 0.0;
-                for rank in 0..self.ranks {
-                    sum += *self.slot(own, self.group.peers.pairs_of(rank), place + index);
-                }
-                sum
-            };
+            let sum = |index: usize| self.total(is_divided, |rank| self.group.peers.pairs_of(rank), place + index);
             let both = T::coefficients(sum, T::scales(row, pair, self.ranks));
             T::keep(row.add(NUMBERS * pair.index()), both);
         }
     }
 
-    /// Adds the ranks' totals up, in rank order, and computes the weights of each layer, in shared memory: each step of it depends on
+    /// Visits each part of the sums of each pair of a level, of each cancelled layer.
+    #[inline(always)]
+    unsafe fn for_each_part<T: Exact>(self, level: usize, table: Table, visit: impl Fn(Self, Part)) {
+        let mut number = 0;
+        // A loop that stays one.
+        while number < arch::opaque(Part::OF_A_LEVEL) {
+            let (team, part) = (self.again(), Part::new(level, number));
+            let (layer, pair, place) = part.unpacked(team);
+            let is_there = layer < team.first() + team.count() && pair.middle < team.ranks && place < T::PARTS;
+            // SAFETY: the launch provides a flag for each layer.
+            if is_there && unsafe { *table.cancelled.add(layer) } != 0 {
+                visit(team, part);
+            }
+            number += 1;
+        }
+    }
+
+    /// Adds up the rows of one part of the sums of a pair, which all ranks have handed out, if the layer is divided.
+    #[inline(always)]
+    unsafe fn fold_part<T: Exact>(self, part: Part, partials: Partials) {
+        let (layer, pair, part) = part.unpacked(self);
+        // SAFETY: as above; every thread of the block comes here.
+        unsafe { self.add_up_part::<T>(true, layer, pair.index(), part, partials) };
+    }
+
+    /// Adds up one part of the sums of a layer's pair, eight lanes a sum, if the layer is divided or if it is not.
+    #[inline(always)]
+    unsafe fn add_up_part<T: Exact>(self, divided: bool, layer: usize, pair: usize, part: usize, partials: Partials) {
+        let count = T::COUNT / T::PARTS;
+        let sums = ExactSums { ranks: self.ranks, pair, count: T::COUNT, first: part * count };
+        let item = (reduce::thread_of_block() / 8) as usize;
+        // SAFETY: as above.
+        unsafe { self.add_up_one(divided, item < count, layer, item, partials, &sums) };
+    }
+
+    /// Adds the products up over all windows, and computes the weights of each layer, in shared memory: each step of it depends on
     /// the one before.
     #[inline(always)]
     unsafe fn find_from_products<T: Exact>(self, table: Table) {
         const { assert!(PEER_LAYERS * (products(MOST_PEERS) + MOST_PEERS) <= SHARED_SLOTS) };
-        let (own, width) = (self.group.peers.rank as usize, products(self.ranks));
+        let width = products(self.ranks);
         let thread = thread::thread_idx_x() as usize;
         let shared = shared::partials();
         // SAFETY: the launch provides room for every layer; every rank's totals have arrived; slots are within the array, each used by
         // one thread until the barrier.
         unsafe {
             let mut item = thread;
-            while item < self.count * width {
-                let place = self.first * width + item;
-                let mut total = 0.0;
-                for rank in 0..self.ranks {
-                    total += *self.slot(own, self.group.peers.products_of(rank), place);
-                }
+            while item < self.count() * width {
+                let place = self.first() * width + item;
+                let is_divided =
+                    is_divided(table.partials.spans, self.first() + (item as u32 / (width as u32).max(1)) as usize);
+                let total = self.total(is_divided, |rank| self.group.peers.products_of(rank), place);
                 table.totals.add(place).write(total);
                 shared.write(item, total);
                 item += PEER_THREADS as usize;
             }
             thread::sync_threads();
-            if thread >= self.count {
+            if thread >= self.count() {
                 return;
             }
-            let layer = self.first + thread;
+            let layer = self.first() + thread;
             let product = |i, j| shared.read(thread * width + product_index(i, j, self.ranks));
-            let mut layer_weights = SharedWeights { shared, first: self.count * width + thread * self.ranks };
+            let mut layer_weights = SharedWeights { shared, first: self.count() * width + thread * self.ranks };
             let tree = self.tree_of(table, layer);
             let keep = |pair: Pair, both| keep(tree.add(NUMBERS * pair.index()), both);
             let criterion = criterion(T::IS_DOUBLE, if T::IS_DOUBLE { *table.short.add(layer) } else { 0 });
@@ -296,80 +364,75 @@ impl Team<'_> {
         }
     }
 
-    /// Puts the sums of one layer's pairs of a level over this rank's window into every mailbox.
+    /// Puts one part of the sums of a layer's pair over this rank's window into every mailbox.
     #[inline(always)]
-    unsafe fn hand_out_level<T: Exact, const W: usize, const MOST: usize>(
-        self,
-        layer: usize,
-        level: usize,
-        table: Table,
-    ) {
-        for pair in pairs_of_level(level, self.ranks) {
-            let mut part = 0;
-            // A loop that stays one, where there is more than one.
-            while part < if T::PARTS == 1 { 1 } else { arch::opaque(T::PARTS as u32) as usize } {
-                let forget = |number: usize| arch::forget(number as u64) as usize;
-                let pair = Pair { begin: forget(pair.begin), middle: forget(pair.middle), end: forget(pair.end) };
-                // SAFETY: the caller's promise.
-                unsafe { self.again().hand_out_part::<T, W, MOST>(forget(layer), forget(level), pair, part, table) };
-                part += 1;
-            }
-        }
-    }
-
-    /// Puts one part of the sums of a layer's pair into every mailbox.
-    #[inline(always)]
-    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(
-        self,
-        layer: usize,
-        level: usize,
-        pair: Pair,
-        part: usize,
-        table: Table,
-    ) {
+    unsafe fn hand_out_part<T: Exact, const W: usize, const MOST: usize>(self, packed: Part, table: Table) {
         // SAFETY: as above; every thread of the block comes here, and takes part in each sum.
         unsafe {
-            let peers = self.group.peers;
-            // Spans that are one layer lie in order, with nothing but zeros between them.
-            let last = *table.spans.add(layer + peers.spans_of_a_layer(table.span_count) as usize - 1);
-            let begin = (*table.spans.add(layer)).begin;
-            let chunk = reduce::Chunk { span: layer as u64, begin, end: last.begin + last.len };
+            let unpacked = || packed.unpacked(self.again());
+            let (layer, pair, part) = unpacked();
             let row = self.tree_of(table, layer);
-            let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
-            let scales = T::scales(row, pair, self.ranks);
-            let count = pair.end - pair.begin;
-            let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
-            let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
-            let mut totals = T::NO_PART;
-            reduce::walk::<1, PEER_THREADS>(chunk, |element, _| {
-                let (left, right) = if T::IS_DOUBLE {
-                    // One rank's vector after the other: registers are short.
-                    let table = self.group.again().peers.copies.as_ptr().cast();
-                    adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 }.sides(element, pair)
+            let scales = T::scales_of_part(T::scales(row, pair, self.ranks), part);
+            let mut done = 0;
+            while self.chunk_at(unpacked().0, done, table.partials).is_some() {
+                // A chunk for each team of the block.
+                let own = |done: u32| self.chunk_at(unpacked().0, done + reduce::team::<2>(), table.partials);
+                let mut chunk = reduce::Chunk { span: 0, begin: 0, end: 0 };
+                if let Some(number) = own(done) {
+                    let spans = self.group.peers.spans_of_a_layer(table.span_count);
+                    chunk = reduce::chunk_of_number(number, table.partials.spans.add(unpacked().0), spans);
+                }
+                let totals = if T::IS_DOUBLE {
+                    let mut totals = T::NO_PART;
+                    reduce::walk::<1, 2>(chunk, |element, _| {
+                        let (_, pair, part) = unpacked();
+                        // One rank's vector after the other: registers are short.
+                        let table = self.group.again().peers.copies.as_ptr().cast();
+                        let tree = adasum::Tree::<T, MOST> { table, row: arch::forget(row as u64) as *const f64 };
+                        let (left, right) = tree.sides(element, pair);
+                        totals = T::add_part(totals, part, scales, left, right);
+                    });
+                    totals
                 } else {
-                    let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
-                    // The right side begins two or four ranks behind the left one.
-                    const { assert!(W <= 8) };
-                    (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] })
+                    let (_, pair, part) = unpacked();
+                    let count = pair.end - pair.begin;
+                    let level = packed.level();
+                    let tree = Tree::<W, MOST>::of(row, (pair.begin, pair.end), level);
+                    let peers = self.group.peers;
+                    let copy = |place| *peers.copies.get_unchecked(pair.begin + if place < count { place } else { 0 });
+                    let copies: [*const T; W] = core::array::from_fn(|place| copy(place) as *const T);
+                    let mut totals = T::NO_PART;
+                    reduce::walk::<1, 2>(chunk, |element, _| {
+                        let nodes = tree.nodes::<T>(copies.map(|copy| copy.add(element as usize).read()));
+                        // The right side begins two or four ranks behind the left one.
+                        const { assert!(W <= 8) };
+                        let (left, right) = (nodes[0], if level == 1 { nodes[const { 2 % W }] } else { nodes[W / 2] });
+                        totals = T::add_part(totals, part, scales, left, right);
+                    });
+                    totals
                 };
-                totals = T::add_part(totals, part, scales, left, right);
-            });
-            let (count, mut index) = (T::COUNT / T::PARTS, 0);
-            while index < arch::opaque(count as u32) as usize {
-                let team = self.again();
-                let peers = team.group.peers;
-                let offset = peers.pairs_of(peers.rank as usize);
-                let place = team.sums_place(layer, pair, T::COUNT) + part * count + index;
-                let total = T::sum(&totals, index);
-                // The block's shared memory may still be read for the sum before.
-                thread::sync_threads();
-                reduce::block_sum::<1, PEER_THREADS>([total], |_, sum| {
-                    for reader in 0..team.ranks {
-                        team.slot(reader, offset, place).write(sum);
-                    }
-                });
-                index += 1;
+                let (count, mut index) = (T::COUNT / T::PARTS, 0);
+                while index < arch::opaque(count as u32) as usize {
+                    let (team, (layer, pair, part)) = (self.again(), unpacked());
+                    let total = T::sum(&totals, index);
+                    let sums =
+                        ExactSums { ranks: team.ranks, pair: pair.index(), count: T::COUNT, first: part * count };
+                    // The block's shared memory may still be read for the sum before.
+                    thread::sync_threads();
+                    reduce::block_sum::<1, 2>(0, [total], |_, sum| {
+                        if let Some(number) = own(done) {
+                            table.partials.keep(team.group, team.ranks, (layer, number, index), &sums, sum);
+                        }
+                    });
+                    index += 1;
+                }
+                done += 2;
             }
+            let (layer, pair, part) = unpacked();
+            // All partials are there then, and read before the next part's take their places.
+            thread::sync_threads();
+            self.again().add_up_part::<T>(false, layer, pair.index(), part, table.partials);
+            thread::sync_threads();
         }
     }
 }

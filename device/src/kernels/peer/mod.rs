@@ -52,7 +52,7 @@ unsafe fn write_each<T: Element, const W: usize, const N: usize>(
     let count = peers.world_size as usize;
     let windows: [*mut T; W] = pick(&peers.windows, count);
     let copies: [*mut T; W] = pick(&peers.copies, count);
-    let (block, thread) = (PEER_THREADS as u64, thread::thread_idx_x() as u64);
+    let (block, thread) = (PEER_THREADS as u64, reduce::thread_of_block() as u64);
     let vectors = if exact.is_some() { 0 } else { (chunk.end - chunk.begin) / N as u64 };
     let vectors_end = chunk.begin + vectors * N as u64;
     // SAFETY: the launch provides every window and its copy over the chunk, aligned.

@@ -6,9 +6,9 @@
 use super::super::adasum::{keep, kept};
 use super::super::products::{add_dots, gram_vector_len};
 use super::super::{for_each_dtype, kernel};
-use super::team::Team;
+use super::team::{PairSums, Partials, Team, is_divided};
 use super::{coefficients_below, nodes, pick, weighted, write_each};
-use crate::abi::{LaunchBounds, PEER_LAYERS, PEER_THREADS, Peers, Span};
+use crate::abi::{ChunkedSpan, DType, LaunchBounds, PEER_LAYERS, PEER_THREADS, Peers, Span, vector_len};
 use crate::half::{BF16, F16};
 use crate::math::Element;
 use crate::math::adasum::{Coefficients, Pair};
@@ -40,7 +40,7 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
     unsafe {
         let coefficients =
             coefficients_below::<_, W, LEVEL>(W, LEVEL, (1.0, 1.0), |pair| kept(tree.add(2 * pair.index())));
-        reduce::accumulate_aligned::<T, W, N, K, 1, PEER_THREADS>(copies, chunk, |totals, values| {
+        reduce::accumulate_aligned::<T, W, N, K, 1, 2>(copies, chunk, |totals, values| {
             let nodes = nodes::<_, W, LEVEL>(values, W, LEVEL, |pair, left, right| {
                 stored(coefficients[pair.index()], left, right)
             });
@@ -61,54 +61,68 @@ unsafe fn multiply<T: Element, const W: usize, const N: usize, const K: usize, c
 macro_rules! of_width {
     ($name:literal $T:ident $width:literal $suffix:literal $levels:literal: $($level:literal $K:literal)*) => {
         kernel!(["peer_tree_" $name $suffix], LaunchBounds::of_peers($width), fn (
-            peers: *const Peers, tree: *mut f64, partials: *mut f64, spans: *const Span, span_count: u64, chunks: u64,
-            chunk_len: u64, senders: u64,
+            peers: *const Peers, tree: *mut f64, partials: *mut f64, chunked: *const ChunkedSpan, span_count: u64,
+            blocks: u64, chunks: u64, spans: *const Span, writers: u64, chunk_len: u64, senders: u64,
         ) {
-            const N: usize = gram_vector_len(<$T>::DTYPE, $width);
+            // As that of the kernels that multiply two vectors, whose bits these have.
+            const N: usize = vector_len(<$T>::DTYPE, DType::F16);
+            const WRITTEN: usize = gram_vector_len(<$T>::DTYPE, $width);
+            let partials = Partials { first: partials, spans: chunked, chunks };
             let group = Group::of(peers);
             loop {
                 let group = group.again();
                 let teams = group.peers.teams() as u64;
-                let layer_of = |chunk: reduce::Chunk| group.peers.layer(chunk.span, span_count) as usize;
+                let layer_of = |span: u64| group.peers.layer(span, span_count) as usize;
                 let of_layer = |layer: usize| tree.add(layer * 2 * ($width - 1));
-                let Some(ticket) = group.draw(senders + $levels * (chunks + teams) + chunks) else { return };
+                let Some(ticket) = group.draw(senders + $levels * (blocks + teams) + writers) else { return };
                 let Some(mut block) = group.send_or(ticket, senders) else { continue };
                 $(
-                    if block < chunks {
-                        let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                        let layer = layer_of(chunk);
-                        let team = layer / PEER_LAYERS;
+                    if block < blocks {
+                        let mut stretch = reduce::Stretch::of_block(block, chunked, span_count);
                         if $level == 0 {
                             let size = size_of::<$T>() as u64;
-                            group.receive(chunk.begin * size, chunk.end * size);
+                            let (begin, end) = stretch.rest(chunked);
+                            group.receive(begin * size, end * size);
                         } else {
+                            let team = layer_of(stretch.span()) / PEER_LAYERS;
                             group.wait_for_count(team, Progress::Weights, $level, $levels);
                         }
-                        let sums = multiply::<$T, $width, N, $K, $level>(group.peers, of_layer(layer), chunk);
-                        reduce::block_sum::<$K, PEER_THREADS>(sums, |sum_index, sum| {
-                            partials.add(reduce::partial_place(sum_index, chunks, block)).write(sum);
-                        });
-                        group.count(team, Progress::Multiplied);
+                        while let Some(chunk) = stretch.next::<2>(chunked) {
+                            let tree = of_layer(layer_of(stretch.span()));
+                            let sums = multiply::<$T, $width, N, $K, $level>(group.peers, tree, chunk);
+                            // The block's shared memory may still be read for the chunks before.
+                            thread::sync_threads();
+                            reduce::block_sum::<$K, 2>(0, sums, |product, sum| {
+                                let group = group.again();
+                                if let Some(number) = stretch.number::<2>(chunked) {
+                                    let layer = group.peers.layer(stretch.span(), span_count) as usize;
+                                    let kind = PairSums { ranks: $width, level: $level };
+                                    partials.keep(group, $width, (layer, number, product), &kind, sum);
+                                }
+                            });
+                        }
+                        let layer = layer_of(stretch.span());
+                        group.count_multiplied(layer / PEER_LAYERS, is_divided(chunked, layer));
                         continue;
                     }
-                    block -= chunks;
+                    block -= blocks;
                     if block < teams {
-                        let team = Team::new(group, block as usize, $width);
+                        let team = Team::new(group, block, $width);
                         if $level > 0 {
                             // Where this rank has no chunk of these layers, nothing else keeps this level behind the one before, whose flags
                             // it counts on.
-                            group.wait_for_count(team.number, Progress::Weights, $level, $levels);
+                            group.wait_for_count(team.number as usize, Progress::Weights, $level, $levels);
                         }
-                        let multiplied = team.chunks(spans, chunks);
-                        group.wait_for_count(team.number, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
-                        team.find_coefficients::<$level, $K>(tree, partials, spans, chunks);
-                        group.count(team.number, Progress::Weights);
+                        let multiplied = team.blocks(chunked, blocks);
+                        group.wait_for_count(team.number as usize, Progress::Multiplied, ($level + 1) * multiplied, $levels * multiplied);
+                        team.find_coefficients::<$level, $K>(tree, partials);
+                        group.count(team.number as usize, Progress::Weights);
                         continue;
                     }
                     block -= teams;
                 )*
                 let chunk = reduce::chunk(block, spans, span_count, chunk_len);
-                let layer = layer_of(chunk);
+                let layer = layer_of(chunk.span);
                 group.wait_for_count(layer / PEER_LAYERS, Progress::Weights, $levels, $levels);
                 let tree = of_layer(layer);
                 let kept = |pair: Pair| kept(tree.add(2 * pair.index()));
@@ -116,7 +130,7 @@ macro_rules! of_width {
                 let root = |values| {
                     nodes::<_, $width, $levels>(values, $width, $levels, |pair, left, right| stored(coefficients[pair.index()], left, right))[0]
                 };
-                write_each::<$T, $width, N>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
+                write_each::<$T, $width, WRITTEN>(group.peers, chunk, root, None::<fn([$T; $width]) -> $T>);
             }
         });
     };
@@ -135,23 +149,16 @@ impl Team<'_> {
     /// Adds the sums of one level's pairs up over all ranks, and keeps the coefficients. Each pair has a place of its own in the mailboxes,
     /// so that no level waits for the readers of another.
     #[inline(always)]
-    unsafe fn find_coefficients<const LEVEL: usize, const K: usize>(
-        self,
-        tree: *mut f64,
-        partials: *const f64,
-        spans: *const Span,
-        chunks: u64,
-    ) {
-        let offset = self.group.peers.pairs_of(self.group.peers.rank as usize);
-        let place = |layer: usize, product: usize| self.sums_place(layer, pair(LEVEL, product / 3), 3) + product % 3;
-        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums; every rank's have arrived.
+    unsafe fn find_coefficients<const LEVEL: usize, const K: usize>(self, tree: *mut f64, partials: Partials) {
+        // SAFETY: the launch provides the partials of every layer, and mailboxes with room for all sums.
         unsafe {
-            self.add_up_and_hand_out(partials, spans, chunks, K, offset, place);
-            self.meet(Stage::of_level(LEVEL));
+            let sums = PairSums { ranks: self.ranks, level: LEVEL };
+            self.exchange(partials, K, sums, Stage::of_level(LEVEL));
             let mut item = thread::thread_idx_x() as usize;
-            while item < self.count * (K / 3) {
-                let (layer, pair) = (self.first + item / (K / 3), pair(LEVEL, item % (K / 3)));
-                keep(tree.add(layer * 2 * (self.ranks - 1) + 2 * pair.index()), self.coefficients_of(layer, pair));
+            while item < self.count() * (K / 3) {
+                let (layer, pair) = (self.first() + item / (K / 3), pair(LEVEL, item % (K / 3)));
+                let both = self.coefficients_of(is_divided(partials.spans, layer), layer, pair);
+                keep(tree.add(layer * 2 * (self.ranks - 1) + 2 * pair.index()), both);
                 item += PEER_THREADS as usize;
             }
         }

@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use self::part::Part;
+pub use self::signals::ends_by_default;
 use crate::text::shown;
 
 /// Links that lead to links: as many as Linux follows.

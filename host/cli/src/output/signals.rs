@@ -27,7 +27,7 @@ pub(super) fn watch() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     // What is ignored stays ignored: `nohup` and shells that start a program in the background count on it. What a library waits
     // for is its own.
-    let caught: Vec<i32> = ENDING.into_iter().filter(|&signal| ends(signal)).collect();
+    let caught: Vec<i32> = ENDING.into_iter().filter(|&signal| ends_by_default(signal)).collect();
     let is_ending = Arc::new(AtomicBool::new(false));
     for &signal in &caught {
         signal_hook::flag::register_conditional_default(signal, is_ending.clone())?;
@@ -40,7 +40,7 @@ pub(super) fn watch() -> io::Result<()> {
 }
 
 /// Whether a signal would do what it does by default.
-fn ends(signal: i32) -> bool {
+pub fn ends_by_default(signal: i32) -> bool {
     // SAFETY: a `sigaction` of zeros is valid, and without a new action the call only fills it in.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();

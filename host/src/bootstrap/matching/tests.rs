@@ -189,7 +189,7 @@ pub(in crate::bootstrap) fn programs(world_size: usize, steps: &[Step]) -> Vec<P
 
 /// Of some posts: the collectives in order, or the lengths of what goes from `source` to `destination`.
 fn collectives(posts: &[Vec<Call>]) -> Vec<Call> {
-    posts.concat().into_iter().filter(|call| peers(call.operation) == (None, None)).collect()
+    posts.concat().into_iter().filter(|call| call.operation.peers() == (None, None)).collect()
 }
 
 fn lengths(posts: &[Vec<Call>], is_half: impl Fn(Operation) -> bool) -> Vec<(usize, Option<DataType>)> {
@@ -204,8 +204,8 @@ fn account(programs: &[Program], posted: &[usize], released: &[usize]) {
         for peer in world.clone() {
             let theirs = collectives(&programs[peer][..posted[peer]]);
             assert!(theirs.starts_with(&done), "rank {rank} was released from {done:?}, rank {peer} posted {theirs:?}");
-            let sends = |op| peers(op).0 == Some(peer);
-            let receives = |op| peers(op).1 == Some(rank);
+            let sends = |op: Operation| op.peers().0 == Some(peer);
+            let receives = |op: Operation| op.peers().1 == Some(rank);
             let sent = lengths(&programs[rank][..posted[rank]], sends);
             let received = lengths(&programs[peer][..posted[peer]], receives);
             let sent_and_released = lengths(&programs[rank][..released[rank]], sends);

@@ -14,12 +14,14 @@ use crate::bootstrap::member::Uplink;
 use crate::bootstrap::message::Network;
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Departure, Operation};
+use crate::trace::Kind;
 
 const PLENTY: Duration = Duration::from_secs(60);
 
 fn applicant(rank: usize, world_size: usize) -> Applicant {
     let end = Instant::now().checked_add(PLENTY);
-    Applicant { rank, world_size, generation: 0, deadline: PLENTY, end }
+    let recorder = Recorder::always(Kind::Processes, "test", rank, world_size);
+    Applicant { rank, world_size, generation: 0, deadline: PLENTY, end, recorder }
 }
 
 fn secret() -> Secret {

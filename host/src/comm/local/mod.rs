@@ -25,6 +25,7 @@ use super::{Collective, Communicator, DEFAULT_DEADLINE, Operands, Ranks, gather_
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut, Work};
 use crate::slice::SliceMut;
+use crate::trace::Recorder;
 
 /// Makes a group of `world_size` ranks; move each communicator into its own thread.
 ///
@@ -47,7 +48,8 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
     if world_size == 0 {
         return Err(Error::InvalidArgument { operation: "local group", reason: "the world size is 0".into() });
     }
-    let shared = Arc::new(Rendezvous::new(world_size, deadline));
+    let recorders = Recorder::of_threads("threads", world_size);
+    let shared = Arc::new(Rendezvous::new(world_size, deadline, recorders));
     Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
 }
 

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use super::pending::{CollectiveCall, PendingCalls, Transfer};
 use super::signal::{Signal, Wait};
 use super::windows::Epochs;
-use crate::error::{CommError, Departure, Error, Operation, Result};
+use crate::error::{Call, CommError, Departure, Error, Operation, Result};
+use crate::trace::{Recorded, Recorder};
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -39,6 +40,8 @@ pub(super) struct Rendezvous {
     deadline: Duration,
     state: Mutex<State>,
     changed: Signal,
+    /// The last calls of each rank; empty if they are not to be written anywhere.
+    recorders: Vec<Arc<Recorder>>,
 }
 
 /// How far a wait has come.
@@ -51,7 +54,7 @@ enum Progress<T> {
 }
 
 impl Rendezvous {
-    pub(super) fn new(world_size: usize, deadline: Duration) -> Self {
+    pub(super) fn new(world_size: usize, deadline: Duration, recorders: Vec<Arc<Recorder>>) -> Self {
         let state = State {
             pending: PendingCalls::new(world_size),
             departed: vec![None; world_size],
@@ -63,7 +66,7 @@ impl Rendezvous {
             epochs: Epochs::default(),
             pending_groups: BTreeMap::new(),
         };
-        Rendezvous { deadline, state: Mutex::new(state), changed: Signal::default() }
+        Rendezvous { deadline, state: Mutex::new(state), changed: Signal::default(), recorders }
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -100,13 +103,25 @@ impl Rendezvous {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.lock().departed[rank] = Some(departure);
         self.notify();
+        self.recorders.get(rank).into_iter().for_each(|recorder| recorder.leave());
     }
 
-    /// The rendezvous of the `world_size` ranks of one colour, after a collective that has gathered all colours. Each rank
+    /// Records calls that a rank makes.
+    fn record(&self, rank: usize, calls: impl IntoIterator<Item = Call>) -> Recorded<'_> {
+        self.recorders.get(rank).map_or(Recorded::NOWHERE, |recorder| recorder.record(calls))
+    }
+
+    /// The rendezvous of the ranks of one colour, `members` in their new order, after a collective that has gathered all colours. Each rank
     /// calls this once before its next collective, so colours of two splits never mix.
-    pub(super) fn enter(&self, color: u64, world_size: usize) -> Arc<Rendezvous> {
+    pub(super) fn enter(&self, color: u64, members: &[usize]) -> Arc<Rendezvous> {
         let mut state = self.lock();
-        let new = || (Arc::new(Rendezvous::new(world_size, self.deadline)), world_size);
+        let (split, world_size) = (state.completed, members.len());
+        let new = || {
+            let recorder =
+                |(rank, member): (usize, &usize)| Some(self.recorders.get(*member)?.split(split, members, rank));
+            let recorders = members.iter().enumerate().filter_map(recorder).collect();
+            (Arc::new(Rendezvous::new(world_size, self.deadline, recorders)), world_size)
+        };
         let (child, outside) = state.pending_groups.entry(color).or_insert_with(new);
         *outside -= 1;
         let (child, is_complete) = (child.clone(), *outside == 0);
@@ -122,6 +137,19 @@ impl Rendezvous {
         rank: usize,
         collective: CollectiveCall,
         work: impl FnOnce(&[CollectiveCall]),
+    ) -> Result<()> {
+        let recorded = self.record(rank, [collective.call]);
+        let outcome = self.run_collective(rank, collective, work, &recorded);
+        recorded.end(&outcome);
+        outcome
+    }
+
+    fn run_collective(
+        &self,
+        rank: usize,
+        collective: CollectiveCall,
+        work: impl FnOnce(&[CollectiveCall]),
+        recorded: &Recorded<'_>,
     ) -> Result<()> {
         let operation = collective.call.operation;
         let end = self.end();
@@ -141,6 +169,7 @@ impl Rendezvous {
             None => Progress::Waiting,
         })?;
         drop(state);
+        recorded.matched();
         let finish = Finish { rendezvous: self, operation, rank, generation };
         work(&calls);
         drop(finish);
@@ -155,8 +184,21 @@ impl Rendezvous {
         &self,
         rank: usize,
         operation: Operation,
-        outgoing: impl IntoIterator<Item = Transfer>,
-        incoming: impl IntoIterator<Item = Transfer>,
+        outgoing: Vec<Transfer>,
+        incoming: Vec<Transfer>,
+    ) -> Result<()> {
+        let recorded = self.record(rank, outgoing.iter().chain(&incoming).map(|transfer| transfer.call));
+        let outcome = self.run_exchange(rank, operation, outgoing, incoming);
+        recorded.end(&outcome);
+        outcome
+    }
+
+    fn run_exchange(
+        &self,
+        rank: usize,
+        operation: Operation,
+        outgoing: Vec<Transfer>,
+        incoming: Vec<Transfer>,
     ) -> Result<()> {
         let end = self.end();
         let mut state = self.lock();
@@ -189,6 +231,9 @@ impl Rendezvous {
             state = self.lock();
             state.pending.finish(rank, peer);
             self.notify();
+            for (owner, operation) in [(rank, Operation::Recv { peer }), (peer, Operation::Send { peer: rank })] {
+                self.recorders.get(owner).into_iter().for_each(|recorder| recorder.finish_transfer(operation));
+            }
         }
         state.pending.withdraw(rank);
         Ok(())

@@ -25,6 +25,7 @@ impl Split for LocalCommunicator {
         let mut members: Vec<(i64, usize)> = same.map(|(rank, choice)| (choice[2] as i64, rank)).collect();
         members.sort_unstable();
         let rank = members.partition_point(|member| *member < (key, self.rank));
-        Ok(Some(LocalCommunicator::new(rank, self.shared.enter(color, members.len()))))
+        let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        Ok(Some(LocalCommunicator::new(rank, self.shared.enter(color, &members))))
     }
 }

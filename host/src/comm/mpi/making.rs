@@ -15,8 +15,8 @@ use std::time::Duration;
 use mpi::ffi;
 
 use super::channel::Channel;
-use super::handshake::Wait;
 use super::library::{Library, lock};
+use crate::comm::message_passing::Wait;
 use crate::error::MpiError;
 use crate::error::{CommError, Operation, Result};
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::{MpiCommunicator, SetUp};
+use super::MpiCommunicator;
 use crate::bootstrap::{self, BootstrapError, Host, Member, Rendezvous};
 use crate::call::scope;
 use crate::comm::Ranks;
+use crate::comm::message_passing::SetUp;
 use crate::error::{CommError, Operation, Result};
 
 impl MpiCommunicator {
@@ -22,7 +23,7 @@ impl MpiCommunicator {
         let (rank, world_size) = (self.rank(), self.world_size());
         let host = (rank == 0 && world_size > 1).then(Host::open).transpose();
         let told = host.as_ref().map(|host| host.as_ref().map(Host::invitation).unwrap_or_default());
-        let message = self.tell(SetUp::Member, 0, postcard::to_stdvec(&told).expect("plain data"))?;
+        let message = self.ranks.tell(SetUp::Member, 0, postcard::to_stdvec(&told).expect("plain data"))?;
         if world_size == 1 {
             return Rendezvous::in_process().join(0, 1);
         }
@@ -34,18 +35,5 @@ impl MpiCommunicator {
             CommError::Transport { operation: Operation::Member, rank: 0, reason }
         })?;
         Ok(bootstrap::accept(&told?, rank, world_size, deadline)?)
-    }
-
-    /// Broadcasts the message of `root`; the messages of other ranks are ignored.
-    pub(super) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
-        let transfer = self.agree(what.call())?;
-        let mut message = if self.rank() == root { message } else { Vec::new() };
-        let mut len = (message.len() as u64).to_ne_bytes();
-        // SAFETY: so many bytes.
-        unsafe { transfer.broadcast(len.as_mut_ptr(), len.len(), root)? };
-        message.resize(u64::from_ne_bytes(len) as usize, 0);
-        // SAFETY: as many as the root has.
-        unsafe { transfer.broadcast(message.as_mut_ptr(), message.len(), root)? };
-        Ok(message)
     }
 }

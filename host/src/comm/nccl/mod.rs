@@ -16,7 +16,7 @@
 //!
 //! let launch = Launch::from_env()?;
 //! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
-//! let queue = Queue::new(launch.local_rank.unwrap_or(0) as u32)?;
+//! let queue = Queue::new(launch.device())?;
 //! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
 //!
 //! let tensors = [("weight", vec![1024, 1024]), ("bias", vec![1024])];
@@ -63,10 +63,10 @@
 //! for the queue by other means says nothing about the comparison. So counts that differ are no way to carry on: the error is final.
 //!
 //! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, as far as the writer's count goes. So where a
-//! communicator has two ranks in one process, every call waits until it has been compared.
+//! communicator has two ranks in one process, every call waits until it has been compared, whatever [`NcclOptions::checks`] says.
 //!
-//! Work that is recorded into a CUDA graph is compared when it is recorded. A launch by
-//! [`run_kernels`](PeerMemory::run_kernels) is one call, [`Operation::Graph`], whatever is in the graph.
+//! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by
+//! [`launch`](NcclCommunicator::launch) is one call, [`Operation::Graph`], whatever is in the graph.
 //!
 //! What it costs, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time
 //! a call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
@@ -77,6 +77,8 @@
 //! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
 
 mod group;
+#[cfg(unix)]
+mod host;
 mod options;
 mod primitive;
 mod scaling;
@@ -97,10 +99,10 @@ use self::scaling::{is_exact, scale_in_place};
 use self::session::{Failure, Session};
 use self::watch::End;
 use super::collective::one_queue;
-use super::{Agreements, Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split};
+use super::{Agreements, Collective, Communicator, Ledger, Operands, Ranks, ReduceOp, Scaling, Split};
 use crate::bootstrap::Member;
 use crate::call::scope;
-use crate::driver::{DeviceSlice, DeviceSliceMut, HostFlag, Queue, Sharers};
+use crate::driver::{DeviceSlice, DeviceSliceMut, Graph, HostFlag, Queue, Sharers};
 use crate::dtype::{DType, DataType};
 use crate::error::{Call, CommError, Error, Operation, Result, same_len};
 use crate::kernels::cuda;
@@ -116,13 +118,16 @@ use crate::sys::nccl::{RedOp, Version};
 /// elements move nothing.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. A
-/// [`Graph`](crate::driver::Graph) with its operations puts that off until the graph is dropped too.
+/// [`Graph`] with its operations puts that off until the graph is dropped too.
 #[derive(Debug)]
 pub struct NcclCommunicator {
     session: Arc<Session>,
     /// Held by graphs too.
     end: Arc<End>,
     agreements: Agreements,
+    /// For host memory, once it has been asked for.
+    #[cfg(unix)]
+    host: std::cell::OnceCell<super::process::ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -158,7 +163,14 @@ impl NcclCommunicator {
                 Error::InvalidArgument { operation: "nccl communicator", reason }
             })?;
         let end = Arc::new(End::new(session.clone(), watcher));
-        Ok(Self { session, end, agreements: Agreements::default(), one_thread: PhantomData })
+        Ok(Self {
+            session,
+            end,
+            agreements: Agreements::default(),
+            #[cfg(unix)]
+            host: std::cell::OnceCell::new(),
+            one_thread: PhantomData,
+        })
     }
 
     /// Like [`Split::split`], on a queue of the same device, with these options.
@@ -202,6 +214,15 @@ impl NcclCommunicator {
     /// Ends the communicator at once, without waiting for its operations; the other ranks get an error that names this one.
     pub fn abort(self) {
         self.session.report(Operation::Exchange, "it aborted".into());
+    }
+
+    /// Launches a graph in which collectives of this communicator, or kernels that wait for those of other ranks, were recorded. The launch is one
+    /// call of [`Operation::Graph`]: compared with the calls of the other ranks, and given up after the deadline if one of them does not launch.
+    ///
+    /// # Errors
+    /// The errors of a collective, and those of [`Graph::launch`].
+    pub fn launch(&self, graph: &Graph) -> Result<()> {
+        self.run_kernels(Call::without_data(Operation::Graph), graph.queue(), &mut || Ok(graph.launch()?))
     }
 
     /// Begins a group of operations that run at once.
@@ -427,8 +448,18 @@ impl Ranks for NcclCommunicator {
         Ok(all.iter().flat_map(|bytes| bytemuck::pod_collect_to_vec::<u8, u64>(bytes)).collect())
     }
 
-    fn agreements(&self) -> Option<&Agreements> {
-        Some(&self.agreements)
+    fn ledger(&self) -> Option<&dyn Ledger> {
+        Some(self)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        NcclCommunicator::failure(self)
+    }
+}
+
+impl Ledger for NcclCommunicator {
+    fn agreements(&self) -> &Agreements {
+        &self.agreements
     }
 
     fn announced(&self) -> u64 {
@@ -447,10 +478,6 @@ impl Ranks for NcclCommunicator {
         let operation = Operation::Agreed { agreement };
         self.session.check(scope::called(operation))?;
         self.session.announce(&[Call::without_data(operation)])
-    }
-
-    fn failure(&self) -> Option<Error> {
-        NcclCommunicator::failure(self)
     }
 }
 
@@ -559,7 +586,9 @@ impl Communicator<Cuda> for NcclCommunicator {
     }
 }
 
-impl PeerMemory for NcclCommunicator {
+// SAFETY: `share` maps the very memory that each rank offers, checks with the others that all have, and the result keeps the mappings; rank and
+// world size are the session's and never change.
+unsafe impl PeerMemory for NcclCommunicator {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let _scope = scope::within(Operation::Share);
         share::share(&self.session, data)

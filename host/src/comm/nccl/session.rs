@@ -36,6 +36,8 @@ impl Failure {
 pub(super) struct Begun {
     /// The number of the last collective that had been started when this was.
     pub(super) sequence: u64,
+    /// The number of the last call in the record of calls.
+    pub(super) number: u64,
     /// The last call.
     pub(super) call: Call,
     pub(super) started: Instant,
@@ -255,13 +257,17 @@ impl Session {
             return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
         self.announce(calls)?;
-        if self.neighbours.share_process {
-            // Inside a process NCCL writes to the peer's memory directly, as far as the writer's count goes.
+        if self.neighbours.share_process || queue.is_capturing()? {
+            // Inside a process, and between buffers that it registers because a graph names them, NCCL writes to the peer's memory directly, as far
+            // as the writer's count goes.
             self.confirm(self.member.announced(), self.options.deadline)?;
         }
-        let sequence = calls.iter().map(|&call| self.member.posted(call)).last().unwrap_or_default();
+        let (recorder, announced) = (self.member.recorder(), self.member.announced());
+        let announced = if self.options.checks { announced } else { 0 };
+        let posted = calls.iter().map(|&call| recorder.post(call, announced)).last();
+        let (sequence, number) = posted.unwrap_or_default();
         queue.make_current()?;
-        let begun = Begun { sequence, call: *last, started: Instant::now() };
+        let begun = Begun { sequence, number, call: *last, started: Instant::now() };
         self.lock().in_call = Some(begun);
         let put = put();
         let spare = {
@@ -278,7 +284,10 @@ impl Session {
             }
         });
         match put? {
-            Put::Nothing | Put::Recorded => return Ok(()),
+            Put::Nothing | Put::Recorded => {
+                recorder.finish_announced(number);
+                return Ok(());
+            }
             Put::Work => {}
         }
         let done = match spare {
@@ -296,10 +305,10 @@ impl Session {
         Ok(())
     }
 
-    /// Has the ranks compare these calls, if they check calls at all. Nobody waits for that here: it may fail the communicator at any
+    /// Has the ranks compare these calls, if they check calls at all, as ranks of one process always do. Nobody waits for that here: it may fail the communicator at any
     /// time, and [`confirm`](Self::confirm) waits for it.
     pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
-        if !self.options.checks {
+        if !self.options.checks && !self.neighbours.share_process {
             return Ok(());
         }
         let fail = |error: &CommError| self.fail(Failure::Comm(error.clone()));

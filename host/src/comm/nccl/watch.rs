@@ -90,6 +90,7 @@ fn collect(session: &Session) {
             return state.outstanding.push_front(front);
         }
         drop(state);
+        session.member.recorder().finish_announced(front.begun.number);
         session.recycle(front.done);
     }
 }
@@ -97,7 +98,7 @@ fn collect(session: &Session) {
 /// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left. A call that hangs inside NCCL,
 /// where two ranks connect, is work under way too.
 fn late(session: &Session) -> Option<CommError> {
-    let Begun { sequence, call, started } = {
+    let Begun { sequence, call, started, .. } = {
         let state = session.lock();
         state.outstanding.front().map(|front| front.begun).or(state.in_call)?
     };

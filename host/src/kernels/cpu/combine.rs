@@ -84,8 +84,8 @@ impl Operand<'_> {
     }
 }
 
-/// Replaces those of the vectors that are to be by what [`combine`] gives of all, or [`tree_combine`](super::tree_combine) in the segments
-/// that `trees` wants; elements outside the segments are left alone.
+/// Writes the result of [`combine`] into every [`Operand::Replaced`]; segments that `trees` selects get the result of
+/// [`tree_combine`](super::tree_combine). Elements outside the segments are left alone.
 ///
 /// # Errors
 /// As those two, and [`Error::DTypeMismatch`] for vectors of different dtypes. Nothing is written then.

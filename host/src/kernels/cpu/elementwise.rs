@@ -73,7 +73,7 @@ pub(crate) fn cast_chunk<S: Formula, D: Formula>(dst: &mut [D], src: &[S], strea
     cast_each(dst, src);
 }
 
-/// Casts what is in the cache and is not to be fetched ahead.
+/// Casts elements that are in the cache, without prefetching.
 pub(crate) fn cast_near<S: Formula, D: Formula>(dst: &mut [D], src: &[S]) {
     if size_of::<D>() == 2 {
         return_on_avx512!(cast_near(dst, src));

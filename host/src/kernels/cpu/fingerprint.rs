@@ -10,7 +10,7 @@ pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// XXH3 (64 bits, seed 0) of each MiB, and of those hashes.
 ///
-/// That is specified, so that ranks which were built by different compilers compare the same, on machines of one byte
+/// XXH3 is specified, so that ranks built by different compilers compute the same hash, on machines of one byte
 /// order; and the number of threads does not matter.
 pub(crate) fn fingerprint(src: Slice<'_>) -> u64 {
     fingerprint_of_words(&fingerprints_of_chunks(src))

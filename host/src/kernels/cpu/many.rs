@@ -1,4 +1,4 @@
-//! The same on many tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
+//! Element-wise kernels on lists of tensors: [`zero_all`], [`cast_all`], [`accumulate_all`].
 //!
 //! Small tensors are shared out over the threads, and large ones are cut up, as everywhere.
 
@@ -50,7 +50,7 @@ fn update_all(
     left.par_iter_mut().zip(right).try_for_each(|(left, right)| update(left.reborrow(), *right))
 }
 
-/// Whether one thread is through with all tensors before others wake up.
+/// Whether all tensors together are so small that waking other threads would take longer than the work.
 fn is_small(tensors: &[SliceMut<'_>]) -> bool {
     has_one_thread() || tensors.iter().map(SliceMut::len).sum::<usize>() <= CHUNK_LEN
 }

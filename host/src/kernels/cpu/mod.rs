@@ -29,8 +29,11 @@ pub(crate) use fingerprint::{fingerprint, fingerprint_of_words};
 pub use many::{accumulate_all, cast_all, zero_all};
 pub use pack::{pack, unpack};
 pub(crate) use products::add_gram;
-pub use products::{Coefficients, coefficients, coefficients_by, dots, gram, squared_norms};
+#[doc(hidden)]
+pub use products::coefficients_by;
+pub use products::{Coefficients, coefficients, dots, gram, squared_norms};
 pub(crate) use tree::add_tree_dots;
+#[doc(hidden)]
 pub use tree::{Trees, tree_combine, tree_dots};
 
 /// Elements that one thread takes at a time, counted from the begin of each segment, where nothing is added up (sums have
@@ -54,7 +57,7 @@ fn map<T: Send, R: Send>(items: Vec<T>, elements: usize, work: impl Fn(T) -> R +
     if is_alone { items.into_iter().map(work).collect() } else { items.into_par_iter().map(work).collect() }
 }
 
-/// Whether other threads would only take the work over from this one.
+/// Whether the pool has one thread, so that handing work to it gains nothing.
 fn has_one_thread() -> bool {
     rayon::current_num_threads() == 1
 }

@@ -102,14 +102,7 @@ pub fn zero_all(tensors: &mut [DeviceSliceMut<'_>]) -> Result<()> {
         pieces.push(view.queue(), view.address(), 0, bytes, zero_tiles(view.address(), bytes))?;
     }
     // SAFETY: the tensors are borrowed mutably and belong to the queue that `pieces` found.
-    unsafe { pieces.launch(ZERO_ALL) }
-}
-
-const ZERO_ALL: &str = "zero_segments";
-
-/// Loads the kernel of [`zero_all`] now and not at its first launch.
-pub(crate) fn load_zero_all(queue: &Queue) -> Result<()> {
-    Ok(queue.load(ZERO_ALL)?)
+    unsafe { pieces.launch("zero_segments") }
 }
 
 /// Copies each source to its offset in the arena, casting where dtypes differ, in one launch for each dtype of the sources.

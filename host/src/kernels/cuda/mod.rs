@@ -7,10 +7,9 @@ pub mod baseline;
 mod elementwise;
 mod segments;
 
-pub(crate) use elementwise::load_zero_all;
 pub use elementwise::{accumulate, accumulate_all, all_finite, cast, cast_all, pack, scale, unpack, zero, zero_all};
 pub use segments::SegmentWorkspace;
-pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+pub(crate) use segments::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;

@@ -201,7 +201,8 @@ impl<'c> OnNodes<'c> {
         within_node: WithinNode,
         options: AdasumOptions,
     ) -> Result<Self> {
-        let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(within_node, options));
+        let operation = Operation::HierarchicalAdasumAllReduce(within_node, options);
+        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
         let memory = [("memory", Value::Words(memory_kind(buffer)))];
         let positions = agree(nodes, buffer.table(), (within_node, options), &memory)?;
         let bytes = buffer.as_slice().as_bytes().len();
@@ -220,7 +221,8 @@ impl Prepared<Host> for OnNodes<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
         let Self { nodes, within_node, options, levels, made_for } = self;
         made_for.check(OPERATION, buffer)?;
-        let _scope = scope::within(Operation::HierarchicalAdasumAllReduce(*within_node, *options));
+        let operation = Operation::HierarchicalAdasumAllReduce(*within_node, *options);
+        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
         let _span = tracing::debug_span!(OPERATION, rank = nodes.all.rank(), ?options, len = buffer.len()).entered();
         made_for.report = on_nodes(*nodes, buffer.parts_mut(), *within_node, *options, *levels)?;
         Ok(())

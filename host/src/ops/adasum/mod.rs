@@ -1,9 +1,11 @@
 //! Adasum all-reduce over any communicator (ONNX Runtime's AdasumAllReduce, Horovod's `op=Adasum`).
 //!
 //! Two algorithms with the same result up to rounding, in `gram` and `tree`; `shared_memory` is the Gram form for ranks that share
-//! memory, and `hierarchical` reduces inside nodes before it runs either across them. Arithmetic is in `kernels`, the steps are in `plan`; nothing here depends on
-//! a transport.
+//! memory, and `hierarchical` reduces inside nodes before it runs either across them. `device` has the forms for CUDA memory. Arithmetic is in
+//! `kernels`, the steps are in `plan`; nothing here depends on a transport.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod gram;
 mod hierarchical;
 mod object;
@@ -16,15 +18,15 @@ use gradsync_device::math::adasum::Criterion;
 
 pub(crate) use self::gram::Extent;
 #[cfg(feature = "cuda")]
-pub(crate) use self::gram::{Cut, Gram, Vector, Workspace};
+use self::gram::{Cut, Gram, Vector, Workspace};
 pub(crate) use self::hierarchical::check_nodes;
 #[cfg(feature = "cuda")]
-pub(crate) use self::hierarchical::{Levels, agree};
+use self::hierarchical::{Levels, agree};
 pub use self::hierarchical::{Nodes, WithinNode, hierarchical_adasum_all_reduce};
 pub(crate) use self::object::Prepared;
 pub use self::object::{Adasum, AdasumMemory};
 #[cfg(feature = "cuda")]
-pub(crate) use self::tree::Tree;
+use self::tree::Tree;
 use crate::agreement::same_plan;
 use crate::buffer::{GradientBuffer, Parts};
 use crate::call::Value;
@@ -72,6 +74,8 @@ impl AdasumReport {
 /// sums are `f64`; the result is rounded once ([`Algorithm::Gram`]) or once a level ([`Algorithm::Tree`]). A NaN or an infinity
 /// spreads over its layer as the formula says. Squares of `f64` elements beyond about 1e154 overflow, and their layer becomes NaN.
 ///
+/// Layers of `f64` with up to 128 elements are within 8 units of 2^-52 of the largest input, as long as the elements are below 1e147.
+///
 /// This prepares an [`Adasum`], runs it once and waits for its report. A training loop keeps the object.
 ///
 /// # Errors
@@ -95,7 +99,7 @@ impl AdasumMemory for Host {
     ) -> Result<Box<dyn Prepared<Self> + 'c>> {
         let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
         let operation = Operation::AdasumAllReduce(options);
-        let _scope = scope::within(operation);
+        let _scope = scope::within(operation).with_tensors(buffer.table().tensor_count());
         let made_for = MadeFor::new(buffer, options, comm.world_size());
         same_plan(operation, comm, buffer.table(), &[("memory", Value::Words(made_for.memory))], checked)?;
         Ok(Box::new(OfAllRanks { comm, options, made_for }))
@@ -111,7 +115,7 @@ impl AdasumMemory for Host {
     }
 }
 
-/// What the ranks have agreed on of their buffers in host memory, and the report of the last reduction.
+/// The properties of buffers in host memory that the ranks have agreed on, and the report of the last reduction.
 #[derive(Debug)]
 struct MadeFor {
     fingerprint: u64,
@@ -131,15 +135,13 @@ impl MadeFor {
 
     /// Refuses a buffer that differs from the one that the ranks agreed on.
     fn check(&self, operation: &'static str, buffer: &GradientBuffer) -> Result<()> {
-        let refuse = |reason: String| Err(Error::InvalidArgument { operation, reason });
-        if buffer.table().fingerprint() != self.fingerprint {
-            return refuse("the buffer has other tensors than the one that this was made for".into());
-        }
+        buffer.table().check_made_for(operation, self.fingerprint)?;
         let (made_for, found) = (self.memory, memory_kind(buffer));
-        if made_for != found {
-            return refuse(format!("the buffer is in {found}, and this was made for {made_for}"));
+        if made_for == found {
+            return Ok(());
         }
-        Ok(())
+        let reason = format!("the buffer is in {found}, and this was made for {made_for}");
+        Err(Error::InvalidArgument { operation, reason })
     }
 }
 
@@ -155,7 +157,7 @@ impl Prepared<Host> for OfAllRanks<'_> {
     fn all_reduce(&mut self, buffer: &mut GradientBuffer) -> Result<()> {
         let Self { comm, options, made_for } = self;
         made_for.check(OPERATION, buffer)?;
-        let _scope = scope::within(Operation::AdasumAllReduce(*options));
+        let _scope = scope::within(Operation::AdasumAllReduce(*options)).with_tensors(buffer.table().tensor_count());
         let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), ?options, len = buffer.len()).entered();
         made_for.report = of_all_ranks(*comm, buffer.parts_mut(), *options)?;
         Ok(())
@@ -240,7 +242,7 @@ impl Granularity {
     }
 }
 
-/// The weights of each tensor, `width` numbers each, from those of each layer: one for one, or one for all.
+/// Expands the weights of layers, `width` numbers each, to weights of tensors: a layer is one tensor, or all of them.
 fn for_tensors(of_layers: &[f64], width: usize, tensors: usize) -> Vec<f64> {
     if of_layers.len() == width * tensors { of_layers.to_vec() } else { of_layers.repeat(tensors) }
 }

@@ -6,11 +6,15 @@ use super::{AdasumOptions, AdasumReport, Nodes, WithinNode};
 use crate::buffer::GradientBuffer;
 use crate::comm::Communicator;
 use crate::error::Result;
+use crate::kernels::KernelMemory;
 use crate::memory::{Host, Memory};
+
+/// The name of the reduction of loose tensors in errors.
+const TENSORS: &str = "Adasum of tensors";
 
 /// Memory in which gradient buffers are reduced by Adasum: [`Host`] and `Cuda`.
 #[doc(hidden)]
-pub trait AdasumMemory: Memory {
+pub trait AdasumMemory: KernelMemory {
     /// Prepares the reduction of all ranks at once.
     ///
     /// # Errors
@@ -34,6 +38,7 @@ pub trait AdasumMemory: Memory {
 }
 
 /// A prepared reduction of one of the ways.
+#[doc(hidden)]
 pub trait Prepared<M: Memory>: Debug {
     /// See [`Adasum::all_reduce`].
     ///
@@ -112,6 +117,46 @@ impl<'c, M: AdasumMemory> Adasum<'c, M> {
     /// for, and where peers reach into it for another buffer at all; errors of the communicators, after which the contents of the buffer are unspecified.
     pub fn all_reduce(&mut self, buffer: &mut GradientBuffer<M>) -> Result<()> {
         self.0.all_reduce(buffer)
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), of tensors that lie anywhere, in place. They are copied into `buffer`, which is reduced, and back, casting
+    /// where dtypes differ; on a GPU by one launch for each of their dtypes.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming a tensor that has another length than
+    /// the buffer's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another queue; no tensor is written.
+    pub fn all_reduce_tensors(
+        &mut self,
+        buffer: &mut GradientBuffer<M>,
+        tensors: &mut [M::SliceMut<'_>],
+    ) -> Result<()> {
+        self.reduce_copies(buffer, &tensors.iter().map(M::as_slice).collect::<Vec<_>>())?;
+        M::unpack(tensors, buffer.as_slice(), &buffer.table().offsets())
+    }
+
+    /// Like [`all_reduce_tensors`](Self::all_reduce_tensors), with outputs of their own.
+    ///
+    /// # Errors
+    /// As [`all_reduce_tensors`](Self::all_reduce_tensors).
+    pub fn all_reduce_tensors_into(
+        &mut self,
+        buffer: &mut GradientBuffer<M>,
+        inputs: &[M::Slice<'_>],
+        outputs: &mut [M::SliceMut<'_>],
+    ) -> Result<()> {
+        buffer.table().check_lens(TENSORS, "output", outputs.iter().map(|output| M::len(M::as_slice(output))))?;
+        for output in outputs.iter() {
+            M::check_same_queue(TENSORS, buffer.as_slice().into(), M::as_slice(output).into())?;
+        }
+        self.reduce_copies(buffer, inputs)?;
+        M::unpack(outputs, buffer.as_slice(), &buffer.table().offsets())
+    }
+
+    fn reduce_copies(&mut self, buffer: &mut GradientBuffer<M>, tensors: &[M::Slice<'_>]) -> Result<()> {
+        buffer.table().check_lens(TENSORS, "tensor", tensors.iter().map(|tensor| M::len(*tensor)))?;
+        let offsets = buffer.table().offsets();
+        M::pack(buffer.as_mut_slice(), &offsets, tensors)?;
+        self.all_reduce(buffer)
     }
 
     /// The report of the last reduction; on a GPU it waits for the queue. Before the first reduction, weights are zeros.

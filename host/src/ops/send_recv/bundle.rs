@@ -98,28 +98,20 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         })
     }
 
-    /// Memory for the payload, where tensors have to be copied together.
-    pub(super) fn room(&self) -> Result<Option<M::Payload>> {
-        match &self.content {
-            Content::Lying(_) => Ok(None),
-            Content::Apart(_) => M::allocate("send", self.queue(), self.layout.len).map(Some),
-        }
+    /// The tensors copied together, unless they lie in memory as they travel.
+    pub(super) fn packed(&self) -> Result<Option<M::Payload>> {
+        let Content::Apart(tensors) = &self.content else { return Ok(None) };
+        let mut payload = M::allocate("send", self.queue(), self.layout.len)?;
+        M::pack(&mut payload, &self.layout.places, tensors)?;
+        Ok(Some(payload))
     }
 
-    /// Copies the tensors together in the room that [`room`](Self::room) has made for it, if need be.
-    pub(super) fn pack(&self, room: &mut Option<M::Payload>) -> Result<()> {
-        match (&self.content, room) {
-            (Content::Apart(tensors), Some(room)) => M::pack(room, &self.layout.places, tensors),
-            _ => Ok(()),
-        }
-    }
-
-    /// The bytes to send, of which those of tensors that lie apart are in the room.
-    pub(super) fn payload<'p>(&'p self, room: &'p Option<M::Payload>) -> M::Wire<'p> {
-        match (&self.content, room) {
+    /// The bytes to send: of tensors that lie apart, those that were [`packed`](Self::packed).
+    pub(super) fn payload<'p>(&'p self, packed: &'p Option<M::Payload>) -> M::Wire<'p> {
+        match (&self.content, packed) {
             (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
-            (Content::Apart(_), room) => {
-                let room = room.as_ref().expect("room is made for tensors that lie apart");
+            (Content::Apart(_), packed) => {
+                let room = packed.as_ref().expect("room is made for tensors that lie apart");
                 M::at(room, 0..self.layout.len, DataType::U8)
             }
         }

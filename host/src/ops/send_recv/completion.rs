@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::memory::BundleMemory;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Ledger};
 #[cfg(feature = "cuda")]
 use crate::driver::Event;
 use crate::error::Result;
@@ -25,7 +25,12 @@ pub struct Completion<'c, M: BundleMemory = Host> {
 impl<'c, M: BundleMemory> Completion<'c, M> {
     /// Of everything that is in the queue now.
     pub(super) fn new(comm: &'c dyn Communicator<M>, queue: &M::Queue) -> Result<Self> {
-        Ok(Self { comm, end: M::end(queue)?, announced: comm.announced(), is_over: Cell::new(false) })
+        Ok(Self {
+            comm,
+            end: M::end(queue)?,
+            announced: comm.ledger().map_or(0, Ledger::announced),
+            is_over: Cell::new(false),
+        })
     }
 
     /// The output signal, as far as it is known: whether the transfer is over. Does not wait.
@@ -36,8 +41,9 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
         if self.is_over.get() {
             return Ok(true);
         }
-        // What is over may still have met the wrong transfer.
-        let is_over = M::has_passed(&self.end).map(|has_passed| has_passed && self.comm.is_confirmed(self.announced));
+        // A transfer that is over may still have met the wrong one.
+        let is_confirmed = || self.comm.ledger().is_none_or(|ledger| ledger.is_confirmed(self.announced));
+        let is_over = M::has_passed(&self.end).map(|has_passed| has_passed && is_confirmed());
         // A failure is known before what waited for it goes on: looked at later, it cannot be missed.
         if let Some(failure) = self.comm.failure() {
             return Err(failure);
@@ -53,8 +59,8 @@ impl<'c, M: BundleMemory> Completion<'c, M> {
     pub fn wait(&self) -> Result<bool> {
         let begun = Instant::now();
         while !self.is_done()? {
-            if M::has_passed(&self.end)? {
-                self.comm.confirm(self.announced)?;
+            if let (true, Some(ledger)) = (M::has_passed(&self.end)?, self.comm.ledger()) {
+                ledger.confirm(self.announced)?;
             }
             // Most waits are short, and a thread that sleeps wakes up late.
             if begun.elapsed() < Duration::from_millis(1) {

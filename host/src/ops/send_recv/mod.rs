@@ -283,11 +283,7 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         let mut refused = Vec::new();
         for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
             match accepted {
-                Ok(mut room) => {
-                    let _range = range(Phase::SendMemcpy, *peer);
-                    bundle.pack(&mut room)?;
-                    rooms.push((*peer, bundle, room));
-                }
+                Ok(room) => rooms.push((*peer, bundle, room)),
                 Err(error) => refused.push(error),
             }
         }
@@ -338,8 +334,9 @@ impl<M: BundleMemory> SendRecv<'_, M> {
     ) -> Result<Prepared<'p, 't, M>> {
         let (mut offers, mut wants, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
         for (peer, bundle) in sends {
-            // Before the receiver accepts: nobody shall wait for what there is no memory for.
-            let room = bundle.room();
+            // Before the receiver accepts: packing can fail, for want of memory for example, and then nobody waits for the payload.
+            let _range = range(Phase::SendMemcpy, *peer);
+            let room = bundle.packed();
             match bundle.shapes {
                 Shapes::Known => rooms.push(Ok(room?)),
                 Shapes::Described { tag } => {

@@ -1,4 +1,4 @@
-//! What comes before a payload whose receiver does not know the shapes: a header one way, and an answer the other.
+//! The negotiation before a payload of unknown shapes: the sender describes it by a header, and the receiver accepts or refuses.
 //!
 //! It moves small messages in the host's memory, over whatever carries them, and reserves memory only for what it has checked.
 //!
@@ -55,7 +55,7 @@ pub trait Messages {
     fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()>;
 }
 
-/// What a message of so many bytes counts as in [`Messages::make_room`].
+/// The room that [`Messages::make_room`] reserves for a message of `bytes` bytes: whole words.
 pub(crate) fn in_room(bytes: usize) -> usize {
     bytes.next_multiple_of(size_of::<u64>())
 }
@@ -74,7 +74,7 @@ pub(crate) struct Want {
     pub(crate) limits: Limits,
 }
 
-/// What has become of offers and wants, in their order.
+/// The outcome of each offer and of each want, in their order.
 pub(crate) struct Outcome<P> {
     pub(crate) offers: Vec<Result<()>>,
     pub(crate) wants: Vec<Result<P>>,
@@ -87,7 +87,7 @@ enum State<P> {
     Settled(Result<P>),
 }
 
-/// Describes, and is described to. `reserve` makes memory for what a header says; if it cannot, the sender is told so.
+/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a refusal.
 ///
 /// # Errors
 /// Those of the transport, and [`Error::InvalidArgument`] for a message that is no header. A bundle that is refused is in the outcome.
@@ -251,7 +251,7 @@ fn beginning(text: &str, bytes: usize) -> &[u8] {
     &text.as_bytes()[..end]
 }
 
-/// What goes to the receiver in the place of a header: that there is no bundle, and why.
+/// The message in place of a header: the bundle is withdrawn, with the reason.
 pub(crate) fn withdrawal(error: &Error) -> Vec<u8> {
     [&WITHDRAWN[..], beginning(&error.to_string(), WITHDRAWAL_BYTES)].concat()
 }

@@ -8,7 +8,7 @@ use super::memory::BundleMemory;
 use crate::call::scope;
 use crate::error::{Error, Operation, Result};
 use crate::memory::Host;
-use crate::plan::schedule::{Passed, RankSchedule, Slot, Stage, Step};
+use crate::plan::schedule::{Payload, RankSchedule, Slot, Stage, Step};
 
 /// The tensors that a caller sends, and its use of those that it receives, where the plan calls a transfer `what`.
 ///
@@ -18,32 +18,32 @@ pub trait TransferHandler<T, M: BundleMemory = Host> {
     ///
     /// # Errors
     /// The caller's own.
-    fn send(&self, to: usize, what: &T) -> Result<Bundle<'_, M>>;
+    fn send(&self, to: usize, payload: &T) -> Result<Bundle<'_, M>>;
 
     /// What is known of the tensors that come from a peer.
     ///
     /// # Errors
     /// The caller's own.
-    fn expect(&self, from: usize, what: &T) -> Result<Expected>;
+    fn expect(&self, from: usize, payload: &T) -> Result<Expected>;
 
     /// Takes the tensors that have come from a peer.
     ///
     /// # Errors
     /// The caller's own.
-    fn received(&mut self, from: usize, what: &T, tensors: Received<M>) -> Result<()>;
+    fn received(&mut self, from: usize, payload: &T, tensors: Received<M>) -> Result<()>;
 
     /// Called when the tensors of [`send`](Self::send) have been sent, and their memory may be used for something else.
     ///
     /// # Errors
     /// The caller's own.
-    fn sent(&mut self, to: usize, what: &T) -> Result<()> {
-        let _ = (to, what);
+    fn sent(&mut self, to: usize, payload: &T) -> Result<()> {
+        let _ = (to, payload);
         Ok(())
     }
 }
 
 /// The passes of one stage of a pipeline, and what it passes on.
-pub trait StageWork<M: BundleMemory = Host>: TransferHandler<Passed, M> {
+pub trait StageWork<M: BundleMemory = Host>: TransferHandler<Payload, M> {
     /// The forward pass of a micro-batch; its activation, if this is not the first stage, has been taken.
     ///
     /// # Errors
@@ -116,19 +116,20 @@ fn run_slot<T, M: BundleMemory>(
     slot: &Slot<T>,
     work: &mut impl TransferHandler<T, M>,
 ) -> Result<()> {
-    let receives = slot.recvs.iter().map(|transfer| Ok((transfer.peer, work.expect(transfer.peer, &transfer.what)?)));
+    let receives =
+        slot.recvs.iter().map(|transfer| Ok((transfer.peer, work.expect(transfer.peer, &transfer.payload)?)));
     let receives = receives.collect::<Result<Vec<_>>>()?;
     let received = {
-        let sends = slot.sends.iter().map(|transfer| Ok((transfer.peer, work.send(transfer.peer, &transfer.what)?)));
+        let sends = slot.sends.iter().map(|transfer| Ok((transfer.peer, work.send(transfer.peer, &transfer.payload)?)));
         let sends = sends.collect::<Result<Vec<_>>>()?;
         let _scope = scope::within(operation);
         ranks.exchange_without_completion(&sends, &receives)?
     };
     for transfer in &slot.sends {
-        work.sent(transfer.peer, &transfer.what)?;
+        work.sent(transfer.peer, &transfer.payload)?;
     }
     for (transfer, tensors) in slot.recvs.iter().zip(received) {
-        work.received(transfer.peer, &transfer.what, tensors)?;
+        work.received(transfer.peer, &transfer.payload, tensors)?;
     }
     Ok(())
 }

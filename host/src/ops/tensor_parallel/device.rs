@@ -9,7 +9,7 @@ use super::{HostTensor, Tensor};
 use crate::driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
 use crate::error::{Result, same_len};
-use crate::memory::Cuda;
+use crate::memory::{Cuda, TensorView, TensorViewMut};
 use crate::slice::shape_len;
 
 const NAME: &str = "device tensor";
@@ -67,8 +67,9 @@ impl DeviceTensor {
     ///
     /// # Safety
     /// The elements of the shape are at `address`, on `queue`'s device, aligned for `dtype`. They stay valid until `owner`
-    /// has been dropped and `queue` has got past everything that was put into it before that. Until then, nothing but work
-    /// ordered on `queue` reads or writes them, and nobody writes them but through this tensor while it exists.
+    /// has been dropped and `queue` has got past everything that was put into it before that. Graphs that record work with this tensor are
+    /// dropped before `owner`. Until then, nothing but work ordered on `queue` reads or writes them, and nobody writes them but through this
+    /// tensor while it exists.
     pub unsafe fn from_raw_parts(
         queue: &Queue,
         address: u64,
@@ -154,6 +155,17 @@ impl DeviceTensor {
                 DeviceSliceMut::from_raw_parts(queue, *address, *dtype, *len)
             },
         }
+    }
+
+    /// The tensor, to read.
+    pub fn view(&self) -> TensorView<'_, Cuda> {
+        TensorView::on_device(self.as_slice(), &self.shape).expect("a tensor has its shape's length")
+    }
+
+    /// The tensor, to write.
+    pub fn view_mut(&mut self) -> TensorViewMut<'_, Cuda> {
+        let shape = self.shape.clone();
+        TensorViewMut::on_device(self.as_mut_slice(), shape).expect("a tensor has its shape's length")
     }
 
     /// The buffer, if the elements are in one: that of [`new`](Self::new), or what an operation has made.

@@ -9,9 +9,9 @@ use super::Tensor;
 use super::tensor::sealed::Sealed;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Host, TensorView};
+use crate::memory::{Host, TensorView, TensorViewMut};
 use crate::slice::Element;
-use crate::slice::{Slice, SliceMut, shape_len};
+use crate::slice::{Slice, SliceMut, check_dtype, shape_len};
 
 /// Elements of one of the four dtypes.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl Elements {
 ///
 /// let tensor = HostTensor::new(vec![1.0f32; 6], [2, 3])?;
 /// assert_eq!(tensor.shape(), [2, 3]);
-/// assert_eq!(tensor.into_vec::<f32>(), Some(vec![1.0; 6]));
+/// assert_eq!(tensor.into_vec::<f32>()?, [1.0; 6]);
 /// # Ok::<(), gradsync::Error>(())
 /// ```
 #[derive(Clone)]
@@ -112,12 +112,19 @@ impl HostTensor {
         TensorView::new(self.as_slice(), &self.shape).expect("a tensor has its shape's length")
     }
 
-    /// The elements, if `T` is their type: the memory that they have been in all along.
-    pub fn into_vec<T: Element>(self) -> Option<Vec<T>> {
-        if self.dtype() != T::DTYPE {
-            return None;
-        }
-        Some(match self.elements {
+    /// The tensor, to write.
+    pub fn view_mut(&mut self) -> TensorViewMut<'_> {
+        let shape = self.shape.clone();
+        TensorViewMut::new(self.as_mut_slice(), shape).expect("a tensor has its shape's length")
+    }
+
+    /// The elements, in the memory that they have been in all along.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] unless `T` is the type of the elements.
+    pub fn into_vec<T: Element>(self) -> Result<Vec<T>> {
+        check_dtype::<T>(self.dtype())?;
+        Ok(match self.elements {
             Elements::F64(data) => cast_vec(data),
             Elements::F32(data) => cast_vec(data),
             Elements::F16(data) => cast_vec(data),

@@ -33,7 +33,7 @@
 //! called; the group stays usable. The identities ask nobody and accept everything.
 //!
 //! On the host they do so in every call. On the device that would make the host wait for all others each time, so that
-//! it is the communicator's choice ([`Ranks::agreements`](crate::comm::Ranks::agreements)). One that remembers what its ranks have agreed on,
+//! it is the communicator's choice . One that remembers what its ranks have agreed on,
 //! as `NcclCommunicator` does, has them compare the first call of each operation, direction, dtype and shape, and of each
 //! pipeline's pass; the host never waits after that. With `NcclOptions::checks`, which is on by default, the calls that
 //! follow are compared without waiting, as all calls of that communicator are: what a rank does differently ends the group
@@ -94,7 +94,7 @@ pub trait TensorOp<T: Tensor = HostTensor>: Send {
 ///     AllReduce.forward(partial, &comm)
 /// })?;
 /// for sum in sums {
-///     assert_eq!(sum.into_vec::<f32>(), Some(vec![2.0, 4.0, 6.0]));
+///     assert_eq!(sum.into_vec::<f32>()?, [2.0, 4.0, 6.0]);
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```

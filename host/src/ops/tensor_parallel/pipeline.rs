@@ -33,7 +33,7 @@ struct Forward {
 ///     pipeline.backward(output, &comm)
 /// })?;
 /// for gradient in outcomes {
-///     assert_eq!(gradient.into_vec::<f32>(), Some(vec![4.0; 3]));
+///     assert_eq!(gradient.into_vec::<f32>()?, [4.0; 3]);
 /// }
 /// # Ok::<(), gradsync::Error>(())
 /// ```

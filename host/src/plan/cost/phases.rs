@@ -1,10 +1,11 @@
 //! [`phases`]: the collectives and kernels of a scheme, one after the other; formulas and simulations go through them.
 
-use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS, reduce_chunk_len};
+use gradsync_device::abi::{GRAM_CROSS_WIDTH, GRAM_WIDTHS};
 use gradsync_device::math::adasum::products;
 
 use super::work::{Work, World, all_gather, all_reduce, all_to_all, exchange, reduce_scatter};
 use super::{Scheme, Workload};
+use crate::plan::chunks::chunk_len;
 
 /// Kernels of a level of pairs: their products, and their coefficients.
 const LEVEL_LAUNCHES: f64 = 2.0;
@@ -129,8 +130,8 @@ fn gram(phases: &mut Vec<Phase>, (exchange, sums): (Group, Group), vectors: usiz
 /// The products of vectors of `vector_bytes` bytes each with each other, for each of `layers` tensors, on one GPU.
 pub fn gram_kernels(vectors: usize, vector_bytes: f64, element_bytes: usize, layers: usize) -> Work {
     let (count, len) = (products(vectors) as f64, vector_bytes / element_bytes as f64);
-    // What a block takes of each vector, and has sums of its own for. One is written, read and emptied again.
-    let chunks = len / reduce_chunk_len(len as usize) as f64 + 1.0;
+    // Each chunk has sums of its own, which are written, read and emptied again.
+    let chunks = len / chunk_len(len as usize / layers.max(1)) as f64 + layers as f64;
     let moved = reads(vectors) * vector_bytes + 24.0 * count * chunks + 8.0 * count * layers as f64;
     Work { launches: launches(vectors), ..Work::kernel(moved, count * len) }
 }

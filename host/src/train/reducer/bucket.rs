@@ -16,10 +16,26 @@ pub(super) struct Place {
     pub(super) tensor: usize,
 }
 
+/// The dtypes that gradients of one bucket have in common: in which they travel, and in which they are added up over micro-batches. The sum of a parameter
+/// must not depend on the other parameters of its bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) dtype: DType,
+    pub(super) sum_dtype: DType,
+}
+
+impl Kind {
+    /// Of gradients of a dtype that travel in another: sums are `f32`, or `f64` for `f64`.
+    pub(super) fn new(gradient: DType, dtype: DType) -> Self {
+        let sum_dtype = if gradient == DType::F64 { DType::F64 } else { DType::F32 };
+        Self { dtype, sum_dtype }
+    }
+}
+
 /// Gradients that travel together, with their memory and their reduction.
 #[derive(Debug)]
 pub(super) struct Bucket<'c, M: ReducerMemory> {
-    pub(super) dtype: DType,
+    kind: Kind,
     /// Numbers of parameters.
     pub(super) members: Vec<usize>,
     /// What is reduced; none until it is needed where there is one rank.
@@ -30,8 +46,8 @@ pub(super) struct Bucket<'c, M: ReducerMemory> {
 }
 
 impl<M: ReducerMemory> Bucket<'_, M> {
-    pub(super) fn new(plan: buckets::Bucket) -> Self {
-        Self { dtype: plan.dtype, members: plan.members, buffer: None, sums: None, reduction: None }
+    pub(super) fn new(plan: buckets::Bucket<Kind>) -> Self {
+        Self { kind: plan.kind, members: plan.members, buffer: None, sums: None, reduction: None }
     }
 
     /// Allocates a buffer of these gradients, if there is none.
@@ -57,18 +73,7 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         (lanes, world_size): (&M::Lanes, usize),
         parameters: &[Parameter],
     ) -> Result<&mut GradientBuffer<M>> {
-        Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.dtype))
-    }
-
-    /// Whether sums over micro-batches have a buffer of their own: `f64` is as wide as sums get, and `f32` is wide enough.
-    fn has_own_sums(&self, parameters: &[Parameter]) -> bool {
-        self.sum_dtype(parameters) != self.dtype
-    }
-
-    /// `f32`, or `f64` if a gradient is `f64`.
-    fn sum_dtype(&self, parameters: &[Parameter]) -> DType {
-        let is_wide = self.members.iter().any(|&member| parameters[member].dtype == DType::F64);
-        if is_wide { DType::F64 } else { DType::F32 }
+        Self::fill(&mut self.buffer, (lanes, world_size), parameters, (&self.members, self.kind.dtype))
     }
 
     /// Adds gradients to the sums over micro-batches; the first of each replaces the sum. Tensors ascend.
@@ -78,9 +83,9 @@ impl<M: ReducerMemory> Bucket<'_, M> {
         parameters: &[Parameter],
         gradients: &[(usize, bool, M::Slice<'_>)],
     ) -> Result<()> {
-        let dtype = self.sum_dtype(parameters);
-        let sums = if self.has_own_sums(parameters) { &mut self.sums } else { &mut self.buffer };
-        let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, dtype))?;
+        let Kind { dtype, sum_dtype } = self.kind;
+        let sums = if sum_dtype == dtype { &mut self.buffer } else { &mut self.sums };
+        let buffer = Self::fill(sums, (lanes, world_size), parameters, (&self.members, sum_dtype))?;
         let ranges: Vec<_> = gradients.iter().map(|(tensor, ..)| buffer.segments()[*tensor].clone()).collect();
         let (mut first, mut first_sources, mut later, mut later_sources) = (vec![], vec![], vec![], vec![]);
         for (sum, (_, is_first, gradient)) in

@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{cpu, cuda};
 use crate::memory::{Cuda, HostBuffer};
-use crate::ops::cuda::{OrderedAllReduce, PeerAllReduce};
+use crate::ops::{OrderedAllReduce, PeerAllReduce};
 use crate::train::Reduction;
 
 /// The queue that computes gradients, and the one that reduces them.

@@ -104,31 +104,42 @@ pub(super) fn plain<'c, M: ReducerMemory>(
     })
 }
 
+/// On the host there is nothing to order.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct HostLanes {
+    /// Whether other processes can map buckets.
+    pub(super) is_shared: bool,
+}
+
 impl ReducerMemory for Host {
-    type Lanes = ();
+    type Lanes = HostLanes;
 
     fn bucket<'n>(
-        (): &(),
+        lanes: &HostLanes,
         dtype: DType,
         world_size: usize,
         tensors: &mut dyn Iterator<Item = (&'n str, &'n [usize])>,
     ) -> Result<GradientBuffer> {
-        GradientBuffer::new(dtype, world_size, tensors)
+        match lanes.is_shared {
+            true => GradientBuffer::new_shared(dtype, world_size, tensors),
+            false => GradientBuffer::new(dtype, world_size, tensors),
+        }
     }
 
-    fn arena<'a>((): &'a (), bucket: &'a GradientBuffer) -> Slice<'a> {
+    fn arena<'a>(_: &'a HostLanes, bucket: &'a GradientBuffer) -> Slice<'a> {
         bucket.as_slice()
     }
 
-    fn arena_mut<'a>((): &'a (), bucket: &'a mut GradientBuffer) -> SliceMut<'a> {
+    fn arena_mut<'a>(_: &'a HostLanes, bucket: &'a mut GradientBuffer) -> SliceMut<'a> {
         bucket.as_mut_slice()
     }
 
-    fn fork((): &()) -> Result<()> {
+    fn fork(_: &HostLanes) -> Result<()> {
         Ok(())
     }
 
-    fn join((): &()) -> Result<()> {
+    fn join(_: &HostLanes) -> Result<()> {
         Ok(())
     }
 

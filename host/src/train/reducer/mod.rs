@@ -20,7 +20,8 @@ mod parameter;
 mod report;
 mod step;
 
-use self::bucket::{Bucket, Place, unpack};
+use self::bucket::{Bucket, Kind, Place, unpack};
+use self::memory::HostLanes;
 pub use self::memory::{BucketReduction, ReducerMemory};
 pub use self::options::{AbsentGradients, ReducerOptions, UnevenEnds};
 pub use self::parameter::Parameter;
@@ -142,7 +143,8 @@ impl<'c> Reducer<'c> {
         parameters: impl IntoIterator<Item = Parameter>,
         options: impl Into<ReducerOptions>,
     ) -> Result<Self> {
-        Self::with_lanes(comm, Ok(()), parameters, options.into())
+        let options = options.into();
+        Self::with_lanes(comm, Ok(HostLanes { is_shared: options.shared_memory }), parameters, options)
     }
 }
 
@@ -169,7 +171,9 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         let order: Vec<usize> = (0..count).filter(owned).collect();
         let bytes = order
             .iter()
-            .map(|&index| parameters[index].len() * options.dtype_of(parameters[index].dtype).size_bytes())
+            .map(|&index| {
+                parameters[index].len() * options.dtype_of(parameters[index].dtype, comm.world_size()).size_bytes()
+            })
             .sum();
         let reduction = options.decided(comm.world_size(), bytes, comm.sharing().is_some());
         let mut reducer = Self {
@@ -318,8 +322,8 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     fn divide(&mut self, order: &[usize]) {
         let described = |&index: &usize| {
             let parameter = &self.parameters[index];
-            let dtype = self.options.dtype_of(parameter.dtype);
-            (index, dtype, parameter.len() * dtype.size_bytes())
+            let dtype = self.options.dtype_of(parameter.dtype, self.comm.world_size());
+            (index, Kind::new(parameter.dtype, dtype), parameter.len() * dtype.size_bytes())
         };
         let (first, others) = (self.options.first_bucket_bytes, self.options.bucket_bytes);
         let buckets = buckets::assign(order.iter().map(described), first, others);

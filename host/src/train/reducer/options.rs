@@ -62,8 +62,12 @@ pub struct ReducerOptions {
     /// alone which gradients they have, no host waits for another afterwards, and steps on GPUs can be recorded as a graph. A rank that breaks this
     /// promise ends the communicator. False by default.
     pub static_graph: bool,
-    /// Whether GPUs reduce in a queue of their own, beside the queue that computes gradients. True by default; without effect on host memory.
+    /// Whether GPUs reduce in a queue of their own, beside the queue that computes gradients. True by default; without effect on host memory. A program
+    /// that has such a queue, and orders it behind each gradient by itself, makes the reducer on that queue, without overlap.
     pub overlap: bool,
+    /// Whether buckets in host memory are [shared](crate::GradientBuffer::new_shared), so that ranks which are processes of one machine reduce them where
+    /// they lie; results have the same bits. False by default; without effect on GPUs.
+    pub shared_memory: bool,
 }
 
 impl From<Reduction> for ReducerOptions {
@@ -78,6 +82,7 @@ impl From<Reduction> for ReducerOptions {
             uneven: UnevenEnds::default(),
             static_graph: false,
             overlap: true,
+            shared_memory: false,
         }
     }
 }
@@ -103,6 +108,7 @@ impl ReducerOptions {
         with_uneven(uneven: UnevenEnds),
         with_static_graph(static_graph: bool),
         with_overlap(overlap: bool),
+        with_shared_memory(shared_memory: bool),
     }
 
     /// The lines by which ranks compare their options.
@@ -130,6 +136,7 @@ impl ReducerOptions {
             ("uneven", Value::Words(uneven)),
             ("static_graph", words(self.static_graph)),
             ("overlap", words(self.overlap)),
+            ("shared_memory", words(self.shared_memory)),
         ];
         lines.map(|(label, value)| (label.to_owned(), value)).into()
     }
@@ -159,8 +166,9 @@ impl ReducerOptions {
         }
     }
 
-    /// The dtype in which gradients of this dtype travel.
-    pub(super) fn dtype_of(&self, gradient: DType) -> DType {
-        self.wire_dtype.filter(|wire| wire.size_bytes() < gradient.size_bytes()).unwrap_or(gradient)
+    /// The dtype in which gradients of this dtype travel; with one rank nothing does.
+    pub(super) fn dtype_of(&self, gradient: DType, world_size: usize) -> DType {
+        let wire = self.wire_dtype.filter(|_| world_size > 1);
+        wire.filter(|wire| wire.size_bytes() < gradient.size_bytes()).unwrap_or(gradient)
     }
 }

@@ -86,12 +86,40 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
     /// that this rank has no more data: it hands no gradient in, and keeps calling until there is no step. `None` on every rank when all data are used
     /// up, or with [`UnevenEnds::Stop`] when one rank's are. The hosts wait for each other.
     ///
+    /// ```
+    /// use gradsync::comm::{Ranks, local};
+    /// use gradsync::train::{Parameter, Reducer, ReducerOptions};
+    /// use gradsync::DType;
+    ///
+    /// // Rank 0 has batches of 4 and 4 examples, rank 1 one of 2.
+    /// let batches = [vec![4, 4], vec![2]];
+    /// let means = local::run(2, |comm| {
+    ///     let parameters = [Parameter::new("weight", [1], DType::F32)];
+    ///     let mut reducer = Reducer::new(&comm, parameters, ReducerOptions::default())?;
+    ///     let (mut means, mut batches) = (Vec::new(), batches[comm.rank()].iter());
+    ///     loop {
+    ///         let examples = batches.next().copied().unwrap_or(0);
+    ///         let Some(mut step) = reducer.step_of(examples)? else { break };
+    ///         if examples > 0 {
+    ///             step.ready(0, &[comm.rank() as f32])?;
+    ///         }
+    ///         let reduced = step.finish()?;
+    ///         let gradient = reducer.gradient(0).and_then(|gradient| gradient.to_vec::<f32>());
+    ///         means.push((reduced.examples(), gradient));
+    ///     }
+    ///     Ok::<_, gradsync::Error>(means)
+    /// })?;
+    /// assert_eq!(means[0], [(Some(6), Some(vec![2.0 / 6.0])), (Some(4), Some(vec![0.0]))]);
+    /// assert_eq!(means[0], means[1]);
+    /// # Ok::<(), gradsync::Error>(())
+    /// ```
+    ///
     /// Sums and Adasum are not weighted; a rank without data adds zeros to them. Where numbers are equal, results have the bits of
     /// [`step`](Self::step); otherwise each rank's gradients are multiplied by `examples × ranks / examples of all ranks` before the mean, and rounded
     /// once more. All ranks call the same one of the two.
     ///
     /// # Errors
-    /// As [`step`](Self::step).
+    /// As [`step`](Self::step). A rank with sums over micro-batches that says that it has no examples is refused at the end of the step.
     pub fn step_of(&mut self, examples: usize) -> Result<Option<Step<'_, 'c, M>>> {
         let scope = scope::within(Operation::ReducerStep);
         let ranks = self.comm.world_size();
@@ -112,6 +140,10 @@ impl<'c, M: ReducerMemory> Reducer<'c, M> {
         step.has_data = examples > 0;
         step.examples = Some(sum);
         step.weight = if weighs { weight } else { 1.0 };
+        if !step.has_data && step.reducer.accumulated.contains(&true) {
+            let reason = "it has sums over micro-batches, and says that it has no examples".into();
+            step.refusal = Some(Error::InvalidArgument { operation: OPERATION, reason });
+        }
         Ok(Some(step))
     }
 }

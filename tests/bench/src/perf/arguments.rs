@@ -37,6 +37,8 @@ pub(crate) enum BackendChoice {
 pub(crate) enum TransportChoice {
     /// Threads of this process, on host memory.
     Local,
+    /// The processes of a launcher, on host memory, without MPI: torchrun's variables, and GRADSYNC_SECRET. With mpirun, held against `mpi`.
+    Process,
     /// The processes of an MPI job, on host memory: start this program with mpirun.
     Mpi,
     /// The processes of an MPI job with a GPU each, on device memory; held against the same calls on host memory.
@@ -48,6 +50,11 @@ pub(crate) enum TransportChoice {
 }
 
 impl TransportChoice {
+    /// Whether ranks are processes that can share memory of the host.
+    pub(crate) fn are_processes(self) -> bool {
+        matches!(self, TransportChoice::Process | TransportChoice::Mpi)
+    }
+
     /// Whether ranks are the processes of an MPI job.
     pub(crate) fn is_over_mpi(self) -> bool {
         matches!(self, TransportChoice::Mpi | TransportChoice::MpiDevice)
@@ -323,10 +330,11 @@ impl Perf {
                 ));
             }
         }
-        let is_adasum_over_mpi =
-            operations.contains(&Operation::Adasum) && self.transport.contains(&TransportChoice::Mpi);
-        if self.ordinary_buffers && !is_adasum_over_mpi {
-            return refuse("--ordinary-buffers: only adasum with --transport mpi has others".into());
+        let are_processes = |transport: &TransportChoice| transport.are_processes();
+        let is_adasum_over_processes =
+            operations.contains(&Operation::Adasum) && self.transport.iter().any(are_processes);
+        if self.ordinary_buffers && !is_adasum_over_processes {
+            return refuse("--ordinary-buffers: only adasum with --transport mpi or process has others".into());
         }
         let algorithms = algorithms(&self.algorithms, self.per_node());
         let is_in_nodes = |redop: &Redop| matches!(redop, Redop::OnNodes(_));

@@ -35,7 +35,9 @@ impl Limits {
             }
             Place::Ranks(TransportChoice::Nccl | TransportChoice::Peer) if row.ranks > 1 => self.links?,
             // At least one copy from another process' memory for each byte that a rank receives: `busbw` counts those bytes.
-            Place::Ranks(TransportChoice::Mpi) if row.ranks > 1 => self.processes? / 2.0 / row.ranks as f64,
+            Place::Ranks(TransportChoice::Process | TransportChoice::Mpi) if row.ranks > 1 => {
+                self.processes? / 2.0 / row.ranks as f64
+            }
             Place::Ranks(_) => return None,
         };
         Some(limit / 1e9)

@@ -23,6 +23,8 @@ mod output;
 pub(crate) mod places;
 pub(crate) mod plan;
 mod plot;
+#[cfg(unix)]
+mod process;
 pub(crate) mod record;
 mod sizes;
 pub(crate) mod statistics;
@@ -196,14 +198,17 @@ fn first_use(_: &Places) -> Result<Option<(FirstUse, ())>, PerfError> {
     Ok(None)
 }
 
-#[cfg(feature = "mpi")]
 fn processes(places: &Places) -> Result<Option<Processes>, PerfError> {
-    let is_wanted = places.transports.contains(&TransportChoice::Mpi) && places.is_one_machine();
-    is_wanted.then(mpi::look).transpose()
-}
-
-#[cfg(not(feature = "mpi"))]
-fn processes(_: &Places) -> Result<Option<Processes>, PerfError> {
+    let is_wanted = |transport| places.transports.contains(&transport) && places.is_one_machine();
+    #[cfg(feature = "mpi")]
+    if is_wanted(TransportChoice::Mpi) {
+        return mpi::look().map(Some);
+    }
+    #[cfg(unix)]
+    if is_wanted(TransportChoice::Process) {
+        return process::look(places).map(Some);
+    }
+    let _ = is_wanted;
     Ok(None)
 }
 
@@ -257,6 +262,8 @@ fn measure(groups: &[Group], places: &Places, output: &Output) -> Result<(), Per
             Place::Cuda => sections.iter().try_for_each(|section| cuda::kernels::run(section, output))?,
             Place::Ranks(TransportChoice::Local) if places.is_speaker => host::local::run(*ranks, sections, output)?,
             Place::Ranks(TransportChoice::Local) => {}
+            #[cfg(unix)]
+            Place::Ranks(TransportChoice::Process) => process::run(places, sections, output)?,
             #[cfg(feature = "mpi")]
             Place::Ranks(TransportChoice::Mpi) => mpi::run(sections, output)?,
             #[cfg(all(feature = "cuda", feature = "mpi"))]

@@ -84,7 +84,6 @@ impl Places {
     }
 
     /// Whether all ranks of the launcher, if there is one, are on this machine.
-    #[cfg(feature = "mpi")]
     pub(crate) fn is_one_machine(&self) -> bool {
         self.launch.as_ref().is_none_or(|launch| launch.local_world_size == Some(launch.world_size))
     }
@@ -116,11 +115,13 @@ impl Places {
             }
             return Ok(vec![world_size]);
         }
-        let most = if transport.is_over_mpi() { 1 } else { gpus()? };
+        let needs_launcher = transport.is_over_mpi() || transport == TransportChoice::Process;
+        let most = if needs_launcher { 1 } else { gpus()? };
         if let Some(ranks) = settings.ranks.iter().find(|&&ranks| ranks > most) {
-            let reason = match transport.is_over_mpi() {
-                true => format!("-g {ranks}: without mpirun there is one rank"),
-                false => format!("-g {ranks}: there are {most} GPUs"),
+            let reason = match (transport, needs_launcher) {
+                (TransportChoice::Process, _) => format!("-g {ranks}: without a launcher there is one rank"),
+                (_, true) => format!("-g {ranks}: without mpirun there is one rank"),
+                (_, false) => format!("-g {ranks}: there are {most} GPUs"),
             };
             return Err(PerfError::Arguments(reason));
         }

@@ -21,7 +21,9 @@ pub(crate) enum Place {
 impl Place {
     pub(crate) fn backend(self) -> &'static str {
         match self {
-            Place::Cpu | Place::Ranks(TransportChoice::Local | TransportChoice::Mpi) => "cpu",
+            Place::Cpu | Place::Ranks(TransportChoice::Local | TransportChoice::Process | TransportChoice::Mpi) => {
+                "cpu"
+            }
             Place::Cuda | Place::Ranks(TransportChoice::MpiDevice | TransportChoice::Nccl | TransportChoice::Peer) => {
                 "cuda"
             }
@@ -32,6 +34,7 @@ impl Place {
         match self {
             Place::Cpu | Place::Cuda => None,
             Place::Ranks(TransportChoice::Local) => Some("local"),
+            Place::Ranks(TransportChoice::Process) => Some("process"),
             Place::Ranks(TransportChoice::Mpi) => Some("mpi"),
             Place::Ranks(TransportChoice::MpiDevice) => Some("mpi-device"),
             Place::Ranks(TransportChoice::Nccl) => Some("nccl"),
@@ -51,7 +54,12 @@ impl Place {
                 Some(format!("{transport} carries all_reduce and adasum, not {name}"))
             }
             (
-                Place::Ranks(TransportChoice::Local | TransportChoice::Mpi | TransportChoice::MpiDevice),
+                Place::Ranks(
+                    TransportChoice::Local
+                    | TransportChoice::Process
+                    | TransportChoice::Mpi
+                    | TransportChoice::MpiDevice,
+                ),
                 Operation::OrderedAllReduce,
             ) => Some(format!("nccl carries {name}, not {transport}")),
             (Place::Ranks(TransportChoice::MpiDevice), Operation::Adasum) => {

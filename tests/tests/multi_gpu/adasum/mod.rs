@@ -9,6 +9,8 @@ mod gaps;
 mod grid;
 mod known;
 mod large;
+mod layouts;
+mod loose;
 mod nodes;
 mod nonfinite;
 #[path = "../../adasum/on_nodes.rs"]
@@ -86,6 +88,12 @@ fn communicator(context: &Context, report: &mut Report) -> Option<NcclCommunicat
     comm
 }
 
+/// The same bits in every layout.
+pub(crate) fn run_layouts(context: &Context, report: &mut Report) {
+    let Some(comm) = communicator(context, report) else { return };
+    layouts::run(context, &comm, report);
+}
+
 pub(crate) fn run(context: &Context, report: &mut Report) {
     let Some(comm) = communicator(context, report) else { return };
     for cases in Cases::new(context, &comm).each_way() {
@@ -93,6 +101,7 @@ pub(crate) fn run(context: &Context, report: &mut Report) {
         known::run(&cases, report);
         nonfinite::run(&cases, report);
         gaps::run(&cases, report);
+        loose::run(&cases, report);
     }
     queued::run(context, report);
     refusals::run(&Cases::new(context, &comm), report);

@@ -13,14 +13,14 @@ use gradsync::comm::local::LocalCommunicator;
 use gradsync::comm::{Call, Collective, Communicator, Ranks, ReduceOp};
 use gradsync::driver::{DeviceSlice, KernelSource, Queue};
 use gradsync::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, PeerMemory, SharedMemory};
-use gradsync::ops::cuda::PeerAllReduce;
-use gradsync::ops::{Algorithm, Granularity};
+use gradsync::ops::{Algorithm, Granularity, PeerAllReduce};
 use gradsync_tests::inputs::Kind;
 use gradsync_tests::oracle::Format;
 use gradsync_tests::ranks::on_ranks;
 use gradsync_tests::tolerance::assert_equal;
 
 use super::device::{Runner, Way, layers};
+use super::layouts::Tensors;
 use super::{Case, gaps};
 use crate::context::Context;
 use crate::report::Report;
@@ -36,6 +36,9 @@ const MULTIPROCESSORS: i32 = 100;
 
 /// No more layers than one block finds the weights of, windows of several tiles and chunks; borders of windows fall into layers.
 const SHAPES: [&[usize]; 4] = [&[37], &[0], &[5, 51], &[9000]];
+
+/// Layers that ranks divide and that they do not, of one chunk and of several.
+const LENS: [usize; 4] = [9000, 37, 600, 2100];
 
 /// Layers for two blocks.
 const MORE_LAYERS: [&[usize]; 6] = [&[1], &[300], &[64], &[2, 7], &[], &[900]];
@@ -101,6 +104,11 @@ fn check(device: u32, comm: &OneGpu, format: Format, source: KernelSource) {
         }
     }
     sums(&runner, &Case::of(Kind::Random, format, world_size, &SHAPES, 1));
+    for kind in [Kind::Random, Kind::NearlyOpposite(1e-6)] {
+        let tensors = Tensors::new(kind, format, world_size, &LENS);
+        tensors.check_ways(&queue, comm, &[Way::Best]);
+        tensors.check_sums(&queue, comm, false);
+    }
 
     let is_adasum = |name: &str| name.starts_with("peer_adasum") || name.starts_with("peer_tree");
     let loaded: Vec<_> = queue.loaded_kernels().into_iter().filter(|kernel| is_adasum(kernel.name)).collect();
@@ -159,7 +167,8 @@ impl Communicator<Cuda> for OneGpu {
     }
 }
 
-impl PeerMemory for OneGpu {
+// SAFETY: one address of every thread, by number; rank and world size are those of the threads.
+unsafe impl PeerMemory for OneGpu {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let addresses = self.gather_words(&[data.address()])?;
         // SAFETY: memory of the one GPU; ranks keep their buffers until all have got to the end of the last run, which they compare.

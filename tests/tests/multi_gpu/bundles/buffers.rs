@@ -2,8 +2,7 @@
 
 use gradsync::comm::{Communicator, ReduceOp, Scaling};
 use gradsync::memory::Cuda;
-use gradsync::ops::ZeroPartition;
-use gradsync::ops::all_reduce_scaled as all_reduce;
+use gradsync::ops::{ZeroPartition, all_reduce_scaled as all_reduce};
 use gradsync::{DType, Error, GradientBuffer};
 use gradsync_tests::array::{Array, dtype, patterns_of, write};
 use gradsync_tests::inputs::Random;

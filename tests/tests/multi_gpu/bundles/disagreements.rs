@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 use gradsync::comm::{Collectives, Communicator, ReduceOp, Split};
 use gradsync::driver::DeviceBuffer;
 use gradsync::memory::Cuda;
-use gradsync::ops::Adasum;
-use gradsync::ops::ZeroPartition;
-use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
-use gradsync::ops::{AdasumOptions, Nodes};
+use gradsync::ops::{Adasum, AdasumOptions, Nodes, OrderedAllReduce, PeerAllReduce, ZeroPartition};
 use gradsync::{DType, Error, GradientBuffer, Result};
 
 use super::World;

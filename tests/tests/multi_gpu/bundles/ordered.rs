@@ -3,7 +3,7 @@
 
 use gradsync::Error;
 use gradsync::comm::{Communicator, ReduceOp};
-use gradsync::ops::cuda::OrderedAllReduce;
+use gradsync::ops::OrderedAllReduce;
 use gradsync_tests::array::{Array, dtype};
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;

@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use gradsync::comm::{ReduceOp, Scaling};
 use gradsync::driver::DeviceSliceMut;
-use gradsync::ops::{all_gather_owned, reduce_scatter_owned};
+use gradsync::ops::{all_gather_owned, all_gather_owned_into, reduce_scatter_owned, reduce_scatter_owned_into};
 use gradsync::{Error, Result};
 use gradsync_tests::array::Array;
 use gradsync_tests::inputs::Random;
 use gradsync_tests::oracle::Format;
 
-use super::{World, of_all, slices_mut};
+use super::{World, of_all, slices, slices_mut};
 use crate::checks::{Checks, Expected, reduced};
 use crate::placed::Placed;
 use crate::report::Report;
@@ -115,6 +115,18 @@ fn run_on(
     }
 }
 
+/// Outputs in which an element that is not written shows.
+fn unwritten(world: &World<'_>, format: Format, lens: &[usize]) -> Vec<Placed> {
+    lens.iter().map(|&len| Placed::unwritten(&world.context.queue, format, len, 1)).collect()
+}
+
+/// Inputs are left as they were.
+fn assert_same(world: &World<'_>, format: Format, inputs: &[Placed], before: &[Vec<f64>]) {
+    for (input, before) in inputs.iter().zip(before) {
+        assert_eq!(input.read(world.comm), Array::new(format, before), "an input");
+    }
+}
+
 fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Result<Vec<usize>, usize>) {
     let ranks = world.tensors(format, lens, 6);
     let run = |tensors: &mut [DeviceSliceMut<'_>]| all_gather_owned(world.comm, tensors);
@@ -126,6 +138,14 @@ fn check_gather(world: &World<'_>, format: Format, lens: &[usize], owners: &Resu
             let what = format!("tensor {index} of {lens:?}, gathered from rank {owner}");
             checks.same(what, tensor.read(world.comm), &expected);
         }
+        let inputs = world.place(format, &ranks[world.rank()]);
+        let mut outputs = unwritten(world, format, lens);
+        all_gather_owned_into(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs)).unwrap();
+        for (index, (tensor, &owner)) in outputs.iter().zip(owners).enumerate() {
+            let expected = Rc::new(Expected::Bits(Array::new(format, &ranks[owner][index])));
+            checks.same(format!("output {index} of {lens:?}"), tensor.read(world.comm), &expected);
+        }
+        assert_same(world, format, &inputs, &ranks[world.rank()]);
     }
     checks.finish();
 }
@@ -146,6 +166,18 @@ fn check_scatter(world: &World<'_>, format: Format, lens: &[usize], owners: &Res
             let what = format!("tensor {index} of {lens:?}, {op} for rank {owner}");
             checks.own(what, tensor.read(world.comm), &expected);
         }
+        let inputs = world.place(format, own);
+        let mut outputs = unwritten(world, format, lens);
+        reduce_scatter_owned_into(world.comm, &slices(&inputs), &mut slices_mut(&mut outputs), op).unwrap();
+        for (index, (tensor, &owner)) in outputs.iter().zip(owners).enumerate() {
+            let expected = if owner == world.rank() {
+                reduced(op, format, Scaling::NONE, &of_all(&ranks, index))
+            } else {
+                Rc::new(Expected::Bits(Array::unwritten(format, lens[index])))
+            };
+            checks.own(format!("output {index} of {lens:?}, {op}"), tensor.read(world.comm), &expected);
+        }
+        assert_same(world, format, &inputs, own);
     }
     checks.finish();
 }

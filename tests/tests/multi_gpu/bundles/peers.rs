@@ -3,7 +3,7 @@
 use gradsync::comm::{Communicator, ReduceOp};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::PeerAllReduce;
+use gradsync::ops::PeerAllReduce;
 use gradsync::{Error, GradientBuffer};
 use gradsync_tests::array::{dtype, patterns_of, write};
 use gradsync_tests::oracle::Format;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use gradsync::Error;
 use gradsync::comm::{ReduceOp, Scaling};
 use gradsync::driver::DeviceSliceMut;
-use gradsync::ops::{all_gather_tensors, all_reduce_tensors, reduce_scatter_tensors};
+use gradsync::ops::{all_gather_tensors, all_reduce_tensors, all_reduce_tensors_into, reduce_scatter_tensors};
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -92,9 +92,42 @@ fn scattered(world: &World<'_>, format: Format) {
                 let what = format!("tensor {index} of {lens:?}, {op}, {scaling:?}");
                 checks.same(what, tensor.read(world.comm), &expected);
             }
+            into_others(world, format, &ranks, (op, scaling), &mut checks);
         }
     }
     checks.finish();
+}
+
+/// Outputs of their own, which lie apart on even ranks and follow each other on odd ones; the inputs stay.
+fn into_others(
+    world: &World<'_>,
+    format: Format,
+    ranks: &[Vec<Vec<f64>>],
+    (op, scaling): (ReduceOp, Scaling),
+    checks: &mut Checks<'_>,
+) {
+    let (queue, own) = (&world.context.queue, &ranks[world.rank()]);
+    let inputs = world.place(format, own);
+    let lens: Vec<usize> = own.iter().map(Vec::len).collect();
+    let pieces: Vec<usize> = if world.rank() % 2 == 0 { lens.clone() } else { vec![lens.iter().sum()] };
+    let mut outputs: Vec<Placed> = pieces.iter().map(|&len| Placed::unwritten(queue, format, len, 1)).collect();
+    let mut tensors: Vec<DeviceSliceMut<'_>> = slices_mut(&mut outputs);
+    if world.rank() % 2 == 1 {
+        let mut rest = tensors.remove(0);
+        for &len in &lens {
+            let (tensor, others) = rest.split_at_mut(len);
+            tensors.push(tensor);
+            rest = others;
+        }
+    }
+    all_reduce_tensors_into(world.comm, &slices(&inputs), &mut tensors, op, scaling).unwrap();
+    let got: Vec<u64> = outputs.iter().flat_map(|piece| piece.read(world.comm).patterns()).collect();
+    let whole: Vec<Vec<f64>> = ranks.iter().map(|tensors| tensors.concat()).collect();
+    let case = format!("{op}, {scaling:?} of {lens:?} into others");
+    checks.same(case, Array::from_patterns(format, got.into_iter()), &reduced(op, format, scaling, &whole));
+    for (input, before) in inputs.iter().zip(own) {
+        assert_eq!(input.read(world.comm), Array::new(format, before), "the inputs");
+    }
 }
 
 /// Tensors that follow each other on some ranks and lie apart on others, wholly or in part: every rank sends as many elements.

@@ -104,5 +104,6 @@ pub(crate) fn run_threads(context: &Context, report: &mut Report) {
     reductions::run(&cases, report);
     moves::run(&cases, report);
     groups::run(&cases, report);
+    options::of_threads(&cases, report);
     refusals::run(&cases, report);
 }

@@ -1,7 +1,9 @@
 //! Communicators with other options: the same calls give the same bits.
 
+use gradsync::Error;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{Collectives, ReduceOp, Scaling};
+use gradsync::comm::{Collectives, CommError, ReduceOp, Scaling};
+use gradsync::driver::DeviceBuffer;
 use gradsync_tests::array::Array;
 use gradsync_tests::oracle::Format;
 
@@ -27,6 +29,23 @@ pub(super) fn run(cases: &Cases<'_>, report: &mut Report) {
         sums(cases, &cases.context.communicator(203, &options));
         let options = cases.context.options().with_min_ctas(Some(32));
         sums(cases, &cases.context.communicator(204, &options));
+    });
+}
+
+/// Ranks that are threads of one process compare their calls in any case, because NCCL would write behind the shorter operand.
+pub(super) fn of_threads(cases: &Cases<'_>, report: &mut Report) {
+    if cases.world_size() == 1 {
+        return;
+    }
+    report.case("counts that differ between threads, without checks", || {
+        let comm = cases.context.communicator(206, &cases.context.options().with_checks(false));
+        let mut data = DeviceBuffer::from_host(&cases.context.queue, (&vec![7.0f32; 4096]).into()).unwrap();
+        let len = if cases.rank() == 0 { 4 } else { 4096 };
+        let error = comm.all_reduce(data.as_mut_slice().split_at_mut(len).0, ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{error}");
+        let mut host = [0.0f32; 4096];
+        data.as_slice().copy_to_host((&mut host[..]).into()).unwrap();
+        assert!(host.iter().all(|&number| number == 7.0), "NCCL got a call that does not fit the others'");
     });
 }
 

@@ -6,7 +6,7 @@ use gradsync::driver::{DeviceBuffer, DeviceSlice, Queue};
 use gradsync::kernels::cuda;
 use gradsync::memory::Cuda;
 use gradsync::ops::send_recv::{Bundle, Expected, Received, StageWork, TransferHandler, WireTensor, run_stage};
-use gradsync::plan::schedule::{Passed, one_forward_one_backward};
+use gradsync::plan::schedule::{Payload, one_forward_one_backward};
 use gradsync::{DType, DataType, Result};
 use gradsync_tests::transfers::pipeline::{MICRO_BATCHES, inputs, rows, weight};
 
@@ -55,37 +55,37 @@ struct Work<'c> {
     passed: Vec<Option<Vector>>,
 }
 
-impl TransferHandler<Passed, Cuda> for Work<'_> {
-    fn send(&self, to: usize, what: &Passed) -> Result<Bundle<'_, Cuda>> {
+impl TransferHandler<Payload, Cuda> for Work<'_> {
+    fn send(&self, to: usize, what: &Payload) -> Result<Bundle<'_, Cuda>> {
         match *what {
-            Passed::Activation(k) => {
+            Payload::Activation(k) => {
                 assert_eq!(to, self.stage + 1);
                 let values = self.outputs[k].as_ref().expect("computed").slice();
                 let bundle = Bundle::new([WireTensor::on_device(values, vec![values.len(), 1])?])?;
                 Ok(if k % 2 == 0 { bundle.described(k as u64) } else { bundle })
             }
-            Passed::Gradient(k) => {
+            Payload::Gradient(k) => {
                 assert_eq!(to + 1, self.stage);
                 Bundle::new([self.passed[k].as_ref().expect("computed").slice()])
             }
         }
     }
 
-    fn expect(&self, _: usize, what: &Passed) -> Result<Expected> {
+    fn expect(&self, _: usize, what: &Payload) -> Result<Expected> {
         Ok(match *what {
-            Passed::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
-            Passed::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
-            Passed::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
+            Payload::Activation(k) if k % 2 == 0 => Expected::described(k as u64),
+            Payload::Activation(k) => Expected::known([(DataType::F64, vec![rows(k), 1])]),
+            Payload::Gradient(k) => Expected::known([(DataType::F64, vec![rows(k)])]),
         })
     }
 
-    fn received(&mut self, from: usize, what: &Passed, tensors: Received<Cuda>) -> Result<()> {
+    fn received(&mut self, from: usize, what: &Payload, tensors: Received<Cuda>) -> Result<()> {
         match *what {
-            Passed::Activation(k) => {
+            Payload::Activation(k) => {
                 assert_eq!((from + 1, tensors.tensor(0).shape()), (self.stage, &[rows(k), 1][..]));
                 self.inputs[k] = Some(Vector::Came(tensors));
             }
-            Passed::Gradient(k) => {
+            Payload::Gradient(k) => {
                 assert_eq!(from, self.stage + 1);
                 self.gradients[k] = Some(Vector::Came(tensors));
             }
@@ -93,11 +93,11 @@ impl TransferHandler<Passed, Cuda> for Work<'_> {
         Ok(())
     }
 
-    fn sent(&mut self, _: usize, what: &Passed) -> Result<()> {
+    fn sent(&mut self, _: usize, what: &Payload) -> Result<()> {
         // The memory may go although nothing has run yet.
         match *what {
-            Passed::Activation(k) => self.outputs[k] = None,
-            Passed::Gradient(k) => self.passed[k] = None,
+            Payload::Activation(k) => self.outputs[k] = None,
+            Payload::Gradient(k) => self.passed[k] = None,
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use super::windows::{Piece, Windows};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
-use crate::comm::mpi::transfer::{Transfer, part_len};
+use crate::comm::message_passing::{Transfer, part_len};
 use crate::comm::reduction::Reduction;
 use crate::comm::{Ranks, ReduceOp, Scaling};
 use crate::driver::{DeviceSlice, Queue};
@@ -28,7 +28,7 @@ impl MpiDeviceCommunicator {
         let windows = Windows { pinned: &self.pinned, down: &self.down, queue };
         // SAFETY: the caller's promise.
         let outcome = unsafe { windows.run(count, input, work, output) }?;
-        self.comm.handshake.close(transfer.operation, outcome.map_err(|error| error.to_string()))
+        self.comm.ranks.handshake().close(transfer.operation, outcome.map_err(|error| error.to_string()))
     }
 
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
@@ -45,7 +45,7 @@ impl MpiDeviceCommunicator {
         let (Scaling { before, after }, operation) = (scaling, scaling.operation(op));
         let (queue, len, dtype, world_size) = (input.queue(), input.len(), input.dtype(), self.world_size());
         self.admit(queue, operation)?;
-        let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
+        let transfer = self.comm.ranks.agree(Call::new(operation, len, dtype))?;
         if world_size == 1 && scaling == Scaling::NONE {
             // SAFETY: the output is borrowed mutably, and is the input or apart, as the caller promises.
             return unsafe { copy(input, output) };
@@ -80,7 +80,7 @@ impl MpiDeviceCommunicator {
         let (operation, len, dtype) = (Operation::ReduceScatter(op), output.len(), output.dtype());
         let (queue, rank, world_size, size) = (output.queue(), self.rank(), self.world_size(), dtype.size_bytes());
         self.admit(queue, operation)?;
-        let transfer = self.comm.agree(Call::new(operation, len, dtype))?;
+        let transfer = self.comm.ranks.agree(Call::new(operation, len, dtype))?;
         let (part, reduction) = ((BLOCK_BYTES / size / world_size).clamp(1, len.max(1)), Reduction::new(dtype, op));
         let range = |index: usize| (index * part, part.min(len - index * part));
         let fetch = |index: usize| {
@@ -119,14 +119,14 @@ impl MpiDeviceCommunicator {
             let own = output.range(rank * input.len()..(rank + 1) * input.len());
             // SAFETY: the output is borrowed mutably, and the input is this rank's place in it or apart, as the caller promises.
             unsafe { self.admit_direct(queue, call.operation, Some((input, own))) }?;
-            let transfer = self.comm.agree(call)?;
+            let transfer = self.comm.ranks.agree(call)?;
             // SAFETY: the output has room for all, as the caller promises, and its own place is only read.
             return unsafe {
                 transfer.pairwise_as_it_is(|_| (pointer(place(rank)), bytes), |peer| (pointer(place(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;
-        let transfer = self.comm.agree(call)?;
+        let transfer = self.comm.ranks.agree(call)?;
         let part = (BLOCK_BYTES / world_size).clamp(1, bytes.max(1));
         let range = |index: usize| (index * part, part.min(bytes - index * part));
         let fetch = |index: usize| {
@@ -161,14 +161,14 @@ impl MpiDeviceCommunicator {
             let own = (input.range(own.clone()), output.range(own));
             // SAFETY: the output is borrowed mutably, and apart from the input, as the caller promises.
             unsafe { self.admit_direct(queue, call.operation, Some(own)) }?;
-            let transfer = self.comm.agree(call)?;
+            let transfer = self.comm.ranks.agree(call)?;
             // SAFETY: both have one shard for every rank, as the caller promises.
             return unsafe {
                 transfer.pairwise_as_it_is(|peer| (pointer(from(peer)), bytes), |peer| (pointer(to(peer)), bytes))
             };
         }
         self.admit(queue, call.operation)?;
-        let transfer = self.comm.agree(call)?;
+        let transfer = self.comm.ranks.agree(call)?;
         // A block holds the parts of this rank's input for all ranks, and behind them the parts of its output. Its own part is in the input alone.
         let part = (BLOCK_BYTES / 2 / world_size).clamp(1, bytes.max(1));
         let range = |index: usize| (index * part, part.min(bytes - index * part));
@@ -201,12 +201,12 @@ impl MpiDeviceCommunicator {
         if self.is_direct {
             // SAFETY: nothing is copied.
             unsafe { self.admit_direct(queue, operation, None) }?;
-            let transfer = self.comm.agree(call)?;
+            let transfer = self.comm.ranks.agree(call)?;
             // SAFETY: the data of that many bytes.
             return unsafe { transfer.broadcast_tree(pointer(data.address()), bytes, root) };
         }
         self.admit(queue, operation)?;
-        let transfer = self.comm.agree(call)?;
+        let transfer = self.comm.ranks.agree(call)?;
         let range = |index: usize| (index * BLOCK_BYTES, BLOCK_BYTES.min(bytes - index * BLOCK_BYTES));
         let pieces = |is_mine: bool, index: usize| {
             let (begin, bytes) = range(index);

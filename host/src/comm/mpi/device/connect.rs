@@ -1,7 +1,8 @@
 //! [`connect`]: NCCL where every rank has it, MPI otherwise.
 
 use super::{MpiDeviceCommunicator, MpiDeviceOptions};
-use crate::comm::mpi::{MpiCommunicator, SetUp};
+use crate::comm::message_passing::SetUp;
+use crate::comm::mpi::MpiCommunicator;
 use crate::comm::nccl::{NcclCommunicator, NcclOptions};
 use crate::comm::{Communicator, Ranks};
 use crate::driver::Queue;
@@ -23,7 +24,7 @@ pub fn connect(
     mpi: MpiDeviceOptions,
 ) -> Result<Box<dyn Communicator<Cuda>>> {
     let attempt = comm.member(nccl.deadline).and_then(|member| NcclCommunicator::new(member, queue, nccl));
-    let has_nccl = comm.gather(SetUp::Connect.call(), &[u64::from(attempt.is_ok())])?;
+    let has_nccl = comm.ranks.gather(SetUp::Connect.call(), &[u64::from(attempt.is_ok())])?;
     let lacking = has_nccl.iter().position(|&has_it| has_it == 0);
     let reason = match (lacking, attempt) {
         (None, attempt) => {
@@ -37,7 +38,7 @@ pub fn connect(
         (Some(_), Err(error)) => error.to_string(),
     };
     let lacking = lacking.unwrap_or(0);
-    let reason = comm.tell(SetUp::Connect, lacking, reason.into_bytes())?;
+    let reason = comm.ranks.tell(SetUp::Connect, lacking, reason.into_bytes())?;
     let reason = String::from_utf8_lossy(&reason);
     tracing::info!(rank = comm.rank(), "device memory travels by MPI: on rank {lacking}, NCCL gave: {reason}");
     Ok(Box::new(MpiDeviceCommunicator::new(comm, queue, mpi)?))

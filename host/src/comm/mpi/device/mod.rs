@@ -51,12 +51,10 @@ use std::cell::RefCell;
 
 pub use self::connect::connect;
 use self::staged::Slots;
-use super::channel::{Incoming, Outgoing};
-use super::point_to_point::{self, Half};
-use super::transfer::Scratch;
-use super::{MpiCommunicator, SetUp};
+use super::MpiCommunicator;
 use crate::call::{scope, setters};
 use crate::comm::collective::one_queue;
+use crate::comm::message_passing::{Half, Incoming, Outgoing, Scratch, SetUp, exchange};
 use crate::comm::{Collective, Communicator, Operands, Ranks, Split};
 use crate::driver::{CudaError, DeviceSlice, DeviceSliceMut, Pinned, Queue};
 use crate::error::{Call, Error, Operation, Result};
@@ -120,8 +118,9 @@ impl MpiDeviceCommunicator {
     pub fn new(comm: MpiCommunicator, queue: &Queue, options: MpiDeviceOptions) -> Result<Self> {
         let prepare =
             || -> Result<_, CudaError> { Ok((Queue::new(queue.ordinal())?, Pinned::new(queue, BLOCKS, BLOCK_BYTES)?)) };
-        let (down, pinned) = prepare().map_err(|error| comm.handshake.refuse(Operation::SetUp, error.into()))?;
-        let all = comm.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
+        let (down, pinned) =
+            prepare().map_err(|error| comm.ranks.handshake().refuse(Operation::SetUp, error.into()))?;
+        let all = comm.ranks.gather(SetUp::Device.call(), &[options.path as u64, aware::ask().word()])?;
         let (paths, answers) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         let refuse = |reason| Err(Error::InvalidArgument { operation: OPERATION, reason });
         if let Some((rank, other)) = paths.enumerate().find(|(_, path)| **path != all[0]) {
@@ -157,7 +156,7 @@ impl MpiDeviceCommunicator {
 
     /// Prepares `queue` for an operation: work that is in it now runs before data are fetched.
     fn admit(&self, queue: &Queue, operation: Operation) -> Result<()> {
-        self.comm.handshake.check(operation)?;
+        self.comm.ranks.handshake().check(operation)?;
         if queue.ordinal() != self.queue.ordinal() {
             let (memory, own) = (queue.ordinal(), self.queue.ordinal());
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
@@ -190,12 +189,12 @@ impl MpiDeviceCommunicator {
 
     /// A failure of the device before an operation, as an error of every rank.
     fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
-        let failure = self.comm.handshake.own_failure(operation, error.to_string());
-        self.comm.handshake.fail(operation, failure)
+        let failure = self.comm.ranks.handshake().own_failure(operation, error.to_string());
+        self.comm.ranks.handshake().fail(operation, failure)
     }
 
     fn refuse(&self, operation: Operation, error: Error) -> Error {
-        self.comm.handshake.refuse(operation, error)
+        self.comm.ranks.handshake().refuse(operation, error)
     }
 
     /// Passes on an error of this rank's own call, after telling the others.
@@ -247,7 +246,7 @@ impl Ranks for MpiDeviceCommunicator {
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         let _scope = scope::within(Operation::GatherWords);
-        self.comm.gather(Call::of(Operation::Exchange, words.len(), None), words)
+        self.comm.ranks.gather(Call::of(Operation::Exchange, words.len(), None), words)
     }
 }
 
@@ -298,7 +297,7 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
         let receives: Vec<_> = receives.iter().map(|(peer, data)| (*peer, data.raw())).collect();
         let calls = |list: &[(usize, RawSlice)], operation: fn(usize) -> Operation| -> Result<Vec<Call>> {
             let call = |&(peer, data): &(usize, RawSlice)| {
-                self.comm.check_peer(operation(peer), peer)?;
+                self.comm.ranks.check_peer(operation(peer), peer)?;
                 Ok(Call::new(operation(peer), data.len, data.dtype))
             };
             list.iter().map(call).collect()
@@ -314,14 +313,14 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             let sends = sends.map(|(peer, data, call)| {
                 let outgoing = Outgoing { peer, start: pointer(data.address), bytes: bytes(data) };
                 // SAFETY: borrowed; the exchange returns when MPI is done with it.
-                unsafe { Half::outgoing(call, outgoing) }
+                unsafe { Half::outgoing(self.comm.ranks.link(), call, outgoing) }
             });
             let receives = receives.map(|(peer, data, call)| {
                 let incoming = Incoming { peer, start: pointer(data.address), bytes: bytes(data) };
                 // SAFETY: as above.
-                unsafe { Half::incoming(call, incoming) }
+                unsafe { Half::incoming(self.comm.ranks.link(), call, incoming) }
             });
-            return point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect());
+            return exchange(self.comm.ranks.handshake(), sends.collect(), receives.collect());
         }
         self.admit(queue, operation)?;
         let slots = Slots::new(&self.pinned, &self.down, queue);
@@ -335,11 +334,11 @@ impl Communicator<Cuda> for MpiDeviceCommunicator {
             let end = unsafe { slots.incoming(data.address, bytes(data)) };
             Half::new(peer, call, bytes(data), end)
         });
-        point_to_point::exchange(&self.comm.handshake, sends.collect(), receives.collect())
+        exchange(self.comm.ranks.handshake(), sends.collect(), receives.collect())
     }
 
     fn synchronize(&self, queue: &Queue) -> Result<()> {
-        self.comm.handshake.listen(Operation::Exchange)?;
+        self.comm.ranks.handshake().listen(Operation::Exchange)?;
         Ok(queue.synchronize()?)
     }
 }

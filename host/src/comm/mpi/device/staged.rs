@@ -7,8 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use crate::comm::mpi::channel::{Channel, Incoming, Outgoing, Requests};
-use crate::comm::mpi::point_to_point::{End, Stage};
+use crate::comm::message_passing::{End, Incoming, Link, Outgoing, Requests, Stage};
 use crate::driver::{CudaError, Pinned, Queue};
 
 /// How many blocks one transfer may hold: one is copied while the other is in a message.
@@ -126,9 +125,9 @@ impl<'s, 'a> Pieces<'s, 'a> {
     }
 
     /// Removes the oldest piece if its message is over.
-    fn landed(&mut self, channel: &Channel) -> Option<Flight> {
+    fn landed(&mut self) -> Option<Flight> {
         let requests = self.flights.front_mut()?.requests.as_mut()?;
-        if !channel.progress(requests) {
+        if !requests.progress() {
             return None;
         }
         let mut flight = self.flights.pop_front()?;
@@ -152,7 +151,7 @@ impl<'s, 'a> Pieces<'s, 'a> {
 struct Outward<'s, 'a>(Pieces<'s, 'a>);
 
 impl End for Outward<'_, '_> {
-    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
+    fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, down) = (pieces.slots.pinned, pieces.slots.down);
         // A block is asked for before one is given back, so that others get what this transfer has done with.
@@ -179,10 +178,10 @@ impl End for Outward<'_, '_> {
             }
             let (mut requests, start) = (Requests::default(), pinned.block(block).cast_const());
             // SAFETY: the block is ours, and left alone, until the message is out.
-            unsafe { channel.start(&[], &[Outgoing { peer, start, bytes }], &mut requests) };
+            unsafe { link.send(Outgoing { peer, start, bytes }, &mut requests) };
             pieces.flights[index].requests = Some(requests);
         }
-        while let Some(flight) = pieces.landed(channel) {
+        while let Some(flight) = pieces.landed() {
             pieces.slots.give(flight.block);
         }
         pieces.stage()
@@ -205,12 +204,12 @@ impl End for Outward<'_, '_> {
 struct Inward<'s, 'a>(Pieces<'s, 'a>);
 
 impl End for Inward<'_, '_> {
-    fn advance(&mut self, channel: &Channel, peer: usize) -> Stage {
+    fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, queue) = (pieces.slots.pinned, pieces.slots.queue);
         let mut has_come = false;
         if pieces.begun < pieces.bytes && !pieces.is_lost {
-            let probed = pieces.note(channel.has_data(peer));
+            let probed = pieces.note(link.has_data(peer));
             (has_come, pieces.is_lost) = (probed == Some(true), probed.is_none());
         }
         if has_come {
@@ -218,11 +217,11 @@ impl End for Inward<'_, '_> {
                 let Flight { block, bytes, .. } = pieces.flights[index];
                 let (mut requests, start) = (Requests::default(), pinned.block(block));
                 // SAFETY: the block is ours, and left alone, until the message is in.
-                unsafe { channel.start(&[Incoming { peer, start, bytes }], &[], &mut requests) };
+                unsafe { link.receive(Incoming { peer, start, bytes }, &mut requests) };
                 pieces.flights[index].requests = Some(requests);
             }
         }
-        while let Some(Flight { block, begin, bytes, .. }) = pieces.landed(channel) {
+        while let Some(Flight { block, begin, bytes, .. }) = pieces.landed() {
             if pieces.failure.is_none() {
                 // SAFETY: by the contract of `Slots::incoming`; the block is not taken again before the copy is over.
                 let stored = unsafe { pinned.store(queue, block, 0, pieces.address + begin as u64, bytes) };

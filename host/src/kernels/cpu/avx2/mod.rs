@@ -31,7 +31,7 @@ const PREFETCH_BYTES: usize = 4096;
 /// Fetches a group of elements that lies ahead, into the second-level cache: several vectors' blocks fill the first.
 ///
 /// # Safety
-/// None but the instruction set: no address is too far for it.
+/// The processor has the instruction set. Any address may be prefetched, valid or not.
 #[inline(always)]
 pub(super) unsafe fn prefetch<T>(from: *const T) {
     for line in (0..GROUP * size_of::<T>()).step_by(64) {
@@ -143,7 +143,8 @@ unsafe fn map<L: Lanes, S: Formula, D: Formula, const SCALED: bool, const STREAM
             value.store::<D, STREAM>(to.add(first));
         });
         if STREAM {
-            // Such stores are ordered with nothing else; whoever reads them next may be another thread.
+            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is
+            // told that they are done.
             _mm_sfence();
         }
     }

@@ -30,7 +30,8 @@ pub(in crate::kernels::cpu) unsafe fn cast<S: Formula, D: Formula>(dst: &mut [D]
             cast_group(to.add(first), from.add(first), stream);
         });
         if stream {
-            // Such stores are ordered with nothing else; whoever reads them next may be another thread.
+            // Non-temporal stores are not ordered with other stores: the fence makes them visible before another thread is
+            // told that they are done.
             std::arch::x86_64::_mm_sfence();
         }
         end

@@ -1,9 +1,9 @@
 //! Pieces of assembly, each for 32 elements or for eight: loaded and widened, rounded and packed. Never a loop.
 //!
 //! Eight f64 or sixteen f32 fill a register. Sums and results in f64 are in registers 16 to 19, results in f32 and the
-//! packed ones from 20 on; 24 to 31 hold what a piece needs for itself. Those below 16 are left alone, so that no code
-//! after this has to wait for their upper halves, and `vzeroupper` is not needed; whoever has them used for lack of others says so. Addresses are named operands of the
-//! assembly that the pieces become part of.
+//! packed ones from 20 on; 24 to 31 are temporaries. Registers 0 to 15 are not used, so that `vzeroupper` is not needed;
+//! macros that use them for lack of others declare them as clobbered. Addresses are named operands of the assembly that
+//! the pieces become part of.
 
 /// What the pieces load numbers from: `{constants}`.
 #[repr(C, align(64))]

@@ -15,7 +15,7 @@ use crate::kernels::cpu::products::LANES;
 
 /// Vectors on each side of a tile.
 const SIDE: usize = 4;
-/// What all vectors together have in a block: half of the first-level cache.
+/// Bytes of a block, of all vectors together: half of the first-level cache.
 const BLOCK_BYTES: usize = 16 << 10;
 
 type Sums = [f64; LANES];

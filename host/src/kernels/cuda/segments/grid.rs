@@ -1,25 +1,26 @@
-//! [`Grids`]: the distribution of the segments of an arena among the blocks of kernels, chunk by chunk.
+//! [`Grids`]: the distribution of the segments of a window among the blocks of kernels.
 //!
-//! A chunk's length follows from the arena's length, the dtype and the number of vectors alone, never from the device, so that results do not
-//! depend on it.
+//! Reductions take the chunks of tensors ([`reduction`](crate::plan::reduction)), a few in each block; weighted sums, which are the same whatever
+//! block writes them, take parts of one length. How much a block takes follows from the window's length, the dtype and the number of vectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use gradsync_device::abi::{combine_chunk_len, peer_chunk_len, reduce_chunk_len};
+use gradsync_device::abi::{ChunkedSpan, combine_chunk_len, peer_stretch_len, reduce_stretch_len};
 
 use crate::driver::{Argument, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::cuda::{pointer, upload_words};
+use crate::plan::reduction::{DividedLayers, Window};
 use crate::plan::segments;
 
-/// Segments cut into chunks of one length, a block for each.
+/// Segments cut into parts of one length, a block for each.
 #[derive(Debug)]
 pub(super) struct Grid {
-    /// Elements of a chunk; the last one of a segment may be shorter.
+    /// Elements of a part; the last one of a segment may be shorter.
     pub(super) chunk_len: usize,
-    /// Number of chunks, and of blocks.
+    /// Number of parts, and of blocks.
     pub(super) chunks: u64,
     /// A `Span` for each segment.
     spans: DeviceBuffer,
@@ -32,65 +33,107 @@ impl Grid {
         Ok(Self { chunk_len, chunks, spans: upload_words(queue, &words)? })
     }
 
+    /// The segments as kernels find their parts in them.
+    pub(super) fn spans(&self) -> Argument {
+        pointer(self.spans.as_slice())
+    }
+}
+
+/// The chunks of segments, a few for each block.
+#[derive(Debug)]
+pub(super) struct ChunkGrid {
+    /// Number of blocks.
+    pub(super) blocks: u64,
+    /// Number of chunks.
+    pub(super) chunks: u64,
+    /// A [`ChunkedSpan`] for each segment.
+    spans: DeviceBuffer,
+}
+
+impl ChunkGrid {
+    fn new(queue: &Queue, window: &Window) -> Result<Self> {
+        let words: Vec<u64> = window.spans.iter().flat_map(words).collect();
+        Ok(Self { blocks: window.blocks, chunks: window.chunks, spans: upload_words(queue, &words)? })
+    }
+
     /// The segments as kernels find their chunks in them.
     pub(super) fn spans(&self) -> Argument {
         pointer(self.spans.as_slice())
     }
 }
 
+/// A segment as kernels read it.
+fn words(span: &ChunkedSpan) -> [u64; 9] {
+    let ChunkedSpan { begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before } =
+        *span;
+    [begin, len, chunk_len, first_chunk, chunks_of_block, first_block, first_row, rows, rows_before]
+}
+
 /// The grids over one list of segments that a kind of kernels runs on.
 #[derive(Debug)]
 pub(super) struct Grids {
-    by_chunk_len: BTreeMap<usize, Grid>,
-    /// The lengths of chunks, in the order of [`DType::ALL`].
-    chunk_lens: [ChunkLens; 4],
+    /// Of reductions, by the elements that a block takes.
+    reductions: BTreeMap<usize, ChunkGrid>,
+    /// Of weighted sums, by the elements of a part.
+    sums: BTreeMap<usize, Grid>,
+    /// The lengths, in the order of [`DType::ALL`].
+    lens: [Lens; 4],
 }
 
-/// Elements of a chunk.
+/// Elements that a block takes.
 #[derive(Clone, Copy, Debug)]
-struct ChunkLens {
+struct Lens {
     reduce: usize,
     combine: usize,
 }
 
 impl Grids {
     /// For kernels on `vectors` vectors of this device.
-    pub(super) fn new(queue: &Queue, segments: &[Range<usize>], vectors: usize) -> Result<Self> {
-        Self::of(queue, segments, |total, dtype| ChunkLens {
-            reduce: reduce_chunk_len(total),
+    pub(super) fn new(queue: &Queue, layers: &DividedLayers, window: Range<usize>, vectors: usize) -> Result<Self> {
+        Self::of(queue, layers, window, 1, |total, dtype| Lens {
+            reduce: reduce_stretch_len(total),
             combine: combine_chunk_len(total, dtype, vectors),
         })
     }
 
-    /// For kernels on the memory of peers.
-    pub(super) fn for_peers(queue: &Queue, segments: &[Range<usize>]) -> Result<Self> {
-        Self::of(queue, segments, |total, dtype| ChunkLens {
-            reduce: peer_chunk_len(total, dtype),
-            combine: peer_chunk_len(total, dtype),
+    /// For kernels on the memory of peers, whose blocks multiply two chunks at a time.
+    pub(super) fn for_peers(queue: &Queue, layers: &DividedLayers, window: Range<usize>) -> Result<Self> {
+        Self::of(queue, layers, window, 2, |total, dtype| Lens {
+            reduce: peer_stretch_len(total, dtype),
+            combine: peer_stretch_len(total, dtype),
         })
     }
 
-    fn of(queue: &Queue, segments: &[Range<usize>], lens: impl Fn(usize, DType) -> ChunkLens) -> Result<Self> {
-        let total = segments.iter().map(Range::len).sum();
-        let chunk_lens = DType::ALL.map(|dtype| lens(total, dtype));
-        let distinct: BTreeSet<usize> = chunk_lens.iter().flat_map(|lens| [lens.reduce, lens.combine]).collect();
-        let grids = distinct.into_iter().map(|len| Ok((len, Grid::new(queue, segments, len)?)));
-        Ok(Self { by_chunk_len: grids.collect::<Result<_>>()?, chunk_lens })
+    fn of(
+        queue: &Queue,
+        layers: &DividedLayers,
+        window: Range<usize>,
+        least_chunks: usize,
+        lens: impl Fn(usize, DType) -> Lens,
+    ) -> Result<Self> {
+        let parts = layers.parts(window.clone());
+        let total = parts.iter().map(Range::len).sum();
+        let lens = DType::ALL.map(|dtype| lens(total, dtype));
+        let distinct = |len: fn(&Lens) -> usize| lens.iter().map(len).collect::<BTreeSet<usize>>().into_iter();
+        let reductions = distinct(|lens| lens.reduce)
+            .map(|len| Ok((len, ChunkGrid::new(queue, &layers.window(window.clone(), len, least_chunks))?)));
+        let sums = distinct(|lens| lens.combine).map(|len| Ok((len, Grid::new(queue, &parts, len)?)));
+        Ok(Self { reductions: reductions.collect::<Result<_>>()?, sums: sums.collect::<Result<_>>()?, lens })
     }
 
     /// The grid of reductions of vectors of a dtype.
-    pub(super) fn of_reductions(&self, dtype: DType) -> &Grid {
-        &self.by_chunk_len[&self.chunk_lens[dtype as usize].reduce]
+    pub(super) fn of_reductions(&self, dtype: DType) -> &ChunkGrid {
+        &self.reductions[&self.lens[dtype as usize].reduce]
     }
 
     /// The grid of weighted sums of vectors of a dtype.
     pub(super) fn of_sums(&self, dtype: DType) -> &Grid {
-        &self.by_chunk_len[&self.chunk_lens[dtype as usize].combine]
+        &self.sums[&self.lens[dtype as usize].combine]
     }
 
-    /// The largest number of chunks that any reduction leaves partial sums of.
-    pub(super) fn most_partials(&self) -> usize {
-        DType::ALL.map(|dtype| self.of_reductions(dtype).chunks as usize).into_iter().max().unwrap_or(0)
+    /// The number of chunks, of each of which a reduction leaves partial sums.
+    pub(super) fn chunks(&self) -> usize {
+        self.of_reductions(DType::F32).chunks as usize
     }
 }
 
@@ -99,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_grow_with_the_arena() {
+    fn blocks_take_more_of_longer_windows() {
         for (total, reduce, combine) in [
             (0, 2048, [2048; 4]),
             (1 << 24, 2048, [2048; 4]),
@@ -108,7 +151,7 @@ mod tests {
             (335_000_000, 40_960, [2048, 2048, 2048, 4096]),
             (1 << 33, 1 << 20, [2048, 2048, 2048, 4096]),
         ] {
-            assert_eq!(reduce_chunk_len(total), reduce, "{total} elements");
+            assert_eq!(reduce_stretch_len(total), reduce, "{total} elements");
             assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 4)), combine, "{total} elements");
             assert_eq!(DType::ALL.map(|dtype| combine_chunk_len(total, dtype, 5)), [2048; 4], "{total} elements");
         }
@@ -119,7 +162,29 @@ mod tests {
             (1 << 23, [8192, 16384, 16384, 16384]),
             (1 << 33, [8192, 16384, 32768, 32768]),
         ] {
-            assert_eq!(DType::ALL.map(|dtype| peer_chunk_len(total, dtype)), lens, "{total} elements");
+            assert_eq!(DType::ALL.map(|dtype| peer_stretch_len(total, dtype)), lens, "{total} elements");
         }
+    }
+
+    #[test]
+    fn every_field_is_where_kernels_read_it() {
+        let span = ChunkedSpan {
+            begin: 1,
+            len: 2,
+            chunk_len: 3,
+            first_chunk: 4,
+            chunks_of_block: 5,
+            first_block: 6,
+            first_row: 7,
+            rows: 8,
+            rows_before: 9,
+        };
+        assert_eq!(size_of::<ChunkedSpan>(), size_of_val(&words(&span)));
+        macro_rules! assert_fields {
+            ($($field:ident)*) => {
+                $(assert_eq!(words(&span)[std::mem::offset_of!(ChunkedSpan, $field) / 8], span.$field, stringify!($field));)*
+            };
+        }
+        assert_fields!(begin len chunk_len first_chunk chunks_of_block first_block first_row rows rows_before);
     }
 }

@@ -14,12 +14,13 @@ use gradsync_device::math::adasum::{Criterion, LEVELS, Pair, pairs, products};
 use gradsync_device::math::precise;
 
 use self::grid::Grids;
-pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel};
+pub(crate) use self::peer::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
 use super::{pointer, pointer_mut, upload_words};
 use crate::driver::{Argument, DeviceBuffer, DeviceSlice, DeviceSliceMut, Queue, Table};
 use crate::dtype::DType;
 use crate::error::{Error, Result, same_len};
 use crate::kernels::cpu::Coefficients;
+use crate::plan::reduction::DividedLayers;
 use crate::plan::segments;
 
 /// The segments ("layers") of arenas of one length, with room on the device for their inner products and weights.
@@ -32,8 +33,12 @@ pub struct SegmentWorkspace {
     grids: Grids,
     /// `[sum][chunk]`, of the sums of the widest launch; between launches on vectors of this device, all of it [`EMPTY_BYTE`]s.
     partials: DeviceBuffer,
-    /// `[layer][product]`
+    /// `[row][product]`: a row for each layer, and behind those the rows of divided layers' chunks
     totals: DeviceBuffer,
+    /// The number of rows.
+    rows: usize,
+    /// The layers of which other windows have chunks too, if there are any.
+    divided: Option<Divided>,
     /// `[layer][rank]`
     weights: DeviceBuffer,
     /// `[layer]`, a u32 each
@@ -52,6 +57,14 @@ pub struct SegmentWorkspace {
     is_shared: bool,
     /// The tables that copy this layer's weights to all segments, where kernels read them.
     spread: Option<Spread>,
+}
+
+/// Layers that several windows divide.
+#[derive(Debug)]
+struct Divided {
+    count: usize,
+    /// Their numbers.
+    layers: DeviceBuffer,
 }
 
 /// Tables of copies from the first segment's rows to all others'.
@@ -90,49 +103,8 @@ impl SegmentWorkspace {
     /// [`Error::InvalidArgument`] for segments that overlap, descend or exceed `len`, or a world of no or more than 4096
     /// ranks; [`Error::Cuda`].
     pub fn new(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        Self::on(|queue, segments| Grids::new(queue, segments, world_size), queue, len, segments, world_size)
-    }
-
-    /// Like [`new`](Self::new), with the grids that `grids` makes of a queue and the segments.
-    fn on(
-        grids: impl Fn(&Queue, &[Range<usize>]) -> Result<Grids>,
-        queue: &Queue,
-        len: usize,
-        segments: &[Range<usize>],
-        world_size: usize,
-    ) -> Result<Self> {
         segments::check("layers", segments, len)?;
-        const MOST: usize = 1 << LEVELS;
-        if world_size == 0 || world_size > MOST {
-            let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
-            return Err(Error::InvalidArgument { operation: "layers", reason });
-        }
-        let grids = grids(queue, segments)?;
-        let count = segments.len();
-        // A pair of sides has three sums, or of `f64` the slices of those; the pairs of a level are summed together, which are fewer than ranks by half.
-        let sums = products(world_size).max(precise::SUMS * world_size.div_ceil(2));
-        // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
-        let widest = products(tile_width(world_size)).max(precise::SUMS);
-        let lens: Vec<usize> = segments.iter().map(Range::len).collect();
-        let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
-        Ok(Self {
-            queue: queue.clone(),
-            len,
-            count,
-            world_size,
-            partials: DeviceBuffer::filled(queue, DType::F64, widest * grids.most_partials(), EMPTY_BYTE)?,
-            grids,
-            totals: zeroed(sums * count)?,
-            weights: zeroed(world_size * count)?,
-            cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
-            short: short_flags(queue, &lens)?,
-            tree: zeroed(tree_row(world_size) * count)?,
-            dtype: DType::F32,
-            is_tree: false,
-            vectors: None,
-            is_shared: false,
-            spread: None,
-        })
+        Self::of_window(queue, &DividedLayers::new(segments, segments.len(), 0), 0..len, world_size)
     }
 
     /// Like [`new`](Self::new), for segments that are one layer together: their products are added up, and they share its weights.
@@ -140,34 +112,89 @@ impl SegmentWorkspace {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn new_shared(queue: &Queue, len: usize, segments: &[Range<usize>], world_size: usize) -> Result<Self> {
-        let mut layers = Self::new(queue, len, segments, world_size)?;
-        let others = 1..layers.count.max(1) as u64;
+        segments::check("layers", segments, len)?;
+        Self::of_window(queue, &DividedLayers::new(segments, segments.len().min(1), 0), 0..len, world_size)
+    }
+
+    /// Prepares reductions over a window of an arena whose layers other windows have parts of: each layer is a tensor, or all tensors are one. The
+    /// window's sums become those of the layers by [`adasum_of_parts`](Self::adasum_of_parts).
+    pub(crate) fn of_window(
+        queue: &Queue,
+        layers: &DividedLayers,
+        window: Range<usize>,
+        world_size: usize,
+    ) -> Result<Self> {
+        let grids = |queue: &Queue| Grids::new(queue, layers, window.clone(), world_size);
+        let mut workspace = Self::on(grids, queue, layers, window.len(), world_size)?;
+        if workspace.is_shared {
+            workspace.spread = Some(workspace.spread_tables()?);
+        }
+        Ok(workspace)
+    }
+
+    /// Like [`of_window`](Self::of_window), with the grids that `grids` makes for a queue, and for kernels that give weights to layers alone.
+    fn on(
+        grids: impl FnOnce(&Queue) -> Result<Grids>,
+        queue: &Queue,
+        layers: &DividedLayers,
+        len: usize,
+        world_size: usize,
+    ) -> Result<Self> {
+        const MOST: usize = 1 << LEVELS;
+        if world_size == 0 || world_size > MOST {
+            let reason = format!("the world size is {world_size}, and must be from 1 to {MOST}");
+            return Err(Error::InvalidArgument { operation: "layers", reason });
+        }
+        let grids = grids(queue)?;
+        let (count, rows) = (layers.tensors(), layers.rows());
+        // A pair of sides has three sums, or of `f64` the slices of those; the pairs of a level are summed together, which are fewer than ranks by half.
+        let sums = products(world_size).max(precise::SUMS * world_size.div_ceil(2));
+        // A launch leaves the sums of a whole tile: of the narrowest that holds all vectors, or else of the widest.
+        let widest = products(tile_width(world_size)).max(precise::SUMS);
+        let zeroed = |len| DeviceBuffer::zeroed(queue, DType::F64, len);
+        let divided: Vec<u64> = layers.divided().map(|layer| layer as u64).collect();
+        let divided = match divided.len() {
+            0 => None,
+            count => Some(Divided { count, layers: upload_words(queue, &divided)? }),
+        };
+        Ok(Self {
+            queue: queue.clone(),
+            len,
+            count,
+            world_size,
+            partials: DeviceBuffer::filled(queue, DType::F64, widest * grids.chunks(), EMPTY_BYTE)?,
+            grids,
+            totals: zeroed(sums * rows)?,
+            rows,
+            divided,
+            weights: zeroed(world_size * count)?,
+            cancelled: DeviceBuffer::zeroed(queue, DType::F32, count)?,
+            short: short_flags(queue, &layers.lens())?,
+            tree: zeroed(tree_row(world_size) * count)?,
+            dtype: DType::F32,
+            is_tree: false,
+            vectors: None,
+            is_shared: layers.layers() != count,
+            spread: None,
+        })
+    }
+
+    /// The tables of copies from the first segment's rows to all others'.
+    fn spread_tables(&self) -> Result<Spread> {
         let row = |buffer: &DeviceBuffer, bytes: usize, row: u64| buffer.as_slice().address() + row * bytes as u64;
         let piece = |buffer: &DeviceBuffer, size: usize, len: usize, index: u64, block: u64| {
             [row(buffer, len * size, index), row(buffer, 0, 0), len as u64, block]
         };
-        let (width, nodes) = (world_size, tree_row(world_size));
+        let (width, nodes) = (self.world_size, tree_row(self.world_size));
         let (mut weights, mut flags, mut block) = (Vec::new(), Vec::new(), 0);
-        for index in others.clone() {
-            weights.extend(piece(&layers.weights, 8, width, index, block));
+        for index in 1..self.count as u64 {
+            weights.extend(piece(&self.weights, 8, width, index, block));
             block += row_blocks(width) as u64;
-            weights.extend(piece(&layers.tree, 8, nodes, index, block));
+            weights.extend(piece(&self.tree, 8, nodes, index, block));
             block += row_blocks(nodes) as u64;
+            flags.extend(piece(&self.cancelled, 4, 1, index, index - 1));
         }
-        for (block, index) in others.enumerate() {
-            flags.extend(piece(&layers.cancelled, 4, 1, index, block as u64));
-        }
-        layers.is_shared = true;
-        layers.short = short_flags(queue, &[segments.iter().map(Range::len).sum()])?;
-        layers.spread = Some(Spread { weights: upload_words(queue, &weights)?, flags: upload_words(queue, &flags)? });
-        Ok(layers)
-    }
-
-    /// The same layers, as parts of layers with `lens` elements in all: one length for each distinct layer.
-    pub(crate) fn with_whole_lens(mut self, lens: &[usize]) -> Result<Self> {
-        same_len("layers", ("layers", self.layer_count()), ("lengths of whole layers", lens.len()))?;
-        self.short = short_flags(&self.queue, lens)?;
-        Ok(self)
+        Ok(Spread { weights: upload_words(&self.queue, &weights)?, flags: upload_words(&self.queue, &flags)? })
     }
 
     /// The same layers for one pair of the tree, which is the upstream's algorithm: three sums of `f64` for a pair, whatever the dtype.
@@ -256,8 +283,9 @@ impl SegmentWorkspace {
         self.adasum_of_parts(dst, vectors, |_| Ok(()))
     }
 
-    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces sums over this rank's part by those
-    /// over all parts, on the device. The destination may be the memory of one of the vectors.
+    /// Like [`adasum`](Self::adasum), of vectors of which each rank has a part: `add_up` replaces a table of sums over this rank's part by the sum of
+    /// all ranks' tables, on the device, in any order, since each number is zero on all ranks but one. The destination may be the memory of one of
+    /// the vectors.
     pub(crate) fn adasum_of_parts(
         &mut self,
         mut dst: DeviceSliceMut<'_>,
@@ -266,6 +294,7 @@ impl SegmentWorkspace {
     ) -> Result<()> {
         self.gram(vectors)?;
         add_up(self.totals_mut(products(self.world_size)))?;
+        self.fold(products(self.world_size), 0)?;
         self.coefficients()?;
         let (sums, is_double) = (self.sums(), self.is_double());
         let pairs: Vec<Pair> = pairs(self.world_size).filter(|pair| is_double || !pair.joins_ranks()).collect();
@@ -276,6 +305,7 @@ impl SegmentWorkspace {
             }
             add_up(self.totals_mut(sums * level.len()))?;
             for (place, &pair) in level.iter().enumerate() {
+                self.fold(sums, place)?;
                 self.set_pair(pair, place)?;
             }
             self.spread()?;
@@ -284,10 +314,27 @@ impl SegmentWorkspace {
         self.tree_combine(dst, vectors)
     }
 
-    /// The first `count` sums a layer of the last reduction.
+    /// The first `count` sums a row of the last reductions.
     fn totals_mut(&mut self, count: usize) -> DeviceSliceMut<'_> {
-        let len = count * self.layer_count();
+        let len = count * self.rows;
         self.totals.as_mut_slice().range_mut(0..len)
+    }
+
+    /// Adds up the rows of divided layers, `width` sums each, which stand behind `place` others like them.
+    fn fold(&mut self, width: usize, place: usize) -> Result<()> {
+        let Some(Divided { count, layers }) = &self.divided else { return Ok(()) };
+        let behind = self.behind(width * place);
+        let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
+        let spans = self.grids.of_reductions(self.dtype).spans();
+        // SAFETY: the table lists layers with rows, of which there are `width` sums each.
+        unsafe {
+            self.queue.launch(
+                "fold_sums",
+                (count * width) as u64,
+                &[totals, spans, pointer(layers.as_slice()), width.into()],
+            )
+        }?;
+        Ok(())
     }
 
     /// Whether the exact path has twice the precision of `f64`.
@@ -355,9 +402,9 @@ impl SegmentWorkspace {
         self.per_layer("combine_pair", &own)
     }
 
-    /// The places of the totals behind the first `count` of each layer.
+    /// The places of the totals behind the first `count` of each row.
     fn behind(&self, count: usize) -> Range<usize> {
-        count * self.layer_count()..self.totals.as_slice().len()
+        count * self.rows..self.totals.as_slice().len()
     }
 
     /// Writes the roots of the combination trees of cancelled layers, once all pairs are set; leaves other layers alone.
@@ -444,7 +491,7 @@ impl SegmentWorkspace {
         Ok(totals)
     }
 
-    /// Launches a reduction of vectors of a dtype into `width` sums a chunk; its totals stand behind `place` others for each layer.
+    /// Launches a reduction of vectors of a dtype into `width` sums a chunk; its totals stand behind `place` others for each row.
     ///
     /// # Safety
     /// As `Queue::launch`, of the kernel's own parameters. Partials and totals have room for as many products as it may write.
@@ -454,8 +501,8 @@ impl SegmentWorkspace {
         let totals = pointer_mut(&self.totals.as_mut_slice().range_mut(behind));
         let head = [pointer_mut(&self.partials.as_mut_slice()), totals];
         let counts = [self.count, self.layer_count()].map(Argument::from);
-        let tail = [grid.spans(), counts[0], counts[1], grid.chunks.into(), grid.chunk_len.into()];
-        let blocks = grid.chunks + (self.layer_count() * width) as u64;
+        let tail = [grid.spans(), counts[0], counts[1], grid.blocks.into(), grid.chunks.into()];
+        let blocks = grid.blocks + (self.layer_count() * width) as u64;
         // SAFETY: the caller's promise; the grid is that of this object's segments, and partials are empty between launches.
         Ok(unsafe { self.queue.launch(name, blocks, &[&head, own, &tail].concat()) }?)
     }

@@ -13,6 +13,7 @@ use crate::driver::{Argument, Claim, DeviceBuffer, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{pointer, pointer_mut, upload_words};
+use crate::plan::reduction::DividedLayers;
 
 /// One rank's view of a group whose kernels reach each other's memory, on the device.
 #[derive(Debug)]
@@ -53,8 +54,9 @@ fn words(peers: &Peers) -> Vec<u64> {
         [peers.rank, peers.world_size, peers.runs, peers.abort, peers.window_bytes],
         [peers.tile_shift, peers.layers, peers.tile_flags, peers.products, peers.pairs],
     ];
+    let rows = [peers.rows, peers.product_rows, peers.pair_rows];
     let addresses = [peers.mailboxes, peers.windows, peers.sources, peers.slots, peers.copies];
-    [head.concat(), addresses.concat()].concat()
+    [&head.concat()[..], &rows, &addresses.concat()].concat()
 }
 
 /// The width of the narrowest kernels that take all ranks.
@@ -76,6 +78,20 @@ pub(crate) enum PeerKernel {
     Tree,
 }
 
+/// How many layers the ranks of a group exchange sums of, and how many chunks of divided layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PeerSums {
+    layers: usize,
+    rows: usize,
+}
+
+impl PeerSums {
+    /// Of these layers, as windows divide them.
+    pub(crate) fn of(layers: &DividedLayers) -> Self {
+        Self { layers: layers.layers(), rows: layers.rows() - layers.layers() }
+    }
+}
+
 impl PeerKernel {
     /// The name of the entry point of that width.
     fn entry(self, dtype: DType, width: usize) -> String {
@@ -89,9 +105,9 @@ impl PeerKernel {
 }
 
 impl PeerGroup {
-    /// Elements of `f64` in the mailbox of a rank of a group with that many layers and windows of so many bytes.
-    pub(crate) fn mailbox_len(layers: usize, world_size: usize, window_bytes: usize) -> usize {
-        Peers::of(layers, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
+    /// Elements of `f64` in the mailbox of a rank of a group with these sums and windows of so many bytes.
+    pub(crate) fn mailbox_len(sums: PeerSums, world_size: usize, window_bytes: usize) -> usize {
+        Peers::of(sums.layers, sums.rows, world_size, window_bytes).mailbox_bytes() / DType::F64.size_bytes()
     }
 
     /// Loads the kernels of the group for windows of `dtype`, before any rank waits for them in a kernel, and uploads their tables to
@@ -103,7 +119,7 @@ impl PeerGroup {
     pub(crate) unsafe fn new(
         queue: &Queue,
         (kernel, dtype): (PeerKernel, DType),
-        layers: usize,
+        sums: PeerSums,
         addresses: &PeerAddresses,
         claim: Claim,
     ) -> Result<Self> {
@@ -124,7 +140,7 @@ impl PeerGroup {
             sources: eight(&addresses.sources),
             slots: eight(&addresses.slots),
             copies: eight(&addresses.copies),
-            ..Peers::of(layers, world_size, addresses.window_bytes)
+            ..Peers::of(sums.layers, sums.rows, world_size, addresses.window_bytes)
         };
         let width = width(world_size);
         let entry = kernel.entry(dtype, width);
@@ -203,22 +219,22 @@ impl Places {
 }
 
 impl SegmentWorkspace {
-    /// Like [`new`](Self::new), or [`new_shared`](Self::new_shared), for [`adasum_of_peers`](Self::adasum_of_peers) and
-    /// [`tree_of_peers`](Self::tree_of_peers).
+    /// Like [`of_window`](Self::of_window), for [`adasum_of_peers`](Self::adasum_of_peers) and [`tree_of_peers`](Self::tree_of_peers).
     pub(crate) fn for_peers(
         queue: &Queue,
-        len: usize,
-        segments: &[Range<usize>],
+        layers: &DividedLayers,
+        window: Range<usize>,
         world_size: usize,
-        is_shared: bool,
     ) -> Result<Self> {
-        Ok(Self { is_shared, ..Self::on(Grids::for_peers, queue, len, segments, world_size)? })
+        let len = window.len();
+        Self::on(|queue| Grids::for_peers(queue, layers, window), queue, layers, len, world_size)
     }
 
     /// Adasum of the ranks' windows in each layer, in place in every rank's arena; the windows have the length and the segments of
     /// these layers, whose group this is.
     pub(crate) fn adasum_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
+        let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
+        let Places { blocks, senders } = group.grid();
         let arguments = [
             group.table(),
             pointer_mut(&self.weights.as_mut_slice()),
@@ -229,30 +245,37 @@ impl SegmentWorkspace {
             pointer_mut(&self.partials.as_mut_slice()),
             grid.spans(),
             self.count.into(),
+            grid.blocks.into(),
             grid.chunks.into(),
-            grid.chunk_len.into(),
+            sums.spans(),
+            sums.chunks.into(),
+            sums.chunk_len.into(),
             senders.into(),
         ];
-        let jobs = senders + grid.chunks + group.peers.teams() as u64 + grid.chunks;
+        let jobs = senders + grid.blocks + group.peers.teams() as u64 + sums.chunks;
         // SAFETY: the promise made to `PeerGroup::new`; workspace of these layers.
         unsafe { group.launch(blocks, jobs, &arguments) }
     }
 
     /// Like [`adasum_of_peers`](Self::adasum_of_peers), pair by pair along the tree, for a power of two of ranks.
     pub(crate) fn tree_of_peers(&mut self, group: &PeerGroup, dtype: DType) -> Result<()> {
-        let (grid, Places { blocks, senders }) = (self.grids.of_reductions(dtype), group.grid());
+        let (grid, sums) = (self.grids.of_reductions(dtype), self.grids.of_sums(dtype));
+        let Places { blocks, senders } = group.grid();
         let arguments = [
             group.table(),
             pointer_mut(&self.tree.as_mut_slice()),
             pointer_mut(&self.partials.as_mut_slice()),
             grid.spans(),
             self.count.into(),
+            grid.blocks.into(),
             grid.chunks.into(),
-            grid.chunk_len.into(),
+            sums.spans(),
+            sums.chunks.into(),
+            sums.chunk_len.into(),
             senders.into(),
         ];
         let levels = u64::from(self.world_size.ilog2());
-        let jobs = senders + levels * (grid.chunks + group.peers.teams() as u64) + grid.chunks;
+        let jobs = senders + levels * (grid.blocks + group.peers.teams() as u64) + sums.chunks;
         debug_assert!(self.world_size.is_power_of_two(), "the tree takes powers of two of ranks");
         // SAFETY: as above; the group has as many ranks as the kernels are wide.
         unsafe { group.launch(blocks, jobs, &arguments) }
@@ -272,12 +295,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_in_a_mailbox_overlaps(layers in 0usize..40, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000) {
-            let peers = Peers::of(layers, world_size, window * 16);
-            let rows = [Row::End].into_iter()
+        fn nothing_in_a_mailbox_overlaps(
+            layers in 0usize..40, rows in 0usize..100, world_size in 2usize..=MOST_RANKS, window in 0usize..10_000,
+        ) {
+            let peers = Peers::of(layers, rows, world_size, window * 16);
+            let flags = [Row::End].into_iter()
                 .chain((0..peers.teams()).flat_map(|team| [Row::Weights(team), Row::Progress(team)]))
                 .chain((0..peers.tiles() as usize).map(Row::Tile));
-            let mut parts: Vec<Range<usize>> = rows
+            let mut parts: Vec<Range<usize>> = flags
                 .flat_map(|row| (0..MOST_RANKS).map(move |rank| peers.flag(row, rank)))
                 .map(|flag| flag..flag + 4)
                 .collect();
@@ -286,18 +311,25 @@ mod tests {
                 parts.push(numbers(peers.products_of(rank), layers * products(world_size)));
                 parts.push(numbers(peers.pairs_of(rank), layers * SUMS * (world_size - 1)));
             }
+            // Each sum of each chunk has a place of its own.
+            let in_rows = |begin: u64, sums: usize| {
+                (0..sums).flat_map(move |sum| (0..rows).map(move |row| peers.in_rows(begin, sum, row as u64) as usize))
+            };
+            parts.extend(in_rows(peers.product_rows, products(world_size)).map(|begin| numbers(begin, 1)));
+            parts.extend(in_rows(peers.pair_rows, SUMS * (world_size - 1)).map(|begin| numbers(begin, 1)));
             parts.retain(|part| !part.is_empty());
             parts.sort_by_key(|part| part.start);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start));
             let end = parts.last().map_or(0, |part| part.end);
-            prop_assert!(end <= PeerGroup::mailbox_len(layers, world_size, window * 16) * 8);
+            let room = PeerGroup::mailbox_len(PeerSums { layers, rows }, world_size, window * 16) * 8;
+            prop_assert!(end <= room, "{end} of {room} bytes");
             prop_assert!(peers.mailbox_bytes() % 8 == 0);
         }
 
         #[test]
         fn tiles_cover_a_window(window in 0u64..1 << 40) {
             let bytes = window * 16;
-            let peers = Peers::of(1, 2, bytes as usize);
+            let peers = Peers::of(1, 0, 2, bytes as usize);
             let tile = 1u64 << peers.tile_shift;
             prop_assert!((4096..=65536).contains(&tile));
             prop_assert!(peers.tiles() * tile >= bytes);
@@ -318,6 +350,9 @@ mod tests {
             tile_flags: 8,
             products: 9,
             pairs: 10,
+            rows: 23,
+            product_rows: 24,
+            pair_rows: 25,
             mailboxes: [11; MOST_PEERS],
             windows: [12; MOST_PEERS],
             sources: [13; MOST_PEERS],
@@ -335,14 +370,14 @@ mod tests {
                 )*
             };
         }
-        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs);
+        assert_fields!(rank world_size runs abort window_bytes tile_shift layers tile_flags products pairs rows product_rows pair_rows);
         assert_fields!(mailboxes windows sources slots copies);
     }
 
     #[test]
     fn senders_leave_places_to_the_others() {
         for world_size in 2..=MOST_RANKS {
-            let (width, peers) = (width(world_size), Peers::of(1, world_size, 1 << 26));
+            let (width, peers) = (width(world_size), Peers::of(1, 0, world_size, 1 << 26));
             let all = 132 * u64::from(LaunchBounds::of_peers(width).blocks);
             assert_eq!(Places::of(all, width, &peers).senders, peer_senders(width, world_size as u64));
             for blocks in 2..=all {
@@ -350,7 +385,7 @@ mod tests {
                 assert!((1..blocks).contains(&senders), "{world_size} ranks on {blocks} places: {senders}");
             }
             assert_eq!(Places::of(1, width, &peers), Places { blocks: 1, senders: 1 });
-            assert_eq!(Places::of(1, width, &Peers::of(1, world_size, 0)).senders, 0, "nothing to send");
+            assert_eq!(Places::of(1, width, &Peers::of(1, 0, world_size, 0)).senders, 0, "nothing to send");
         }
     }
 }

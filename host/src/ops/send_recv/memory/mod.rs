@@ -54,7 +54,7 @@ pub trait BundleMemory: Memory {
     /// Memory for so many bytes.
     ///
     /// # Errors
-    /// That there is none.
+    /// The error of memory that does not suffice: [`Error::OutOfMemory`], or `Error::Cuda` with code 2.
     fn allocate(operation: &'static str, queue: &Self::Queue, bytes: usize) -> Result<Self::Payload>;
 
     /// The elements at a place of a payload.

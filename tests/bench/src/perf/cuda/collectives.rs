@@ -5,7 +5,7 @@ use gradsync::comm::nccl::NcclCommunicator;
 use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp, Scaling};
 use gradsync::driver::Queue;
 use gradsync::memory::Cuda;
-use gradsync::ops::cuda::{OrderedAllReduce, PeerAllReduce};
+use gradsync::ops::{OrderedAllReduce, PeerAllReduce};
 
 use super::plain::Plain;
 use super::vectors::{Vectors, slots, wrong};

@@ -1,12 +1,11 @@
 //! Ranks with a GPU each: the processes of a launcher, or threads of this process.
 
-use gradsync::memory::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
-use gradsync::comm::{self, Call, Communicator, Ranks, local};
+use gradsync::comm::{Communicator, Ranks, local};
 use gradsync::driver::{Graph, Queue};
 
 use super::adasum::{self, Reduction};
@@ -118,10 +117,7 @@ fn measure(
     // All ranks have their operands.
     queue.synchronize()?;
     comm.barrier()?;
-    let mut launch = |graph: &Graph| {
-        let call = Call::without_data(comm::Operation::Graph);
-        Ok(comm.run_kernels(call, queue, &mut || Ok(graph.launch()?))?)
-    };
+    let mut launch = |graph: &Graph| Ok(comm.launch(graph)?);
     let seconds = timing::time(queue, subject, output.counts, &mut launch)?;
     comm.synchronize(queue)?;
     comm.barrier()?;

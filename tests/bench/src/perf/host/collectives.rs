@@ -8,7 +8,7 @@ use gradsync::ops::{AdasumOptions, Algorithm, Nodes, adasum_all_reduce, hierarch
 
 use super::vectors::{Vectors, slots};
 use crate::perf::PerfError;
-use crate::perf::arguments::{Counts, TransportChoice};
+use crate::perf::arguments::Counts;
 use crate::perf::data::{PERIOD, adasum, adasum_operand, count_wrong, fill, operand, reduced, tolerance, value};
 use crate::perf::nodes::Groups;
 use crate::perf::operation::{Operation, Redop, Row};
@@ -103,8 +103,8 @@ impl<'a> Collective<'a> {
             Operation::Adasum => {
                 // Threads reach each other's memory of any kind, and ranks of a node may where those of several nodes do not.
                 let may_share = comm.sharing().is_some() || row.nodes().is_some();
-                let is_over_mpi = place == Place::Ranks(TransportChoice::Mpi);
-                let is_shared = is_over_mpi && may_share && !counts.ordinary_buffers;
+                let are_processes = matches!(place, Place::Ranks(transport) if transport.are_processes());
+                let is_shared = are_processes && may_share && !counts.ordinary_buffers;
                 let buffer = |_| if is_shared { shared_gradients(row) } else { gradients(row) };
                 (0..slots).map(buffer).collect::<Result<_, _>>()?
             }

@@ -37,8 +37,9 @@ pub(crate) fn first_failure(outcomes: Vec<std::thread::Result<Result<(), PerfErr
     if failures.is_empty() { Ok(()) } else { Err(failures.swap_remove(cause)) }
 }
 
-struct Memory {
-    is_first: bool,
+/// The machine's memory.
+pub(crate) struct Memory {
+    pub(crate) is_first: bool,
 }
 
 impl HostBaselines for Memory {

@@ -5,12 +5,12 @@
 
 mod plain;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::Communicator;
+use gradsync::comm::Ranks;
 use gradsync::comm::mpi::MpiCommunicator;
-use gradsync::comm::{Collectives, Ranks, ReduceOp};
 
 use self::plain::Plain;
 use super::PerfError;
@@ -20,6 +20,7 @@ use super::machine::Processes;
 use super::operation::{Operation, Row};
 use super::output::Output;
 use super::plan::Section;
+use super::process::copy_together;
 use super::record::BaselineName;
 
 /// Measures sections; every process of the job has to call it.
@@ -48,29 +49,10 @@ pub(crate) fn abort(is_speaker: bool, error: &PerfError) -> Result<(), PerfError
     comm.abort(1)
 }
 
-/// Bytes of each rank's copy.
-const COPY_BYTES: usize = 32 << 20;
-const COPIES: usize = 5;
-
-/// What all ranks together read and write when each copies on its own, at their best, which carries messages between the processes of one
-/// machine; and how they meet. Every process of the job has to call it.
+/// What the ranks' memory carries. Every process of the job has to call it.
 pub(crate) fn look() -> Result<Processes, PerfError> {
     let comm = MpiCommunicator::world()?;
-    let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
-    let mut best = f64::INFINITY;
-    for _ in 0..COPIES {
-        comm.barrier()?;
-        let start = Instant::now();
-        to.copy_from_slice(&from);
-        std::hint::black_box(&mut to);
-        // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
-        comm.barrier()?;
-        let mut slowest = [start.elapsed().as_secs_f64()];
-        comm.all_reduce(&mut slowest, ReduceOp::Max)?;
-        best = best.min(slowest[0]);
-    }
-    let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;
-    Ok(Processes { copy_gbs: copied / best / 1e9, share_memory: comm.shares_memory() })
+    copy_together(&comm, comm.shares_memory())
 }
 
 struct Beside {

@@ -18,11 +18,11 @@ use gradsync_tests::oracle::Format;
 
 use super::{RankContext, host_tensor};
 
-/// All of them are multiples of every world size up to 4.
-const BATCH: usize = 12;
-const INPUTS: usize = 12;
-const HIDDEN: usize = 12;
-const OUTPUTS: usize = 12;
+/// All of them are multiples of every world size.
+const BATCH: usize = 24;
+const INPUTS: usize = 24;
+const HIDDEN: usize = 24;
+const OUTPUTS: usize = 24;
 
 /// A matrix in row-major order.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,253 @@
+//! The problems that follow from the facts of all ranks. Pure: the same on every rank.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::clock::Offset;
+use super::facts::Facts;
+
+/// Clocks that differ by more than so many seconds put the logs of two ranks into the wrong order.
+const CLOCK: f64 = 0.5;
+/// Each rank has a connection to rank 0, and a quarter of rank 0's descriptors is for connections that have proven nothing. NCCL needs more than all.
+const DESCRIPTORS: u64 = 1024;
+/// What RDMA needs to register memory.
+const LOCKED_BYTES: u64 = 1 << 30;
+/// What containers give by default, which is too little for NCCL on several GPUs of one machine.
+const SHARED_MEMORY_BYTES: u64 = 64 << 20;
+
+/// A problem, and what helps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Problem {
+    pub(super) problem: String,
+    pub(super) remedy: String,
+}
+
+fn problem(problem: String, remedy: &str) -> Problem {
+    Problem { problem, remedy: remedy.to_owned() }
+}
+
+/// All problems.
+pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let differing: [(&str, fn(&Facts) -> String, &str); 4] = [
+        ("versions of gradsync", |rank| rank.version.clone(), "build the program of all ranks with the same version"),
+        ("features of the build", |rank| rank.features.join(", "), "start the same program on all machines"),
+        (
+            "versions of NCCL",
+            |rank| rank.nccl.clone().unwrap_or("none".into()),
+            "install the same NCCL on all machines, or name it by GRADSYNC_LIBNCCL",
+        ),
+        (
+            "settings of NCCL_SOCKET_IFNAME",
+            |rank| rank.interface.clone().unwrap_or("not set".into()),
+            "set it to the same interfaces everywhere, or nowhere",
+        ),
+    ];
+    for (what, value, remedy) in differing {
+        found.extend(difference(ranks, what, value, remedy));
+    }
+    places(ranks, &mut found);
+    gpus(ranks, &mut found);
+    mpi(ranks, &mut found);
+    for (rank, clock) in ranks.iter().zip(clocks) {
+        if clock.seconds.abs() - clock.uncertainty > CLOCK {
+            let text = format!(
+                "the clock of rank {} ({}) differs from rank 0's by {:.1} s",
+                rank.rank, rank.host, clock.seconds
+            );
+            found.push(problem(text, "synchronise the clocks of all machines, by chrony or another client of NTP"));
+        }
+    }
+    limits(ranks, &mut found);
+    found
+}
+
+/// The ranks of each value.
+fn by<K: Ord>(ranks: &[Facts], key: impl Fn(&Facts) -> K) -> BTreeMap<K, Vec<usize>> {
+    let mut found: BTreeMap<K, Vec<usize>> = BTreeMap::new();
+    ranks.iter().for_each(|rank| found.entry(key(rank)).or_default().push(rank.rank));
+    found
+}
+
+fn listed(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
+}
+
+fn difference(ranks: &[Facts], what: &str, value: fn(&Facts) -> String, remedy: &str) -> Option<Problem> {
+    let values = by(ranks, value);
+    let quoted: Vec<String> = values.iter().map(|(value, ranks)| format!("{value} ({})", listed(ranks))).collect();
+    (values.len() > 1).then(|| problem(format!("ranks have different {what}: {}", quoted.join("; ")), remedy))
+}
+
+/// The places of ranks on their machines.
+fn places(ranks: &[Facts], found: &mut Vec<Problem>) {
+    for ((host, local_rank), of) in by(ranks, |rank| (rank.host.clone(), rank.local_rank)) {
+        if of.len() > 1 && local_rank.is_some() {
+            let text = format!("{} of {host} have the same local rank {}", listed(&of), local_rank.unwrap_or_default());
+            found.push(problem(
+                text,
+                "unset LOCAL_RANK and other variables of a launcher that did not start these ranks",
+            ));
+        }
+    }
+    for (host, of) in by(ranks, |rank| rank.host.clone()) {
+        let told = ranks.iter().find(|rank| rank.host == host).and_then(|rank| rank.local_world_size);
+        if let Some(told) = told.filter(|told| *told != of.len()) {
+            let text = format!("{host} has {} ranks, and its launcher says {told}", of.len());
+            found.push(problem(
+                text,
+                "machines need different names; several launchers on one machine share its cores and GPUs",
+            ));
+        }
+        let of_host = || ranks.iter().filter(|rank| rank.host == host);
+        let (threads, cores) =
+            (of_host().map(|rank| rank.threads).sum::<usize>(), of_host().map(|rank| rank.cores).max());
+        let cores = cores.unwrap_or(1);
+        if of.len() > 1 && threads > cores.max(of.len()) {
+            let text = format!("the {} ranks of {host} use {threads} threads on {cores} cores", of.len());
+            found.push(problem(text, "set RAYON_NUM_THREADS to cores / ranks; gradsync launch does"));
+        }
+    }
+}
+
+fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
+    let with_gpus: Vec<Facts> = ranks.iter().filter(|rank| !rank.gpus.is_empty()).cloned().collect();
+    for ((host, gpu), of) in by(&with_gpus, |rank| (rank.host.clone(), rank.gpu().map(str::to_owned))) {
+        match gpu {
+            Some(gpu) if of.len() > 1 => {
+                let remedy = "give each rank a GPU of its own: a LOCAL_RANK from its launcher, or CUDA_VISIBLE_DEVICES";
+                found.push(problem(format!("{} share GPU {gpu} of {host}", listed(&of)), remedy));
+            }
+            None => {
+                let remedy = "start no more ranks than GPUs; for a job on CPUs, set CUDA_VISIBLE_DEVICES to nothing";
+                found.push(problem(format!("there is no GPU on {host} for {}", listed(&of)), remedy));
+            }
+            Some(_) => {}
+        }
+    }
+    for (host, of) in by(&with_gpus, |rank| rank.host.clone()) {
+        let first = with_gpus.iter().find(|rank| rank.rank == of[0]);
+        let pairs = first.map_or(&[][..], |rank| &rank.unreachable_gpus[..]);
+        if let (true, Some((device, peer))) = (of.len() > 1, pairs.first()) {
+            let text =
+                format!("GPU {device} of {host} cannot reach the memory of GPU {peer} (of {} such pairs)", pairs.len());
+            let remedy = "nothing needs it, but kernels that read peers' memory are not used: look at `nvidia-smi topo -p2p r`, and at the IOMMU and ACS \
+                          settings of the machine";
+            found.push(problem(text, remedy));
+        }
+    }
+    let has_cuda = |rank: &&Facts| rank.features.iter().any(|feature| feature == "cuda");
+    let without: Vec<usize> =
+        with_gpus.iter().filter(has_cuda).filter(|rank| rank.nccl.is_none()).map(|rank| rank.rank).collect();
+    if !without.is_empty() {
+        let remedy = "install NCCL (libnccl.so.2), or name its library by GRADSYNC_LIBNCCL; `gradsync info` tells where it was looked for";
+        found.push(problem(format!("{} find no NCCL", listed(&without)), remedy));
+    }
+}
+
+/// Ranks whose library is another flavour of MPI than their launcher would each be rank 0 of 1.
+fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
+    let differs = |rank: &&Facts| match (&rank.mpi, &rank.mpi_launcher) {
+        (Some(library), Some(launcher)) => library.contains("Open MPI") != (launcher == "Open MPI"),
+        _ => false,
+    };
+    if let Some(rank) = ranks.iter().find(differs) {
+        let (library, launcher) = (rank.mpi.clone().unwrap_or_default(), rank.mpi_launcher.clone().unwrap_or_default());
+        let text = format!("rank {} was started by {launcher}, and its MPI library is {library}", rank.rank);
+        found.push(problem(text, "use the mpirun that belongs to the library: `which -a mpirun`"));
+    }
+}
+
+fn limits(ranks: &[Facts], found: &mut Vec<Problem>) {
+    let mut few =
+        |what: &str, need: u64, value: fn(&Facts) -> Option<u64>, concerns: &dyn Fn(&Facts) -> bool, remedy: &str| {
+            let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
+            let of: Vec<&Facts> = ranks.iter().filter(is_few).collect();
+            if let Some(first) = of.first() {
+                let numbers: Vec<usize> = of.iter().map(|rank| rank.rank).collect();
+                let value = value(first).unwrap_or_default();
+                let text = format!("{} of {} have {value} {what}, less than {need}", listed(&numbers), first.host);
+                found.push(problem(text, remedy));
+            }
+        };
+    let need = DESCRIPTORS.max(8 * ranks.len() as u64);
+    few(
+        "descriptors",
+        need,
+        |rank| rank.descriptors,
+        &|_| true,
+        "raise `ulimit -n`, or LimitNOFILE of the service that starts the ranks",
+    );
+    let remedy =
+        "raise `ulimit -l` to unlimited for RDMA: in /etc/security/limits.conf, or docker run --ulimit memlock=-1";
+    few("bytes of locked memory", LOCKED_BYTES, |rank| rank.locked_bytes, &|rank| rank.has_infiniband, remedy);
+    let has_peers = |rank: &Facts| rank.gpus.len() > 1 && rank.nccl.is_some();
+    let remedy = "NCCL meets there: docker run --shm-size=1g or --ipc=host; Kubernetes: an emptyDir of medium Memory at /dev/shm";
+    few("bytes of /dev/shm", SHARED_MEMORY_BYTES + 1, |rank| rank.shared_memory_bytes, &has_peers, remedy);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(rank: usize) -> Facts {
+        Facts {
+            rank,
+            world_size: 2,
+            local_rank: Some(rank),
+            local_world_size: Some(2),
+            host: "node".into(),
+            pid: 1,
+            version: "1".into(),
+            features: vec!["cuda".into()],
+            address: None,
+            gpus: vec!["0".into(), "1".into()],
+            unreachable_gpus: Vec::new(),
+            nccl: Some("2.28".into()),
+            mpi: Some("Open MPI v4".into()),
+            mpi_launcher: None,
+            interface: None,
+            has_infiniband: true,
+            cores: 8,
+            threads: 4,
+            descriptors: Some(4096),
+            locked_bytes: None,
+            shared_memory_bytes: Some(1 << 30),
+        }
+    }
+
+    fn of(change: impl Fn(&mut Facts), offset: f64) -> Vec<Problem> {
+        let mut ranks = [facts(0), facts(1)];
+        change(&mut ranks[1]);
+        let clock = |seconds| Offset { seconds, uncertainty: 0.001 };
+        problems(&ranks, &[clock(0.0), clock(offset)])
+    }
+
+    #[test]
+    fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
+        assert_eq!(of(|_| {}, 0.2), []);
+        type Change = fn(&mut Facts);
+        let cases: [(Change, f64, &str); 12] = [
+            (|rank| rank.version = "2".into(), 0.0, "1 (rank 0); 2 (rank 1)"),
+            (|rank| rank.features.clear(), 0.0, "features of the build"),
+            (|rank| rank.nccl = Some("2.18".into()), 0.0, "2.18 (rank 1)"),
+            (|rank| rank.interface = Some("eth0".into()), 0.0, "eth0 (rank 1); not set (rank 0)"),
+            (|rank| rank.threads = 8, 0.0, "use 12 threads on 8 cores"),
+            (|rank| rank.gpus = vec!["1".into(), "0".into()], 0.0, "ranks 0, 1 share GPU 0 of node"),
+            (|rank| rank.gpus.truncate(1), 0.0, "no GPU on node for rank 1"),
+            (|rank| rank.mpi_launcher = Some("MPICH or Intel MPI".into()), 0.0, "its MPI library is Open MPI v4"),
+            (|rank| rank.descriptors = Some(256), 0.0, "rank 1 of node have 256 descriptors, less than 1024"),
+            (|rank| rank.locked_bytes = Some(65536), 0.0, "65536 bytes of locked memory"),
+            (|rank| rank.shared_memory_bytes = Some(64 << 20), 0.0, "67108864 bytes of /dev/shm"),
+            (|_| {}, -3.0, "the clock of rank 1 (node) differs from rank 0's by -3.0 s"),
+        ];
+        for (change, offset, words) in cases {
+            let found = of(change, offset);
+            assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
+        }
+        // Two ranks with one number are on one GPU as well.
+        assert_eq!(of(|rank| rank.local_rank = Some(0), 0.0).len(), 2);
+    }
+}

@@ -1,0 +1,136 @@
+//! What a rank is, and what it finds on its machine.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::path::Path;
+
+use gradsync::bootstrap::Launch;
+use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::info::Machine;
+
+/// The facts of one rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Facts {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: Option<usize>,
+    pub(super) local_world_size: Option<usize>,
+    pub(super) host: String,
+    pub(super) pid: u32,
+    pub(super) version: String,
+    pub(super) features: Vec<String>,
+    /// The address by which this rank reaches rank 0, where that is known.
+    pub(super) address: Option<String>,
+    /// The GPUs that this rank sees, by their numbers or identifiers on the machine.
+    pub(super) gpus: Vec<String>,
+    /// Peers on the machine of GPUs of this rank that it does not reach: pairs of device numbers. Empty where nobody can tell.
+    pub(super) unreachable_gpus: Vec<(u32, u32)>,
+    pub(super) nccl: Option<String>,
+    pub(super) mpi: Option<String>,
+    /// The flavour of MPI whose launcher has started this rank.
+    pub(super) mpi_launcher: Option<String>,
+    /// `NCCL_SOCKET_IFNAME`.
+    pub(super) interface: Option<String>,
+    pub(super) has_infiniband: bool,
+    pub(super) cores: usize,
+    /// The threads of the CPU backend.
+    pub(super) threads: usize,
+    /// Limits; none if there is no limit.
+    pub(super) descriptors: Option<u64>,
+    pub(super) locked_bytes: Option<u64>,
+    /// Bytes of `/dev/shm`; none if there is none.
+    pub(super) shared_memory_bytes: Option<u64>,
+}
+
+impl Facts {
+    pub(super) fn gather(launch: &Launch, rank: usize, world_size: usize) -> Self {
+        let machine = Machine::look();
+        let version_of = |found: &crate::info::Found| found.version.clone().or_else(|| found.name.clone());
+        let cores = machine.cpu.threads;
+        Facts {
+            rank,
+            world_size,
+            local_rank: launch.local_rank,
+            local_world_size: launch.local_world_size,
+            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            version: machine.version.into(),
+            features: machine.features.iter().map(|&feature| feature.to_owned()).collect(),
+            address: launch.master.as_ref().and_then(|(host, port)| own_address(host, *port)),
+            gpus: visible_gpus(),
+            unreachable_gpus: unreachable_gpus(machine.gpus.len()),
+            nccl: version_of(&machine.nccl),
+            mpi: version_of(&machine.mpi),
+            mpi_launcher: mpi_launcher().map(str::to_owned),
+            interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
+            has_infiniband: fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()),
+            cores,
+            threads: ["RAYON_NUM_THREADS"].iter().find_map(number).filter(|threads| *threads > 0).unwrap_or(cores),
+            descriptors: getrlimit(Resource::Nofile).current,
+            locked_bytes: getrlimit(Resource::Memlock).current,
+            shared_memory_bytes: shared_memory_bytes(),
+        }
+    }
+
+    /// The GPU that `LOCAL_RANK` names, if this rank sees so many.
+    pub(super) fn gpu(&self) -> Option<&str> {
+        self.gpus.get(self.local_rank.unwrap_or(0)).map(String::as_str)
+    }
+}
+
+fn number(name: &&str) -> Option<usize> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// The address of this machine from which packets to rank 0 go. Sends nothing.
+fn own_address(host: &str, port: u16) -> Option<String> {
+    let socket = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0")).ok()?;
+    // By an address of the other family, a socket of one cannot be connected.
+    let connected = socket.connect((host, port)).map(|()| socket).or_else(|_| {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect((host, port)).map(|()| socket)
+    });
+    Some(connected.ok()?.local_addr().ok()?.ip().to_canonical().to_string())
+}
+
+/// The GPUs that CUDA shows to this process.
+fn visible_gpus() -> Vec<String> {
+    if let Ok(chosen) = std::env::var("CUDA_VISIBLE_DEVICES") {
+        let names = chosen.split(',').map(str::trim).take_while(|name| !name.is_empty() && *name != "-1");
+        return names.map(str::to_owned).collect();
+    }
+    let number = |path: std::path::PathBuf| path.file_name()?.to_str()?.strip_prefix("nvidia")?.parse::<u32>().ok();
+    let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.path())).collect();
+    numbers.sort_unstable();
+    numbers.into_iter().map(|number| number.to_string()).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn unreachable_gpus(count: usize) -> Vec<(u32, u32)> {
+    let pairs = (0..count as u32).flat_map(|device| (0..count as u32).map(move |peer| (device, peer)));
+    let others = pairs.filter(|(device, peer)| device != peer);
+    others.filter(|&(device, peer)| gradsync::driver::can_access_peer(device, peer) == Ok(false)).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn unreachable_gpus(_: usize) -> Vec<(u32, u32)> {
+    Vec::new()
+}
+
+fn mpi_launcher() -> Option<&'static str> {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    match () {
+        () if is_set("OMPI_COMM_WORLD_RANK") => Some("Open MPI"),
+        () if is_set("MPI_LOCALRANKID") || is_set("PMI_RANK") => Some("MPICH or Intel MPI"),
+        () => None,
+    }
+}
+
+fn shared_memory_bytes() -> Option<u64> {
+    let path = Path::new("/dev/shm");
+    let stat = rustix::fs::statvfs(path).ok()?;
+    Some(stat.f_blocks.saturating_mul(stat.f_frsize))
+}

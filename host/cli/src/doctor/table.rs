@@ -1,0 +1,73 @@
+//! The facts of all ranks, one line a rank, and the problems under them.
+
+use super::clock::Offset;
+use super::diagnosis::Problem;
+use super::facts::Facts;
+
+const HEADINGS: [&str; 12] = [
+    "rank",
+    "host",
+    "address",
+    "process",
+    "local",
+    "GPU",
+    "NCCL",
+    "MPI",
+    "threads",
+    "clock",
+    "descriptors",
+    "/dev/shm",
+];
+
+pub(super) fn text(ranks: &[Facts], clocks: &[Offset], problems: &[Problem]) -> String {
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(ranks.iter().zip(clocks).map(|(rank, clock)| row(rank, *clock)));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+    let line = |row: &[String; 12]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect::<Vec<_>>();
+        cells.join("  ").trim_end().to_owned()
+    };
+    let version = ranks.first().map(|rank| format!("gradsync {}, {} ranks", rank.version, ranks.len()));
+    let mut lines: Vec<String> = version.into_iter().chain(rows.iter().map(line)).collect();
+    for Problem { problem, remedy } in problems {
+        lines.push(format!("problem: {problem}\n  remedy: {remedy}"));
+    }
+    lines.push(match problems.len() {
+        0 => "all ranks joined, and no problem was found".into(),
+        1 => "all ranks joined, and 1 problem was found".into(),
+        count => format!("all ranks joined, and {count} problems were found"),
+    });
+    lines.join("\n") + "\n"
+}
+
+fn row(rank: &Facts, clock: Offset) -> [String; 12] {
+    let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".into());
+    let local = match (rank.local_rank, rank.local_world_size) {
+        (Some(local_rank), Some(size)) => format!("{local_rank} of {size}"),
+        (Some(local_rank), None) => local_rank.to_string(),
+        (None, _) => "unknown".into(),
+    };
+    let clock = match rank.rank {
+        0 => "0".into(),
+        _ => format!("{:+.1} ± {:.1} ms", clock.seconds * 1e3, clock.uncertainty * 1e3),
+    };
+    let shared_memory = match rank.shared_memory_bytes {
+        Some(bytes) => format!("{} MiB", bytes >> 20),
+        None => "none".into(),
+    };
+    [
+        rank.rank.to_string(),
+        rank.host.clone(),
+        rank.address.clone().unwrap_or_else(|| "by MPI".into()),
+        rank.pid.to_string(),
+        local,
+        rank.gpu().unwrap_or("none").to_owned(),
+        or_none(&rank.nccl),
+        or_none(&rank.mpi),
+        format!("{} of {}", rank.threads, rank.cores),
+        clock,
+        rank.descriptors.map_or_else(|| "unlimited".into(), |count| count.to_string()),
+        shared_memory,
+    ]
+}

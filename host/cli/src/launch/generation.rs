@@ -1,0 +1,395 @@
+//! One start of all ranks of this machine, until the last of them has ended.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use std::{fs, thread};
+
+use gradsync::bootstrap::Member;
+use gradsync_cli::messages::{complain, say};
+use gradsync_cli::text::shown;
+use tempfile::TempDir;
+
+use super::guard::{FOLDER_PREFIX, Guarded};
+use super::nodes::{self, Nodes};
+use super::output::Places;
+use super::rank::{Common, Rank};
+use super::signals::{ENDING, Event, Listener};
+use super::status::{self, Status};
+use super::timing::{LAST_LINES, LOOK_FOR_TRACES, SIMULTANEOUS, TRACES};
+use super::{Launch, affinity};
+use crate::trace::{self, Ended};
+
+/// How all ranks have ended.
+pub(super) enum Outcome {
+    Succeeded,
+    /// With this exit status, of the first failure.
+    Failed(u8),
+    /// By a signal to the launcher, with this exit status.
+    Stopped(u8),
+}
+
+/// Why ranks are being ended.
+#[derive(Debug)]
+enum Cause {
+    /// This rank on this machine failed first.
+    Rank(usize),
+    Signal(i32),
+    OtherMachine,
+}
+
+/// The folder of the ranks' traces.
+enum Folder {
+    Private(TempDir),
+    Given(PathBuf),
+}
+
+impl Folder {
+    fn path(&self) -> &Path {
+        match self {
+            Folder::Private(folder) => folder.path(),
+            Folder::Given(path) => path,
+        }
+    }
+}
+
+pub(super) struct Generation<'a> {
+    launch: &'a Launch,
+    events: &'a Listener,
+    number: u32,
+    started: Instant,
+    folder: Folder,
+    guard: Guarded,
+    ranks: Vec<Rank>,
+    world_size: usize,
+    /// Of the launchers of several machines.
+    member: Option<Arc<Member>>,
+    /// Why the ranks are being ended, and when those that still run are killed.
+    ending: Option<(Cause, Instant)>,
+    /// The ranks that had ended before the others were ended, once these are.
+    ended_before: Option<Vec<usize>>,
+    are_all_done: bool,
+    /// Whether the comparison of the ranks' traces has been shown.
+    is_explained: bool,
+}
+
+impl<'a> Generation<'a> {
+    /// Starts all ranks.
+    pub(super) fn start(launch: &'a Launch, nodes: &Nodes, number: u32, events: &'a Listener) -> Result<Self, String> {
+        let (place, member) = nodes.meet(launch, number, events)?;
+        let folder = folder(number).map_err(|error| format!("no folder for the record of calls: {error}"))?;
+        let private = if let Folder::Private(folder) = &folder { Some(folder.path()) } else { None };
+        let guard = Guarded::start(private).map_err(|error| format!("cannot start the guard: {error}"))?;
+        let places = Places::new(launch, number, place.world_size)?;
+        let shares = || affinity::shares(place.local_world_size).map_err(|error| format!("--affinity: {error}"));
+        let processors = launch.affinity.then(shares).transpose()?;
+        let mut generation = Generation {
+            launch,
+            events,
+            number,
+            started: Instant::now(),
+            folder,
+            guard,
+            ranks: Vec::new(),
+            world_size: place.world_size,
+            member,
+            ending: None,
+            ended_before: None,
+            are_all_done: false,
+            is_explained: false,
+        };
+        let (traces, sender) = (generation.folder.path().to_owned(), events.sender());
+        let common = Common { launch, place: &place, places: &places, traces: &traces, processors, events: sender };
+        for local_rank in 0..place.local_world_size {
+            match Rank::start(&common, local_rank) {
+                Ok(rank) => {
+                    generation.guard.add(rank.pid);
+                    generation.ranks.push(rank);
+                }
+                Err(reason) => {
+                    // Those that run already end with this object.
+                    generation.tell_machines(&reason);
+                    return Err(reason);
+                }
+            }
+        }
+        Ok(generation)
+    }
+
+    /// Waits until all ranks have ended, and ends them when one fails.
+    pub(super) fn watch(mut self) -> Result<Outcome, String> {
+        while self.ranks.iter().any(Rank::is_running) || self.awaits_machines() {
+            match self.events.next(self.patience()) {
+                Some(Event::Ended(generation, rank)) if generation == self.number => self.ended(rank)?,
+                Some(Event::AllMachines(generation, outcome)) if generation == self.number => {
+                    self.machines_done(outcome)
+                }
+                Some(Event::Signal(signal)) => self.signal(signal),
+                Some(_) => {}
+                None => self.look(),
+            }
+            self.kill_late_ones();
+        }
+        Ok(self.outcome())
+    }
+
+    /// Whether the ranks of this machine have succeeded, and other machines' may still fail.
+    fn awaits_machines(&self) -> bool {
+        self.member.is_some() && self.ending.is_none() && !self.are_all_done
+    }
+
+    fn patience(&self) -> Duration {
+        let kill = self.ending.as_ref().map(|(_, end)| end.saturating_duration_since(Instant::now()));
+        kill.map_or(LOOK_FOR_TRACES, |kill| kill.clamp(Duration::from_millis(1), LOOK_FOR_TRACES))
+    }
+
+    fn ended(&mut self, index: usize) -> Result<(), String> {
+        let rank = &mut self.ranks[index];
+        let status = rank.reap(LAST_LINES).map_err(|error| format!("rank {}: {error}", rank.number))?;
+        let pid = rank.pid;
+        self.guard.remove(pid);
+        if status.is_success() {
+            if !self.ranks.iter().any(Rank::is_running) {
+                self.await_machines();
+            }
+            return Ok(());
+        }
+        if self.ending.is_none() {
+            self.failed(index)?;
+        }
+        Ok(())
+    }
+
+    /// The first rank has failed: finds the cause, and ends the others.
+    fn failed(&mut self, first: usize) -> Result<(), String> {
+        let after = self.started.elapsed().as_secs_f64();
+        // Ranks that end in the meantime are no further causes.
+        self.ending = Some((Cause::Rank(first), Instant::now() + Duration::from_secs_f64(self.launch.grace)));
+        self.ask_for_traces();
+        // A rank that dies closes its connections before it has ended, so that its peers may fail and end first.
+        let (mut later, end) = (Vec::new(), Instant::now() + SIMULTANEOUS);
+        while let Some(event) = self.events.next(end.saturating_duration_since(Instant::now())) {
+            match event {
+                Event::Ended(generation, rank) if generation == self.number => self.ended(rank)?,
+                other => later.push(other),
+            }
+        }
+        let failed: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.ranks[rank].has_failed()).collect();
+        // Ranks that gradsync has told of a failure ended because of that; a rank that has not was not told.
+        let is_cause = |rank: &usize| !trace::has_failure(self.folder.path(), self.ranks[*rank].number);
+        let cause = failed.into_iter().find(is_cause).unwrap_or(first);
+        let rank = &self.ranks[cause];
+        let how = format!("rank {} {}", rank.number, rank.status.unwrap_or(Status::Code(1)));
+        if !self.launch.is_plain {
+            complain(format_args!("{how}, first of all, after {after:.1} s; the others are ended"));
+        }
+        self.tell_machines(&how);
+        self.end(Cause::Rank(cause), libc::SIGTERM);
+        later.into_iter().for_each(|event| self.events.repeat(event));
+        Ok(())
+    }
+
+    /// The ranks of this machine have succeeded: waits for the other machines, beside other events.
+    fn await_machines(&self) {
+        let Some(member) = self.member.clone().filter(|_| self.ending.is_none()) else { return };
+        let (sender, generation) = (self.events.sender(), self.number);
+        thread::spawn(move || {
+            // A job may take as long as it likes.
+            let outcome = member.all_gather(b"done", Duration::MAX).map(drop);
+            let failure = outcome.map_err(|error| nodes::failure(&member).unwrap_or(error.to_string()));
+            // Nobody listens only if the launcher ends.
+            let _ = sender.send(Event::AllMachines(generation, failure));
+        });
+    }
+
+    fn machines_done(&mut self, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => self.are_all_done = true,
+            Err(reason) => self.other_machine_failed(&reason),
+        }
+    }
+
+    fn other_machine_failed(&mut self, reason: &str) {
+        if self.ending.is_none() {
+            complain(format_args!("{reason}; the ranks of this machine are ended"));
+            self.ask_for_traces();
+            self.end(Cause::OtherMachine, libc::SIGTERM);
+        }
+    }
+
+    /// What has happened without an event: a failure on another machine, or a rank's report of a failure that has not ended the rank.
+    fn look(&mut self) {
+        if let Some(reason) = self.member.as_ref().and_then(|member| nodes::failure(member)) {
+            self.other_machine_failed(&reason);
+        }
+        if self.ending.is_some() || self.is_explained || self.launch.is_plain {
+            return;
+        }
+        if let Some((rank, reason)) = trace::reported_failure(self.folder.path()) {
+            complain(format_args!("rank {rank} reports: {reason}"));
+            self.ask_for_traces();
+            self.explain();
+        }
+    }
+
+    fn signal(&mut self, signal: i32) {
+        let name = status::name(signal);
+        match signal {
+            _ if ENDING.contains(&signal) && self.ending.is_some() => {
+                say("info", format_args!("{name} again: the ranks are killed"));
+                self.ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
+            }
+            _ if ENDING.contains(&signal) => {
+                say("info", format_args!("{name} is passed on to the ranks"));
+                self.tell_machines(&format!("{name} to its launcher"));
+                self.end(Cause::Signal(signal), signal);
+            }
+            libc::SIGTSTP => {
+                self.ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
+                // Returns when this process goes on.
+                let _ = signal_hook::low_level::emulate_default_handler(libc::SIGTSTP);
+            }
+            libc::SIGCONT => self.ranks.iter().for_each(|rank| rank.signal(libc::SIGCONT)),
+            _ => {
+                for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
+                    if rank.handles(signal) {
+                        rank.signal(signal);
+                    } else {
+                        say("warning", format_args!("rank {} does not handle {name}, which would end it", rank.number));
+                    }
+                }
+                if signal == libc::SIGUSR1 {
+                    self.await_traces(SystemTime::now());
+                    self.explain();
+                    // Whoever asks again gets an answer again.
+                    self.is_explained = false;
+                }
+            }
+        }
+    }
+
+    /// Ends the ranks that still run: by this signal, and by SIGKILL when the grace period is over.
+    fn end(&mut self, cause: Cause, signal: i32) {
+        let grace = Duration::from_secs_f64(self.launch.grace);
+        self.ended_before = Some(self.ranks.iter().filter(|rank| !rank.is_running()).map(|rank| rank.number).collect());
+        self.ending = Some((cause, Instant::now() + grace));
+        self.ranks.iter().for_each(|rank| rank.signal(signal));
+        // One that is stopped cannot end by itself.
+        self.ranks.iter().for_each(|rank| rank.signal(libc::SIGCONT));
+    }
+
+    fn kill_late_ones(&mut self) {
+        let Some((_, end)) = &mut self.ending else { return };
+        if Instant::now() < *end {
+            return;
+        }
+        *end = Instant::now() + Duration::from_secs(1);
+        for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
+            say(
+                "warning",
+                format_args!("rank {} has not ended within {} s, and is killed", rank.number, self.launch.grace),
+            );
+            rank.signal(libc::SIGKILL);
+        }
+    }
+
+    /// Asks all ranks that still run for their last calls, and waits a moment for these.
+    fn ask_for_traces(&self) {
+        let start = SystemTime::now();
+        self.ranks.iter().filter(|rank| rank.handles(libc::SIGUSR1)).for_each(|rank| rank.signal(libc::SIGUSR1));
+        self.await_traces(start);
+    }
+
+    /// Waits a moment for traces of all ranks that write one.
+    fn await_traces(&self, asked: SystemTime) {
+        const LOOK: Duration = Duration::from_millis(10);
+        let end = Instant::now() + TRACES;
+        let ranks: Vec<usize> =
+            self.ranks.iter().filter(|rank| rank.handles(libc::SIGUSR1)).map(|rank| rank.number).collect();
+        let is_missing = |rank: &usize| !trace::has_file(self.folder.path(), *rank, asked);
+        while ranks.iter().any(is_missing) && Instant::now() < end {
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn tell_machines(&self, reason: &str) {
+        self.member.iter().for_each(|member| nodes::tell_failure(member, reason.to_owned()));
+    }
+
+    /// Shows where ranks part, by what they have written.
+    fn explain(&mut self) {
+        if !std::mem::replace(&mut self.is_explained, true) {
+            let describe = |rank: &Rank| {
+                let is_by_itself = self.ended_before.as_ref().is_none_or(|ended| ended.contains(&rank.number));
+                let ended = match rank.status {
+                    Some(status) if is_by_itself => Ended::Yes(status.to_string()),
+                    _ => Ended::No,
+                };
+                (rank.number, ended)
+            };
+            let ranks: BTreeMap<usize, Ended> = self.ranks.iter().map(describe).collect();
+            if let Some(text) = trace::explanation(self.folder.path(), self.world_size, &ranks) {
+                say("record of calls", text);
+            }
+        }
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        let Some((cause, _)) = self.ending.take() else { return Outcome::Succeeded };
+        match cause {
+            Cause::Rank(index) => {
+                let status = self.ranks[index].status.unwrap_or(Status::Code(1));
+                if self.launch.is_plain {
+                    return Outcome::Failed(status.code());
+                }
+                self.explain();
+                let rank = &self.ranks[index];
+                let lines = rank.output.last_lines();
+                let failed = format!("rank {} (process {}) {status}", rank.number, rank.pid.as_raw_nonzero());
+                if lines.is_empty() {
+                    complain(format_args!("{failed}, and had printed nothing"));
+                } else {
+                    let lines: String = lines.iter().map(|line| format!("\n    {}", shown(line))).collect();
+                    complain(format_args!("{failed}; its last lines:{lines}"));
+                }
+                Outcome::Failed(status.code())
+            }
+            Cause::OtherMachine => {
+                self.explain();
+                Outcome::Failed(1)
+            }
+            Cause::Signal(signal) => {
+                let is_success = |rank: &Rank| rank.status.is_some_and(Status::is_success);
+                let is_success = self.ranks.iter().all(is_success);
+                Outcome::Stopped(if is_success { 0 } else { Status::Signal { number: signal, has_core: false }.code() })
+            }
+        }
+    }
+}
+
+impl Drop for Generation<'_> {
+    /// Where the launcher gives up, no rank stays.
+    fn drop(&mut self) {
+        self.ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {
+            if let Err(error) = rank.reap(LAST_LINES) {
+                tracing::warn!(%error, rank = rank.number, "a rank was not reaped");
+            }
+        }
+    }
+}
+
+/// The folder of traces: the user's, or a private one. Traces of earlier starts are removed.
+fn folder(generation: u32) -> std::io::Result<Folder> {
+    let given = std::env::var_os(gradsync::trace::DIRECTORY).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let Some(folder) = given else {
+        return Ok(Folder::Private(tempfile::Builder::new().prefix(FOLDER_PREFIX).tempdir()?));
+    };
+    let folder = if generation == 0 { folder } else { folder.join(format!("restart-{generation}")) };
+    fs::create_dir_all(&folder)?;
+    for path in trace::files(&folder)? {
+        fs::remove_file(path)?;
+    }
+    Ok(Folder::Given(folder))
+}

@@ -1,0 +1,101 @@
+//! A process that outlives the launcher by a moment. When the launcher ends, in whatever way, the guard ends what is left of its ranks' process groups,
+//! and removes the launcher's private folder.
+//!
+//! The kernel ends the ranks themselves with the launcher; processes that they have started do not end by that.
+
+use std::collections::HashSet;
+use std::io::{self, BufRead, Write};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+/// How the names of private folders begin.
+pub(super) const FOLDER_PREFIX: &str = "gradsync-trace-";
+/// The name of the hidden command.
+const COMMAND: &str = "launch-guard";
+
+/// The arguments of the hidden command that is the guard.
+#[derive(Args)]
+pub(crate) struct Guard {
+    /// The folder to remove at the end.
+    folder: Option<PathBuf>,
+}
+
+impl Guard {
+    /// Reads lines `+PID` and `-PID` until the launcher ends.
+    pub(crate) fn run(self) -> Result<(), String> {
+        // Who ends the launcher by a signal to several processes does not mean this one.
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::default()).map_err(|error| error.to_string())?;
+        }
+        let mut groups = HashSet::new();
+        for line in io::stdin().lock().lines() {
+            let line = line.map_err(|error| error.to_string())?;
+            let Some((sign, number)) = line.split_at_checked(1) else { continue };
+            let Some(group) = number.parse().ok().and_then(Pid::from_raw) else { continue };
+            if sign == "+" {
+                groups.insert(group)
+            } else {
+                groups.remove(&group)
+            };
+        }
+        // A group that is gone is the aim.
+        groups.into_iter().for_each(|group| _ = kill_process_group(group, Signal::KILL));
+        let is_private = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(FOLDER_PREFIX.as_bytes());
+        if let Some(folder) = self.folder.filter(|folder| folder.file_name().is_some_and(is_private)) {
+            // The launcher has removed it unless it was killed.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+        Ok(())
+    }
+}
+
+/// The guard as the launcher has it.
+#[derive(Debug)]
+pub(super) struct Guarded {
+    process: Child,
+    /// Closed by the end of the launcher.
+    lines: Option<ChildStdin>,
+}
+
+impl Guarded {
+    pub(super) fn start(folder: Option<&Path>) -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(COMMAND).args(folder).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = command.spawn()?;
+        Ok(Guarded { lines: process.stdin.take(), process })
+    }
+
+    /// A process group that is to end with the launcher.
+    pub(super) fn add(&mut self, group: Pid) {
+        self.say('+', group);
+    }
+
+    /// A group that has ended.
+    pub(super) fn remove(&mut self, group: Pid) {
+        self.say('-', group);
+    }
+
+    /// Without a guard, the kernel still ends the ranks with the launcher.
+    fn say(&mut self, sign: char, group: Pid) {
+        let Some(lines) = &mut self.lines else { return };
+        if let Err(error) = lines.write_all(format!("{sign}{}\n", group.as_raw_nonzero()).as_bytes()) {
+            tracing::warn!(%error, "the guard of the launcher has ended");
+            self.lines = None;
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.lines = None;
+        // It ends at once, and its status says nothing.
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,171 @@
+//! The machines of a job: their launchers form a group of their own, over which they agree on the ranks' places, and learn of each other's failures.
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradsync::CommError;
+use gradsync::bootstrap::{Member, Rendezvous, Secret};
+use gradsync::comm::Operation;
+use serde::{Deserialize, Serialize};
+
+use super::Launch;
+use super::environment::Place;
+use super::secret;
+use super::signals::Listener;
+
+/// How long launchers wait for each other once all have joined.
+const AGREEMENT: Duration = Duration::from_secs(60);
+
+/// Where the launchers of several machines meet.
+#[derive(Debug)]
+struct Meeting {
+    host: String,
+    port: u16,
+    secret: Secret,
+}
+
+/// The machines of a job.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    count: usize,
+    own: usize,
+    /// Where rank 0 is, and the port there, if the user has said so.
+    master: Option<(String, u16)>,
+    /// Of several machines.
+    meeting: Option<Meeting>,
+}
+
+/// What the launchers tell each other before ranks start.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    ranks: usize,
+    /// Of machine 0: the port of rank 0, and a nonce for the secret of this start.
+    start: Option<(u16, [u8; 32])>,
+}
+
+impl Nodes {
+    /// Checks the arguments.
+    pub(super) fn of(launch: &Launch) -> Result<Self, String> {
+        let (count, own) = (launch.nodes as usize, launch.node_rank as usize);
+        if own >= count {
+            return Err(format!("--node-rank {own} must be less than --nodes {count}"));
+        }
+        let master = launch.master.as_deref().map(address).transpose()?;
+        let given = secret::given(launch.secret_file.as_deref())?;
+        let meeting = match (count, &master, given) {
+            (1, _, _) => None,
+            (_, Some((host, port)), Some(secret)) => Some(Meeting { host: host.clone(), port: *port, secret }),
+            (_, _, _) => {
+                return Err("machines prove to each other that they know a secret: make one with `gradsync secret`, and give it to all of them in a \
+                            file of mode 0600 (--secret-file) or in GRADSYNC_SECRET"
+                    .into());
+            }
+        };
+        Ok(Nodes { count, own, master, meeting })
+    }
+
+    /// Agrees on the places of the ranks of one start. With several machines, the member stays for as long as the ranks run.
+    pub(super) fn meet(
+        &self,
+        launch: &Launch,
+        generation: u32,
+        events: &Listener,
+    ) -> Result<(Place, Option<Arc<Member>>), String> {
+        let ranks = launch.ranks as usize;
+        let place = |address, port, secret| Place {
+            node: (self.own, self.count),
+            first_rank: 0,
+            local_world_size: ranks,
+            world_size: ranks,
+            address,
+            port,
+            secret,
+            generation,
+            restarts: launch.restarts,
+        };
+        let Some(Meeting { host, port, secret }) = &self.meeting else {
+            let secret = Secret::generate().map_err(|error| error.to_string())?;
+            let (address, port) = match &self.master {
+                Some((host, port)) => (host.clone(), launch.rank_port.unwrap_or(*port)),
+                None => {
+                    let port = launch.rank_port.map_or_else(|| free_port(Ipv4Addr::LOCALHOST.into()), Ok)?;
+                    (Ipv4Addr::LOCALHOST.to_string(), port)
+                }
+            };
+            return Ok((place(address, port, secret), None));
+        };
+        let rendezvous = Rendezvous::tcp(host.clone(), *port, secret.clone())
+            .with_generation(u64::from(generation))
+            .with_deadline(Duration::from_secs_f64(launch.join_deadline));
+        let (own, count) = (self.own, self.count);
+        let member =
+            events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
+        let member = Arc::new(member);
+        let hello = Hello { ranks, start: (own == 0).then(|| start(launch)).transpose()? };
+        let bytes = postcard::to_stdvec(&hello).map_err(|error| error.to_string())?;
+        let asked = member.clone();
+        let all = events.run(move || asked.all_gather(&bytes, AGREEMENT)).map_err(|error| error.to_string())?;
+        let all = all.iter().map(|bytes| postcard::from_bytes(bytes)).collect::<Result<Vec<Hello>, _>>();
+        let all = all.map_err(|error| format!("a machine has another version of this program: {error}"))?;
+        let Some((rank_port, nonce)) = all[0].start else {
+            return Err("machine 0 has another version of this program".into());
+        };
+        let place = Place {
+            first_rank: all[..own].iter().map(|hello| hello.ranks).sum(),
+            world_size: all.iter().map(|hello| hello.ranks).sum(),
+            ..place(host.clone(), rank_port, secret.derived(&nonce))
+        };
+        Ok((place, Some(member)))
+    }
+}
+
+/// Tells the launchers of the other machines why this machine's ranks end.
+pub(super) fn tell_failure(member: &Member, reason: String) {
+    member.fail(CommError::Transport { operation: Operation::Exchange, rank: member.rank(), reason });
+}
+
+/// The machine that has failed, and why, as that machine says.
+pub(super) fn failure(member: &Member) -> Option<String> {
+    Some(match member.failure()? {
+        CommError::Transport { rank, reason, .. } => format!("machine {rank}: {reason}"),
+        CommError::PeerGone { rank, .. } => format!("machine {rank}: its launcher is gone"),
+        other => other.to_string(),
+    })
+}
+
+fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|error| format!("no random bytes: {error}"))?;
+    let port = launch.rank_port.map_or_else(|| free_port(Ipv4Addr::UNSPECIFIED.into()), Ok)?;
+    Ok((port, nonce))
+}
+
+/// A port that nobody listens at now.
+fn free_port(address: IpAddr) -> Result<u16, String> {
+    let listener = TcpListener::bind((address, 0)).map_err(|error| format!("no free port: {error}"))?;
+    Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
+}
+
+/// Splits `HOST:PORT`; an address of IPv6 stands in brackets.
+fn address(text: &str) -> Result<(String, u16), String> {
+    let refusal = || format!("--master {text}: it must be HOST:PORT, with a port from 1 to 65535");
+    let (host, port) = text.rsplit_once(':').ok_or_else(refusal)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(refusal)?;
+    if host.is_empty() { Err(refusal()) } else { Ok((host.to_owned(), port)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_is_a_host_and_a_port() {
+        assert_eq!(address("node-0:29500"), Ok(("node-0".into(), 29500)));
+        assert_eq!(address("[fe80::1]:7"), Ok(("fe80::1".into(), 7)));
+        for wrong in ["node-0", "node-0:", ":5", "node-0:0", "node-0:65536"] {
+            assert!(address(wrong).unwrap_err().contains(wrong), "{wrong}");
+        }
+    }
+}

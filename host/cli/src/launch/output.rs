@@ -1,0 +1,221 @@
+//! The output of ranks: whole lines behind the number of the rank, copies in files, and the last lines of each for the report of a failure.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{iter, thread};
+
+use gradsync_cli::text::shown;
+
+use super::Launch;
+
+/// A longer line is shown in pieces of so many bytes.
+const LONGEST: usize = 64 << 10;
+/// How many lines of a rank are shown again when it fails.
+const LAST: usize = 10;
+
+/// Which of the two streams of a rank.
+#[derive(Clone, Copy, Debug)]
+enum Stream {
+    Out,
+    Err,
+}
+
+/// What reads the output of one rank.
+#[derive(Debug)]
+pub(super) struct Output {
+    last: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    /// Disconnected when both streams have ended.
+    ended: Receiver<()>,
+}
+
+/// Where the lines of a rank go.
+struct Sink {
+    stream: Stream,
+    /// Shown before each line; no line is shown without it.
+    prefix: Option<String>,
+    file: Option<File>,
+    last: Arc<Mutex<VecDeque<Vec<u8>>>>,
+}
+
+/// Where the lines of ranks go.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    folder: Option<PathBuf>,
+    /// How lines are shown, if at all.
+    shown: Option<Shown>,
+}
+
+/// How the lines of a rank are shown.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Plain,
+    /// Behind the number of the rank, which has so many digits.
+    Numbered(usize),
+}
+
+impl Places {
+    /// Makes the folder of the files, if there is to be one: after a restart, one for each start.
+    pub(super) fn new(launch: &Launch, generation: u32, world_size: usize) -> Result<Self, String> {
+        let folder = launch.log_dir.as_deref().map(|folder| match generation {
+            0 => folder.to_owned(),
+            number => folder.join(format!("restart-{number}")),
+        });
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder).map_err(|error| format!("--log-dir {}: {error}", shown(folder)))?;
+        }
+        let shown = match (launch.quiet, launch.is_plain) {
+            (true, _) => None,
+            (false, true) => Some(Shown::Plain),
+            (false, false) => Some(Shown::Numbered((world_size - 1).to_string().len())),
+        };
+        Ok(Places { folder, shown })
+    }
+
+    fn sink(&self, rank: usize, stream: Stream, last: &Arc<Mutex<VecDeque<Vec<u8>>>>) -> Result<Sink, String> {
+        let prefix = self.shown.map(|shown| match shown {
+            Shown::Plain => String::new(),
+            Shown::Numbered(width) => format!("[{rank:width$}] "),
+        });
+        let name = match stream {
+            Stream::Out => format!("rank-{rank}.out"),
+            Stream::Err => format!("rank-{rank}.err"),
+        };
+        let create = |path: PathBuf| File::create(&path).map_err(|error| format!("{}: {error}", shown(&path)));
+        let file = self.folder.as_ref().map(|folder| create(folder.join(name))).transpose()?;
+        Ok(Sink { stream, prefix, file, last: last.clone() })
+    }
+}
+
+/// Where the output of a rank is to go, made before it starts.
+pub(super) struct Prepared {
+    sinks: [Sink; 2],
+    last: Arc<Mutex<VecDeque<Vec<u8>>>>,
+}
+
+impl Prepared {
+    pub(super) fn new(places: &Places, rank: usize) -> Result<Self, String> {
+        let last = Arc::default();
+        Ok(Prepared { sinks: [places.sink(rank, Stream::Out, &last)?, places.sink(rank, Stream::Err, &last)?], last })
+    }
+
+    /// Passes both streams on until they end.
+    pub(super) fn start(self, out: impl Read + Send + 'static, err: impl Read + Send + 'static) -> io::Result<Output> {
+        let (sender, ended) = channel();
+        let [to_out, to_err] = self.sinks;
+        pass_on(out, to_out, sender.clone())?;
+        pass_on(err, to_err, sender)?;
+        Ok(Output { last: self.last, ended })
+    }
+}
+
+fn pass_on(mut stream: impl Read + Send + 'static, mut sink: Sink, ended: Sender<()>) -> io::Result<()> {
+    let body = move || {
+        let (mut buffer, mut line) = (vec![0; LONGEST], Vec::new());
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => split(&mut line, &buffer[..count], |line| sink.write(line)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        if !line.is_empty() {
+            sink.write(&line);
+        }
+        drop(ended);
+    };
+    thread::Builder::new().name("output".into()).spawn(body).map(drop)
+}
+
+/// Adds bytes to an unfinished line, and gives away each line that they finish, without its end. A carriage return alone ends a line too, so that a
+/// progress bar is seen.
+fn split(line: &mut Vec<u8>, bytes: &[u8], mut give: impl FnMut(&[u8])) {
+    for &byte in bytes {
+        let has_return = line.last() == Some(&b'\r');
+        if byte == b'\n' {
+            line.truncate(line.len() - usize::from(has_return));
+        } else if has_return {
+            give(&line[..line.len() - 1]);
+            line.clear();
+        }
+        if byte == b'\n' || line.len() == LONGEST {
+            give(line);
+            line.clear();
+        }
+        if byte != b'\n' {
+            line.push(byte);
+        }
+    }
+}
+
+impl Sink {
+    /// One write for a line, so that lines of ranks do not mix. A reader that has gone away is no failure of the job.
+    fn write(&mut self, line: &[u8]) {
+        let whole = |prefix: &str| [prefix.as_bytes(), line, b"\n"].concat();
+        if let Some(file) = &mut self.file {
+            if let Err(error) = file.write_all(&whole("")) {
+                gradsync_cli::messages::say("warning", format_args!("a log file ends here: {error}"));
+                self.file = None;
+            }
+        }
+        if let Some(prefix) = &self.prefix {
+            let text = whole(prefix);
+            let _ = match self.stream {
+                Stream::Out => io::stdout().lock().write_all(&text),
+                Stream::Err => io::stderr().lock().write_all(&text),
+            };
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.len() == LAST {
+            last.pop_front();
+        }
+        last.push_back(line.to_vec());
+    }
+}
+
+impl Output {
+    /// Waits for the end of both streams, at most so long.
+    pub(super) fn wait(&self, time: Duration) {
+        let end = Instant::now() + time;
+        // Nothing is ever sent: an error is the end of the streams or of the time.
+        let _ = iter::repeat_with(|| self.ended.recv_timeout(end.saturating_duration_since(Instant::now())))
+            .find(Result::is_err);
+    }
+
+    /// The last lines of the rank, of both streams.
+    pub(super) fn last_lines(&self) -> Vec<String> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(pieces: &[&[u8]]) -> (Vec<String>, Vec<u8>) {
+        let (mut rest, mut lines) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            split(&mut rest, piece, |line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        }
+        (lines, rest)
+    }
+
+    #[test]
+    fn lines_end_with_a_newline_or_a_carriage_return_wherever_reads_end() {
+        let (found, rest) = lines(&[b"one\ntw", b"o\r", b"\nthree 1%\rthree 2%\r\n\n", b"four"]);
+        assert_eq!(found, ["one", "two", "three 1%", "three 2%", ""]);
+        assert_eq!(rest, b"four");
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_given_in_pieces() {
+        let (found, rest) = lines(&[&vec![b'x'; LONGEST], b"y\nz"]);
+        assert_eq!((found.len(), found[0].len(), found[1].as_str(), rest.as_slice()), (2, LONGEST, "y", &b"z"[..]));
+    }
+}

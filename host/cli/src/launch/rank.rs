@@ -1,0 +1,119 @@
+//! One rank: a process in a process group of its own, which ends with the launcher.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use gradsync_cli::text::shown;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid};
+
+use super::Launch;
+use super::affinity;
+use super::environment::Place;
+use super::output::{Output, Places, Prepared};
+use super::signals::{self, Event};
+use super::status::Status;
+
+/// A rank that was started.
+#[derive(Debug)]
+pub(super) struct Rank {
+    /// Its number in the job.
+    pub(super) number: usize,
+    pub(super) pid: Pid,
+    process: Child,
+    pub(super) output: Output,
+    /// How it ended, once it has.
+    pub(super) status: Option<Status>,
+}
+
+/// What the ranks of one start have in common.
+pub(super) struct Common<'a> {
+    pub(super) launch: &'a Launch,
+    pub(super) place: &'a Place,
+    pub(super) places: &'a Places,
+    pub(super) traces: &'a std::path::Path,
+    /// The logical processors of each rank, if ranks are bound to theirs.
+    pub(super) processors: Option<Vec<Vec<usize>>>,
+    pub(super) events: Sender<Event>,
+}
+
+impl Rank {
+    /// Starts a rank. Its end becomes an event.
+    ///
+    /// The thread that calls this lives as long as the launcher: the kernel ends the rank when that thread ends.
+    pub(super) fn start(common: &Common<'_>, local_rank: usize) -> Result<Self, String> {
+        let number = common.place.first_rank + local_rank;
+        let output = Prepared::new(common.places, number)?;
+        let [program, arguments @ ..] = &common.launch.program[..] else {
+            return Err("there is no program to start".into());
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Signals of a terminal reach the launcher alone, which passes them on.
+        command.process_group(0);
+        common.place.set(&mut command, local_rank, common.traces);
+        let processors = common.processors.as_ref().map(|processors| affinity::set(&processors[local_rank]));
+        let launcher = getpid();
+        let prepare = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The launcher may have ended before that.
+            if getppid() != Some(launcher) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            processors.as_ref().map_or(Ok(()), affinity::bind)
+        };
+        // SAFETY: between fork and exec, three system calls, without memory of the heap or locks.
+        unsafe { command.pre_exec(prepare) };
+        let mut process =
+            command.spawn().map_err(|error| format!("rank {number}: cannot start {}: {error}", shown(program)))?;
+        let pid = Pid::from_child(&process);
+        let (Some(out), Some(err)) = (process.stdout.take(), process.stderr.take()) else {
+            return Err(format!("rank {number} was started without pipes"));
+        };
+        let output = output.start(out, err).map_err(|error| format!("rank {number}: {error}"))?;
+        let (events, generation) = (common.events.clone(), common.place.generation);
+        let wait = move || {
+            // Not reaped: the number of its process group stays its own until all of the group have been ended.
+            while let Err(rustix::io::Errno::INTR) =
+                waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+            {}
+            // Nobody listens to the end of a rank only if the launcher ends.
+            let _ = events.send(Event::Ended(generation, local_rank));
+        };
+        thread::Builder::new().name("rank".into()).spawn(wait).map_err(|error| format!("rank {number}: {error}"))?;
+        Ok(Rank { number, pid, process, output, status: None })
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.status.is_none()
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.status.is_some_and(|status| !status.is_success())
+    }
+
+    /// Sends a signal, as long as the rank runs: SIGINT, SIGSTOP, SIGCONT and SIGKILL to the processes that it has started as well.
+    pub(super) fn signal(&self, signal: i32) {
+        if self.is_running() {
+            let to_group = [libc::SIGINT, libc::SIGSTOP, libc::SIGCONT, libc::SIGKILL].contains(&signal);
+            signals::send(self.pid, signal, to_group);
+        }
+    }
+
+    /// Whether it handles a signal, so that the signal does not end it.
+    pub(super) fn handles(&self, signal: i32) -> bool {
+        self.is_running() && signals::is_handled(self.pid, signal)
+    }
+
+    /// The rank has ended: ends what it has started, and takes note of its status.
+    pub(super) fn reap(&mut self, last_lines: Duration) -> io::Result<Status> {
+        signals::send(self.pid, libc::SIGKILL, true);
+        let status = Status::from(self.process.wait()?);
+        self.output.wait(last_lines);
+        self.status = Some(status);
+        Ok(status)
+    }
+}

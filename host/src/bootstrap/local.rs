@@ -1,0 +1,169 @@
+//! Connections between processes of one machine and one user, for [`mesh`](super::mesh): Unix sockets in Linux's abstract namespace. Other systems
+//! have no such names, and their ranks connect by TCP.
+
+#[cfg(target_os = "linux")]
+pub(super) use self::linux::{Listener, connect};
+#[cfg(not(target_os = "linux"))]
+pub(super) use self::other::{Listener, connect};
+
+use std::time::Duration;
+
+/// The random name of a socket.
+pub(super) type Name = [u8; 16];
+
+/// How long the other side of a connection may take to prove itself, before this rank looks whether it has failed.
+pub(super) const PROOF_TIME: Duration = Duration::from_secs(1);
+
+/// With this variable, ranks with different values behave as on different machines.
+const HOST_VARIABLE: &str = "GRADSYNC_HOSTID";
+
+/// What tells the processes that reach each other's sockets and memory from all others: a kernel from its start to its end, a network namespace,
+/// and a user.
+pub(super) fn host() -> String {
+    let named = std::env::var(HOST_VARIABLE).ok().filter(|name| !name.is_empty());
+    let read = || -> std::io::Result<String> {
+        let booted = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let network = std::fs::read_link("/proc/self/ns/net")?;
+        let user = rustix::process::geteuid().as_raw();
+        Ok(format!("{} {} {user}", booted.trim(), network.display()))
+    };
+    // A process that cannot say where it is has no neighbours.
+    named
+        .or_else(|| read().ok())
+        .unwrap_or_else(|| format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id()))
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::io;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::sockopt::socket_peercred;
+    use rustix::process::geteuid;
+
+    use super::super::handshake::{self, Challenge, Identity};
+    use super::super::mesh::Socket;
+    use super::super::secret::Secret;
+    use super::{Name, PROOF_TIME};
+
+    /// Ranks that may wait to be accepted.
+    const BACKLOG: i32 = 4096;
+
+    /// A socket to which other processes of this user connect. Its name is gone with it.
+    #[derive(Debug)]
+    pub(in super::super) struct Listener(UnixListener);
+
+    fn address(name: &Name) -> io::Result<SocketAddr> {
+        SocketAddr::from_abstract_name([&b"gradsync-"[..], name].concat())
+    }
+
+    impl Listener {
+        pub(in super::super) fn open() -> io::Result<(Self, Name)> {
+            let mut name = Name::default();
+            getrandom::fill(&mut name).map_err(|error| io::Error::other(error.to_string()))?;
+            let listener = UnixListener::bind_addr(&address(&name)?)?;
+            rustix::net::listen(&listener, BACKLOG)?;
+            listener.set_nonblocking(true)?;
+            Ok((Self(listener), name))
+        }
+
+        /// The next process that proves itself, if one has come. Others are turned away.
+        ///
+        /// # Errors
+        /// The system's error, for example that this process has no descriptor left.
+        pub(in super::super) fn accept(&self, secret: &Secret) -> io::Result<Option<(Identity, Socket)>> {
+            let socket = match self.0.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            };
+            match hear(&socket, secret) {
+                Ok(identity) => Ok(Some((identity, Socket::Local(socket)))),
+                Err(error) => {
+                    tracing::warn!(%error, "a process of this machine that proved no secret was turned away");
+                    Ok(None)
+                }
+            }
+        }
+
+        /// Waits for a process to connect, at most so long.
+        pub(in super::super) fn wait(&self, time: Duration) {
+            let time = Timespec::try_from(time).ok();
+            // Who waits looks again in any case.
+            let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], time.as_ref());
+        }
+    }
+
+    fn hear(mut socket: &UnixStream, secret: &Secret) -> io::Result<Identity> {
+        let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "another user's process");
+        if socket_peercred(socket)?.uid != geteuid() {
+            return Err(stranger());
+        }
+        limit(socket, PROOF_TIME)?;
+        let mut challenge = Challenge::new().map_err(io::Error::other)?;
+        io::Write::write_all(&mut socket, &challenge.greeting())?;
+        let proven = challenge.hear(&mut socket, secret).map_err(io::Error::other)?;
+        proven.map(|(identity, _)| identity).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+
+    /// Connects to a process, and proves itself.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if the process has not answered within `time`; else the system's error, or that the other side is not the right
+    /// one.
+    pub(in super::super) fn connect(
+        name: &Name,
+        secret: &Secret,
+        identity: Identity,
+        time: Duration,
+    ) -> io::Result<Socket> {
+        let socket = UnixStream::connect_addr(&address(name)?)?;
+        limit(&socket, time.max(Duration::from_millis(1)))?;
+        let mut stream = &socket;
+        match handshake::introduce(&mut stream, secret, identity) {
+            Ok(_) => Ok(Socket::Local(socket)),
+            Err(handshake::HandshakeError::Connection(error)) => Err(error),
+            Err(error) => Err(io::Error::new(io::ErrorKind::PermissionDenied, error)),
+        }
+    }
+
+    fn limit(socket: &UnixStream, time: Duration) -> io::Result<()> {
+        socket.set_read_timeout(Some(time))?;
+        socket.set_write_timeout(Some(time))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod other {
+    use std::io;
+    use std::time::Duration;
+
+    use super::super::handshake::Identity;
+    use super::super::mesh::Socket;
+    use super::super::secret::Secret;
+    use super::Name;
+
+    #[derive(Debug)]
+    pub(in super::super) struct Listener;
+
+    impl Listener {
+        pub(in super::super) fn open() -> io::Result<(Self, Name)> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub(in super::super) fn accept(&self, _: &Secret) -> io::Result<Option<(Identity, Socket)>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub(in super::super) fn wait(&self, _: Duration) {}
+    }
+
+    pub(in super::super) fn connect(_: &Name, _: &Secret, _: Identity, _: Duration) -> io::Result<Socket> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

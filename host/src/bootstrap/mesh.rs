@@ -1,0 +1,284 @@
+//! [`Member::connect_peers`]: a connection between every two ranks of a group, for a transport that sends data over it.
+//!
+//! Ranks of one machine connect by Unix sockets. Their names are random, in Linux's abstract namespace, and gone once all have connected, so nothing
+//! is left in a file system; the system says which user is at the other end. Other ranks connect by TCP. Each connection begins with the
+//! [handshake](super::handshake) of the control channel, by a secret that every rank derives from the group's own. Frames over TCP are for the
+//! transport to tag, by the keys that the handshake gives (see [`seal`](super::seal)).
+//!
+//! Each rank connects to the ranks below it, and then accepts the ranks above it: rank 0 accepts at once, so no rank waits in a circle.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::client;
+use super::gathering::Applicant;
+use super::handshake::Identity;
+use super::local;
+use super::member::{Member, Uplink};
+use super::poll::Alarm;
+use super::seal::Session;
+use super::secret::{Secret, random};
+use super::server;
+use super::unproven::{Proven, Unproven};
+use crate::call::scope;
+use crate::error::{CommError, Operation, Result};
+
+/// The kinds of exchange that connecting consists of.
+const HOSTS: usize = 3;
+const OFFERS: usize = 4;
+const OUTCOMES: usize = 5;
+
+/// How long a rank waits before it looks again whether another has failed.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A connection to another rank, which does not block.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) socket: Socket,
+    /// For the tags of frames, where the connection leaves the machine.
+    pub(crate) session: Option<Session>,
+}
+
+/// The kinds of connection.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    /// To a process of this machine and user.
+    #[cfg(target_os = "linux")]
+    Local(std::os::unix::net::UnixStream),
+    /// To any other.
+    Network(TcpStream),
+}
+
+/// The connections of a rank.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    /// By rank; none to itself.
+    pub(crate) connections: Vec<Option<Peer>>,
+    /// Whether all ranks are processes of one machine and user.
+    pub(crate) are_on_one_machine: bool,
+}
+
+/// Where a rank can be reached.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Offer {
+    local: Option<local::Name>,
+    port: Option<u16>,
+    /// Of rank 0's offer, from which all derive the secret.
+    nonce: [u8; 32],
+}
+
+/// The sockets at which a rank waits for the ranks above it.
+#[derive(Debug, Default)]
+struct Listeners {
+    local: Option<local::Listener>,
+    network: Option<TcpListener>,
+}
+
+/// What connecting needs to know.
+struct Plan<'a> {
+    hosts: &'a [String],
+    offers: &'a [Offer],
+    secret: Secret,
+    applicant: Applicant,
+}
+
+impl Member {
+    /// Connects every two ranks. All ranks have to call it, once; a rank that cannot connect fails the group.
+    ///
+    /// # Errors
+    /// [`CommError::Transport`], on every rank, with the reason of a rank that cannot connect; else as [`agree`](Self::agree).
+    pub(crate) fn connect_peers(&self, deadline: Duration) -> Result<Peers, CommError> {
+        let _scope = scope::within(Operation::SetUp);
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let (end, recorder) = (Instant::now().checked_add(deadline), self.recorder().clone());
+        let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
+        let left = || applicant.left().unwrap_or(deadline);
+        let hosts: Vec<String> = self.tell(HOSTS, &local::host(), left())?;
+        let is_local = |peer: usize| hosts[peer] == hosts[rank];
+        let opened = self.listeners(&hosts);
+        let (listeners, offer) = self.or_fail(opened)?;
+        let mut offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
+        let nonce = std::mem::take(&mut offers[0].nonce);
+        let plan = Plan { hosts: &hosts, offers: &offers, secret: self.secret_of(nonce), applicant };
+        let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
+        self.gather(OUTCOMES, &[], left())?;
+        tracing::debug!(rank, local = (0..world_size).filter(|&peer| is_local(peer)).count() - 1, "connected to peers");
+        Ok(Peers { connections, are_on_one_machine: hosts.iter().all(|host| *host == hosts[0]) })
+    }
+
+    /// Tells the other ranks of an error of this one.
+    fn or_fail<T>(&self, outcome: io::Result<T>) -> Result<T, CommError> {
+        outcome.map_err(|error| {
+            let failure = self.trouble(error.to_string());
+            self.fail(failure.clone());
+            failure
+        })
+    }
+
+    fn trouble(&self, reason: String) -> CommError {
+        let reason = format!("it cannot connect to other ranks: {reason}");
+        CommError::Transport { operation: Operation::SetUp, rank: self.rank(), reason }
+    }
+
+    fn listeners(&self, hosts: &[String]) -> io::Result<(Listeners, Offer)> {
+        let rank = self.rank();
+        let above = || hosts[rank + 1..].iter();
+        let (mut listeners, mut offer) = (Listeners::default(), Offer::default());
+        if above().any(|host| *host == hosts[rank]) {
+            let (listener, name) = local::Listener::open()?;
+            (listeners.local, offer.local) = (Some(listener), Some(name));
+        }
+        if above().any(|host| *host != hosts[rank]) {
+            let listener = server::listen(self.network.loopback, 0).map_err(io::Error::other)?;
+            offer.port = Some(server::port(&listener).map_err(io::Error::other)?);
+            listeners.network = Some(listener);
+        }
+        if rank == 0 {
+            offer.nonce = random().map_err(io::Error::other)?;
+        }
+        Ok((listeners, offer))
+    }
+
+    /// The secret of the connections, which who reads the control channel does not know. Where all ranks are in this process, nobody reads it.
+    fn secret_of(&self, nonce: [u8; 32]) -> Secret {
+        match &self.uplink {
+            Uplink::InProcess { .. } => Secret::from_bytes(nonce),
+            Uplink::Server { connections, .. } => connections.secret().derive(&nonce),
+            Uplink::Remote(link) => link.secret.derive(&nonce),
+        }
+    }
+
+    fn connect_all(&self, plan: &Plan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
+        let Applicant { rank, world_size, .. } = plan.applicant;
+        let mut peers: Vec<Option<Peer>> = (0..world_size).map(|_| None).collect();
+        let alarm = Alarm::new().map_err(|error| self.trouble(error.to_string()))?;
+        let (sender, arrivals) = channel();
+        let Listeners { local, network } = listeners;
+        thread::scope(|scope| {
+            let outcome = (|| {
+                if let Some(listener) = network {
+                    let (secret, alarm) = (&plan.secret, &alarm);
+                    let report = move |proven: Result<Proven, _>| {
+                        // The other end is gone once all have come.
+                        proven.into_iter().for_each(|proven| _ = sender.send(proven));
+                    };
+                    let serve = move || Unproven::new(listener, secret, alarm, report).serve();
+                    let thread = thread::Builder::new().name("gradsync-accept".into());
+                    thread.spawn_scoped(scope, serve).map_err(|error| self.trouble(error.to_string()))?;
+                }
+                for below in 0..rank {
+                    peers[below] = Some(self.connect_to(below, plan)?);
+                }
+                while let Some(missing) = missing(&peers, rank) {
+                    self.check_wait(plan, &missing)?;
+                    let is_local = |peer: &usize| plan.hosts[*peer] == plan.hosts[rank];
+                    if let Some(listener) = local.as_ref().filter(|_| missing.iter().any(is_local)) {
+                        let came = listener.accept(&plan.secret).map_err(|error| self.trouble(error.to_string()))?;
+                        came.into_iter().for_each(|(identity, socket)| {
+                            admit(&mut peers, plan, identity, Peer { socket, session: None });
+                        });
+                    }
+                    match arrivals.recv_timeout(PAUSE) {
+                        Ok(Proven { socket, identity, session }) => {
+                            let peer = Peer { socket: Socket::Network(socket), session: Some(session) };
+                            admit(&mut peers, plan, identity, peer);
+                        }
+                        Err(RecvTimeoutError::Timeout) => {}
+                        Err(RecvTimeoutError::Disconnected) => {
+                            if let Some(listener) = &local {
+                                listener.wait(PAUSE);
+                            }
+                        }
+                    }
+                }
+                Ok(())
+            })();
+            alarm.raise();
+            outcome
+        })?;
+        for peer in peers.iter_mut().flatten() {
+            prepare(&peer.socket).map_err(|error| self.trouble(error.to_string()))?;
+        }
+        Ok(peers)
+    }
+
+    /// Ends a wait in vain.
+    fn check_wait(&self, plan: &Plan<'_>, missing: &[usize]) -> Result<(), CommError> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        if plan.applicant.left() == Some(Duration::ZERO) {
+            let (missing, deadline) = (missing.to_vec(), plan.applicant.deadline);
+            return Err(CommError::Timeout { operation: Operation::SetUp, missing, deadline });
+        }
+        Ok(())
+    }
+
+    fn connect_to(&self, peer: usize, plan: &Plan<'_>) -> Result<Peer, CommError> {
+        let Applicant { rank, world_size, .. } = plan.applicant;
+        let offer = &plan.offers[peer];
+        let nowhere = || self.trouble(format!("rank {peer} does not say where it listens"));
+        if plan.hosts[peer] == plan.hosts[rank] {
+            let name = offer.local.as_ref().ok_or_else(nowhere)?;
+            let identity = Identity { rank: rank as u64, world_size: world_size as u64, generation: 0 };
+            loop {
+                match local::connect(name, &plan.secret, identity, plan.applicant.at_most(local::PROOF_TIME)) {
+                    Ok(socket) => return Ok(Peer { socket, session: None }),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.check_wait(plan, &[peer])?,
+                    Err(error) => return Err(self.trouble(format!("rank {peer}: {error}"))),
+                }
+            }
+        }
+        let address = SocketAddr::new(self.address_of(peer), offer.port.ok_or_else(nowhere)?);
+        loop {
+            match client::approach(&plan.applicant, &address.to_string(), address, &plan.secret) {
+                Ok((socket, session)) => {
+                    return Ok(Peer { socket: Socket::Network(socket), session: Some(session) });
+                }
+                Err(error) => {
+                    self.check_wait(plan, &[peer])?;
+                    tracing::debug!(rank, peer, %error, "trying again to connect to a rank");
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// The ranks above this one that have not come, if there are any.
+fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
+    let missing: Vec<usize> = (rank + 1..peers.len()).filter(|&peer| peers[peer].is_none()).collect();
+    (!missing.is_empty()).then_some(missing)
+}
+
+/// Keeps the connection of a rank above this one. A rank whose connection broke may come again.
+fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, peer: Peer) {
+    let Applicant { rank, world_size, .. } = plan.applicant;
+    match usize::try_from(identity.rank) {
+        Ok(number) if (rank + 1..world_size).contains(&number) => peers[number] = Some(peer),
+        _ => tracing::warn!(?identity, "a rank that does not connect to this one was refused"),
+    }
+}
+
+/// Later calls do not block.
+fn prepare(socket: &Socket) -> io::Result<()> {
+    match socket {
+        #[cfg(target_os = "linux")]
+        Socket::Local(socket) => {
+            socket.set_read_timeout(None)?;
+            socket.set_write_timeout(None)?;
+            socket.set_nonblocking(true)
+        }
+        Socket::Network(socket) => {
+            socket.set_read_timeout(None)?;
+            socket.set_write_timeout(None)?;
+            socket.set_nodelay(true)?;
+            socket.set_nonblocking(true)
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The two ends of a direct transfer, whose memory is the host's.
+
+use super::link::{Incoming, Link, Outgoing};
+use super::point_to_point::{End, Half, Stage};
+use super::stream::Stream;
+use crate::error::Call;
+
+impl Half<'_> {
+    /// Memory that is sent.
+    ///
+    /// # Safety
+    /// It stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
+    pub(in crate::comm) unsafe fn outgoing(link: &dyn Link, call: Call, outgoing: Outgoing) -> Half<'static> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { Stream::outward(link, outgoing) };
+        Half::new(outgoing.peer, call, outgoing.bytes, Direct { stream, is_here: true })
+    }
+
+    /// Memory that is received into.
+    ///
+    /// # Safety
+    /// It stays valid and is used by nobody else until [`exchange`](super::point_to_point::exchange) has returned.
+    pub(in crate::comm) unsafe fn incoming(link: &dyn Link, call: Call, incoming: Incoming) -> Half<'static> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { Stream::inward(link, incoming) };
+        Half::new(incoming.peer, call, incoming.bytes, Direct { stream, is_here: false })
+    }
+}
+
+struct Direct {
+    stream: Stream,
+    /// Whether the first message has arrived. A receiver waits for no more than that, because until then it can still be told of a failure instead.
+    is_here: bool,
+}
+
+impl End for Direct {
+    fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
+        if !self.is_here {
+            match link.has_data(peer) {
+                Ok(is_here) => self.is_here = is_here,
+                Err(error) => {
+                    self.stream.fail(error);
+                    return Stage::Done;
+                }
+            }
+        }
+        let has_moved = self.is_here && self.stream.advance(link);
+        match (self.is_here, self.stream.has_begun(), self.stream.is_done()) {
+            (false, ..) => Stage::Idle,
+            (_, _, true) => Stage::Done,
+            (_, true, _) => Stage::Started { has_moved },
+            (_, false, _) => Stage::Starting { has_moved },
+        }
+    }
+
+    fn failure(&mut self) -> Option<String> {
+        self.stream.take_error().map(|error| error.to_string())
+    }
+
+    fn is_confirmed(&self) -> bool {
+        false
+    }
+
+    fn can_be_left(&self) -> bool {
+        self.stream.can_be_left()
+    }
+}

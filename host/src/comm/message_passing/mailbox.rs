@@ -1,0 +1,588 @@
+//! Shared-memory mailboxes: how ranks of one machine run a handshake without messages. Every rank writes to its own mailbox, and all others read it.
+//!
+//! A handshake is a sequence of rounds, which all ranks take in the same order. In each round a rank publishes an entry with its record and,
+//! where the round has one, a payload; then it raises the number of the round, for which the other ranks poll. A rank enters the next round only
+//! after
+//! it has read every rank's entry of this one. So no rank is more than one round ahead of another, and two entries and two payload slots, used in
+//! turn, are enough.
+//!
+//! A rank that waits in vain closes the round: it writes its failure into its own mailbox and marks the [`ClosableCounter`] of the first rank that
+//! has not arrived, which can no longer enter the round. So either all ranks enter a round or it fails, every rank finds the same outcome, and a
+//! process that was stopped learns the decision of the others when it goes on. The ends of exposure epochs are closed in the same way.
+//!
+//! Nothing here waits. Other failures travel as records, and a rank that has failed joins no further rounds.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{Record, shortened};
+use crate::error::{Call, CommError};
+use crate::memory::file::{FileHandle, Mapped, MemoryFile};
+
+/// The longest payload of all ranks together, and the size of each payload slot. Half and twice that were slower.
+pub(super) const MAX_TOTAL_BYTES: usize = 256 << 10;
+/// The most ranks of a group with mailboxes: every rank polls all of them.
+pub(super) const MOST_RANKS: usize = 1024;
+
+/// The layout of a mailbox. The counters for which other ranks poll are on cache lines of their own.
+const ROUND_AT: usize = 0;
+const EPOCHS_AT: usize = 64;
+const FAILED_EPOCH_AT: usize = 72;
+const ENTRIES_AT: usize = 128;
+const ENTRY_BYTES: usize = 256;
+/// The failure with which this rank has closed a round, or the end of an epoch.
+const FAILURE_AT: usize = 1024;
+const FAILURE_BYTES: usize = 2048;
+const DATA_AT: usize = 4096;
+const MAILBOX_BYTES: usize = DATA_AT + 2 * MAX_TOTAL_BYTES;
+/// Polls of the mailboxes before the reader does something else.
+const POLLS: usize = 20;
+
+/// The bytes that a rank publishes with a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Payload<'a> {
+    bytes: &'a [u8],
+    /// Whether the bytes are one shard for every rank, in rank order; otherwise every rank gets all of them.
+    are_shards: bool,
+}
+
+impl<'a> Payload<'a> {
+    pub(super) const EMPTY: Payload<'static> = Payload { bytes: &[], are_shards: false };
+
+    pub(super) fn for_all(bytes: &'a [u8]) -> Self {
+        Self { bytes, are_shards: false }
+    }
+
+    pub(super) fn shards(bytes: &'a [u8]) -> Self {
+        Self { bytes, are_shards: true }
+    }
+
+    /// The bytes that one of `world_size` ranks gets.
+    pub(super) fn piece(self, rank: usize, world_size: usize) -> &'a [u8] {
+        if !self.are_shards {
+            return self.bytes;
+        }
+        let bytes = self.bytes.len() / world_size;
+        &self.bytes[rank * bytes..(rank + 1) * bytes]
+    }
+}
+
+/// A mailbox's entry for one round.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// Without the eager bytes of a call, which lie in the payload slot.
+    pub(super) record: Record,
+    payload_bytes: usize,
+    are_shards: bool,
+}
+
+/// A counter in a rank's mailbox, which this rank raises by one at a time until another rank closes it. Both are one atomic operation on the same
+/// word, so a step was made or never will be, and all ranks see the same.
+struct ClosableCounter<'a>(&'a AtomicU64);
+
+impl ClosableCounter<'_> {
+    /// The bits above hold the rank that has closed the counter, plus one; 0 while it is open.
+    const NUMBER_BITS: u32 = 48;
+
+    fn number(&self) -> u64 {
+        Self::number_of(self.0.load(Ordering::Acquire))
+    }
+
+    fn number_of(word: u64) -> u64 {
+        word & ((1 << Self::NUMBER_BITS) - 1)
+    }
+
+    fn closer_of(word: u64) -> Option<usize> {
+        (word >> Self::NUMBER_BITS).checked_sub(1).map(|rank| rank as usize)
+    }
+
+    fn closer(&self) -> Option<usize> {
+        Self::closer_of(self.0.load(Ordering::Acquire))
+    }
+
+    /// Raises the counter to `to`, and publishes all earlier writes to ranks that read it. Fails with the rank that has closed the counter, if one
+    /// has.
+    fn raise(&self, to: u64) -> Result<(), usize> {
+        let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
+        raised.map(drop).map_err(|word| Self::closer_of(word).expect("nobody else raises it"))
+    }
+
+    /// Closes the counter as `rank`, unless it has reached `before`. Returns the rank that has closed it, if one has.
+    fn close(&self, before: u64, rank: usize) -> Option<usize> {
+        let mark = (rank as u64 + 1) << Self::NUMBER_BITS;
+        let is_open = |word| (Self::number_of(word) < before && Self::closer_of(word).is_none()).then_some(word | mark);
+        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open) {
+            Ok(_) => Some(rank),
+            Err(word) if Self::number_of(word) < before => Self::closer_of(word),
+            Err(_) => None,
+        }
+    }
+}
+
+/// One rank's mailbox, as mapped by this process.
+#[derive(Debug)]
+struct Mailbox(Mapped);
+
+impl Mailbox {
+    fn number(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: within the mailbox, aligned, and only ever accessed as an atomic.
+        unsafe { &*self.0.start().add(at).cast() }
+    }
+
+    /// The number of rounds that its rank has entered.
+    fn rounds(&self) -> ClosableCounter<'_> {
+        ClosableCounter(self.number(ROUND_AT))
+    }
+
+    /// The number of exposure epochs that its rank has ended.
+    fn epochs(&self) -> ClosableCounter<'_> {
+        ClosableCounter(self.number(EPOCHS_AT))
+    }
+
+    /// The entry of a round.
+    fn entry(&self, round: u64) -> *mut [u8; ENTRY_BYTES] {
+        self.0.start().wrapping_add(ENTRIES_AT + (round % 2) as usize * ENTRY_BYTES).cast()
+    }
+
+    fn failure(&self) -> *mut [u8; FAILURE_BYTES] {
+        self.0.start().wrapping_add(FAILURE_AT).cast()
+    }
+
+    /// The payload slot of a call.
+    fn data(&self, call: u64) -> *mut u8 {
+        self.0.start().wrapping_add(DATA_AT + (call % 2) as usize * MAX_TOTAL_BYTES)
+    }
+
+    /// Whether its rank has ended this many epochs, and if so, whether it had failed by the end of the last of these. The rank may have ended more
+    /// epochs since, and failed in those.
+    fn has_ended(&self, epochs: u64) -> Option<bool> {
+        if self.epochs().number() < epochs {
+            return None;
+        }
+        let failed = self.number(FAILED_EPOCH_AT).load(Ordering::Relaxed);
+        Some((1..=epochs).contains(&failed))
+    }
+}
+
+/// The mailboxes of all ranks.
+#[derive(Debug)]
+pub(super) struct Mailboxes {
+    rank: usize,
+    mailboxes: Vec<Mailbox>,
+    /// Rounds that this rank has entered.
+    round: Cell<u64>,
+    /// Payload slots that this rank has published, with a call or by [`advance`](Self::advance).
+    calls: Cell<u64>,
+    /// Exposure epochs of this communicator that this rank is in, and the number of epochs that it has ended.
+    open_epochs: Cell<u64>,
+    ended_epochs: Cell<u64>,
+}
+
+impl Mailboxes {
+    /// Allocates this rank's mailbox.
+    pub(super) fn make() -> io::Result<MemoryFile> {
+        MemoryFile::zeroed(MAILBOX_BYTES)
+    }
+
+    /// Maps the mailboxes of all ranks. The owner may drop the file once all ranks have mapped it: the memory stays as long as one rank has it
+    /// mapped.
+    pub(super) fn find(handles: &[FileHandle], rank: usize) -> io::Result<Self> {
+        let mailboxes =
+            handles.iter().map(|handle| handle.map(MAILBOX_BYTES).map(Mailbox)).collect::<io::Result<_>>()?;
+        let zero = || Cell::new(0);
+        Ok(Self { rank, mailboxes, round: zero(), calls: zero(), open_epochs: zero(), ended_epochs: zero() })
+    }
+
+    fn own(&self) -> &Mailbox {
+        &self.mailboxes[self.rank]
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Mailbox> {
+        self.mailboxes.iter().enumerate().filter(|&(rank, _)| rank != self.rank).map(|(_, mailbox)| mailbox)
+    }
+
+    /// Enters the next round with this record, and publishes the payload if the record is a call.
+    ///
+    /// # Errors
+    /// The failure with which another rank has closed the round.
+    pub(super) fn publish(&self, record: &Record, payload: Payload<'_>) -> Result<(), CommError> {
+        let round = self.round.get() + 1;
+        if let Record::Call { .. } = record {
+            self.calls.set(self.calls.get() + 1);
+            assert!(payload.bytes.len() <= MAX_TOTAL_BYTES, "{} bytes", payload.bytes.len());
+            // SAFETY: the slot has this much room, and no rank reads it any more: it belonged to the call before the last.
+            unsafe {
+                let data = self.own().data(self.calls.get());
+                std::ptr::copy_nonoverlapping(payload.bytes.as_ptr(), data, payload.bytes.len());
+            }
+        }
+        let entry =
+            Entry { record: record.clone(), payload_bytes: payload.bytes.len(), are_shards: payload.are_shards };
+        let mut room = [0; ENTRY_BYTES];
+        postcard::to_slice(&entry, &mut room).expect("a word has room");
+        // SAFETY: in this rank's mailbox; no rank reads this entry any more: it belonged to the round before the last.
+        unsafe { self.own().entry(round).write(room) };
+        self.round.set(round);
+        self.own().rounds().raise(round).map_err(|closer| self.failure_of(closer))
+    }
+
+    /// Closes this rank's last round, with this failure, to the ranks that have not arrived. Returns the failure that the round was closed with, and
+    /// the
+    /// rank that closed it, which may be another one; `None` if all ranks have arrived after all.
+    pub(super) fn close_round(&self, failure: &CommError) -> Option<(usize, CommError)> {
+        self.close(failure, Mailbox::rounds, self.round.get())
+    }
+
+    /// The failure that this rank's last round was closed with, as far as the counters of missing ranks tell.
+    pub(super) fn closed_round(&self) -> Option<CommError> {
+        self.closed(Mailbox::rounds, self.round.get())
+    }
+
+    /// Like [`close_round`](Self::close_round), for the end of the epochs that this rank has ended.
+    pub(super) fn close_epochs(&self, failure: &CommError) -> Option<(usize, CommError)> {
+        self.close(failure, Mailbox::epochs, self.ended_epochs.get())
+    }
+
+    pub(super) fn closed_epochs(&self) -> Option<CommError> {
+        self.closed(Mailbox::epochs, self.ended_epochs.get())
+    }
+
+    /// All ranks try the same counters in the same order, and a counter is closed by one rank only, so all ranks agree on the outcome.
+    fn close(
+        &self,
+        failure: &CommError,
+        of: fn(&Mailbox) -> ClosableCounter<'_>,
+        before: u64,
+    ) -> Option<(usize, CommError)> {
+        let record = shortened(Record::Failed { completed: 0, error: failure.clone() });
+        let mut room = [0; FAILURE_BYTES];
+        postcard::to_slice(&record, &mut room).expect("a failure has room");
+        // SAFETY: in this rank's mailbox; no rank reads it before this rank has closed a counter, which it does once.
+        unsafe { self.own().failure().write(room) };
+        let closer = self.mailboxes.iter().find_map(|mailbox| of(mailbox).close(before, self.rank))?;
+        Some((closer, self.failure_of(closer)))
+    }
+
+    fn closed(&self, of: fn(&Mailbox) -> ClosableCounter<'_>, before: u64) -> Option<CommError> {
+        let missing = self.others().map(of).filter(|steps| steps.number() < before);
+        missing.filter_map(|steps| steps.closer()).next().map(|closer| self.failure_of(closer))
+    }
+
+    /// The failure of a rank that has closed a counter.
+    fn failure_of(&self, closer: usize) -> CommError {
+        // SAFETY: written before that rank closed the counter, and never again.
+        let room = unsafe { self.mailboxes[closer].failure().read() };
+        match postcard::from_bytes(&room).unwrap_or_else(|error| Record::unreadable(closer, &error)) {
+            Record::Failed { error, .. } => error,
+            record => unreachable!("{record:?}"),
+        }
+    }
+
+    /// Whether a rank has entered this rank's last round.
+    pub(super) fn has_arrived(&self, peer: usize) -> bool {
+        self.has_come(&self.mailboxes[peer], self.round.get())
+    }
+
+    fn has_come(&self, mailbox: &Mailbox, round: u64) -> bool {
+        mailbox.rounds().number() >= round
+    }
+
+    /// Polls whether all other ranks have entered this rank's last round.
+    pub(super) fn have_all_arrived(&self) -> bool {
+        let round = self.round.get();
+        self.look(|mailbox| self.has_come(mailbox, round))
+    }
+
+    fn look(&self, is_so: impl Fn(&Mailbox) -> bool) -> bool {
+        (0..POLLS).any(|_| {
+            let is_so = self.others().all(&is_so);
+            if !is_so {
+                std::hint::spin_loop();
+            }
+            is_so
+        })
+    }
+
+    /// The entry of a rank that [has arrived](Self::has_arrived), for this rank's last round.
+    pub(super) fn entry(&self, peer: usize) -> Entry {
+        self.read(peer, self.round.get())
+    }
+
+    /// The call of a rank that is one round ahead of this rank.
+    pub(super) fn call_ahead(&self, peer: usize) -> Option<Call> {
+        let round = self.round.get() + 1;
+        if !self.has_come(&self.mailboxes[peer], round) {
+            return None;
+        }
+        match self.read(peer, round).record {
+            Record::Call { call, .. } => Some(call),
+            _ => None,
+        }
+    }
+
+    /// `round` is this rank's last one or the next.
+    fn read(&self, peer: usize, round: u64) -> Entry {
+        // SAFETY: the peer does not overwrite this entry before this rank enters the next round.
+        let room = unsafe { self.mailboxes[peer].entry(round).read() };
+        postcard::from_bytes(&room).unwrap_or_else(|error| Entry {
+            record: Record::unreadable(peer, &error),
+            payload_bytes: 0,
+            are_shards: false,
+        })
+    }
+
+    /// The payload that a rank published for this rank with the last call, given the rank's entry; valid until this rank enters the next call.
+    pub(super) fn received(&self, peer: usize, entry: &Entry) -> &[u8] {
+        let bytes = entry.payload_bytes.min(MAX_TOTAL_BYTES);
+        // SAFETY: within the slot; the peer does not overwrite it before this rank enters the next call.
+        let bytes = unsafe { std::slice::from_raw_parts(self.mailboxes[peer].data(self.calls.get()), bytes) };
+        Payload { bytes, are_shards: entry.are_shards }.piece(self.rank, self.mailboxes.len())
+    }
+
+    /// The slot for this rank's payload of the round after the next [`advance`](Self::advance): [`MAX_TOTAL_BYTES`], aligned for all dtypes. No other
+    /// rank reads it until this rank enters that round.
+    pub(super) fn next_slot(&self) -> *mut u8 {
+        self.own().data(self.calls.get() + 1)
+    }
+
+    /// Makes the next slot this rank's payload, in a round that carries no call: its length is the same on all ranks, and not published.
+    pub(super) fn advance(&self) {
+        self.calls.set(self.calls.get() + 1);
+    }
+
+    /// The slot that a rank has published for this rank's last round, after all ranks have advanced. Valid until this rank enters the next round.
+    pub(super) fn slot(&self, peer: usize) -> *const u8 {
+        self.mailboxes[peer].data(self.calls.get()).cast_const()
+    }
+
+    /// Begins an exposure epoch, as all ranks do after a call.
+    pub(super) fn begin_epoch(&self) {
+        self.open_epochs.set(self.open_epochs.get() + 1);
+    }
+
+    /// Whether this rank is in an exposure epoch, which does not end before all ranks have left it.
+    pub(super) fn in_epoch(&self) -> bool {
+        self.open_epochs.get() > 0
+    }
+
+    /// Publishes that this rank has left its last epoch, and whether it has failed.
+    ///
+    /// # Errors
+    /// The failure with which another rank has closed the end of the epoch.
+    pub(super) fn end_epoch(&self, has_failed: bool) -> Result<(), CommError> {
+        self.open_epochs.set(self.open_epochs.get() - 1);
+        self.ended_epochs.set(self.ended_epochs.get() + 1);
+        let (ended, failed) = (self.ended_epochs.get(), self.own().number(FAILED_EPOCH_AT));
+        let has_failed_in = || {
+            if failed.load(Ordering::Relaxed) == 0 {
+                failed.store(ended, Ordering::Relaxed);
+            }
+        };
+        if has_failed {
+            has_failed_in();
+        }
+        // Writes to the other ranks' memory are visible to a rank that reads the raised counter.
+        self.own().epochs().raise(ended).map_err(|closer| {
+            has_failed_in();
+            // The mark stays: ranks that still wait for this step see it made, and see that it failed.
+            self.own().number(EPOCHS_AT).fetch_add(1, Ordering::Release);
+            self.failure_of(closer)
+        })
+    }
+
+    /// Polls whether all other ranks have ended every epoch that this rank has ended.
+    pub(super) fn have_all_ended(&self) -> bool {
+        let ended = self.ended_epochs.get();
+        self.look(|mailbox| mailbox.has_ended(ended).is_some())
+    }
+
+    /// Whether a rank has ended the epochs that this rank has ended, and if so, whether it had failed.
+    pub(super) fn has_ended(&self, peer: usize) -> Option<bool> {
+        self.mailboxes[peer].has_ended(self.ended_epochs.get())
+    }
+
+    /// Whether a rank that has not failed has ended an epoch that this rank is still in.
+    pub(super) fn has_ended_early(&self, peer: usize) -> bool {
+        self.mailboxes[peer].has_ended(self.ended_epochs.get() + 1) == Some(false)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::error::Operation;
+
+    const RANKS: usize = 3;
+
+    /// The mailboxes of several ranks, all in this process.
+    fn ranks() -> Vec<Mailboxes> {
+        let files: Vec<MemoryFile> = (0..RANKS).map(|_| Mailboxes::make().unwrap()).collect();
+        let handles: Vec<FileHandle> = files.iter().map(|file| FileHandle::of(file.bytes()).expect("a file")).collect();
+        (0..RANKS).map(|rank| Mailboxes::find(&handles, rank).unwrap()).collect()
+    }
+
+    fn call(len: usize) -> Record {
+        Record::Call { call: Call::of(Operation::Barrier, len, None), eager: Default::default() }
+    }
+
+    #[test]
+    fn mailboxes_outlive_their_makers_and_ranks_that_leave_first() {
+        let mut ranks = ranks();
+        for mailboxes in &ranks {
+            mailboxes.publish(&call(7), Payload::EMPTY).unwrap();
+        }
+        let last = ranks.pop().unwrap();
+        drop(ranks);
+        assert!(last.have_all_arrived());
+        assert_eq!((last.entry(0).record, last.entry(1).record), (call(7), call(7)));
+    }
+
+    #[test]
+    fn a_payload_stays_until_the_next_call_and_may_be_a_round_late() {
+        let ranks = ranks();
+        for round in 0..10u8 {
+            let numbers: Vec<[u8; RANKS]> = (0..RANKS as u8).map(|rank| [round, rank, 100 + rank]).collect();
+            // Rank 0 is a round ahead of the others, each time.
+            for (mailboxes, number) in ranks.iter().zip(&numbers) {
+                let are_shards = round % 2 == 1;
+                mailboxes.publish(&call(round.into()), Payload { bytes: number, are_shards }).unwrap();
+            }
+            let entries: Vec<Vec<Entry>> =
+                ranks.iter().map(|mailboxes| (0..RANKS).map(|peer| mailboxes.entry(peer)).collect()).collect();
+            ranks[0].publish(&Record::Go, Payload::EMPTY).unwrap();
+            assert!(ranks[1].has_arrived(0) && !ranks[0].has_arrived(1) && !ranks[0].have_all_arrived());
+            for (rank, (mailboxes, entries)) in ranks.iter().zip(&entries).enumerate() {
+                for (peer, entry) in entries.iter().enumerate() {
+                    assert_eq!(entry.record, call(round.into()));
+                    let number = &numbers[peer];
+                    let expected = if round % 2 == 1 { &number[rank..rank + 1] } else { &number[..] };
+                    assert_eq!(mailboxes.received(peer, entry), expected);
+                }
+            }
+            ranks[1..].iter().for_each(|mailboxes| mailboxes.publish(&Record::Go, Payload::EMPTY).unwrap());
+            assert!(ranks.iter().all(Mailboxes::have_all_arrived));
+        }
+    }
+
+    #[test]
+    fn a_payload_of_the_greatest_length() {
+        let ranks = ranks();
+        let bytes: Vec<u8> = (0..MAX_TOTAL_BYTES).map(|index| (index % 251) as u8).collect();
+        for _ in 0..3 {
+            ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(1), Payload::for_all(&bytes)).unwrap());
+            assert!(ranks[1].received(2, &ranks[1].entry(2)) == bytes);
+        }
+    }
+
+    #[test]
+    fn a_call_ahead_is_seen_and_a_record_of_another_kind_is_not() {
+        let ranks = ranks();
+        assert_eq!(ranks[1].call_ahead(0), None);
+        ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
+        let ahead = ranks[1].call_ahead(0).expect("rank 0 has come");
+        assert_eq!(ahead.len, 5);
+        ranks[1..].iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
+        assert_eq!(ranks[1].call_ahead(0), None, "it is here");
+        ranks[0].publish(&Record::Go, Payload::EMPTY).unwrap();
+        assert_eq!(ranks[1].call_ahead(0), None, "of the same collective");
+    }
+
+    #[test]
+    fn epochs_end_for_each_rank_on_its_own() {
+        let ranks = ranks();
+        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
+        assert!(!ranks[0].has_ended_early(2));
+        ranks[2].end_epoch(false).unwrap();
+        assert!(ranks[0].has_ended_early(2) && !ranks[2].has_ended_early(0));
+        ranks[0].end_epoch(true).unwrap();
+        assert!(!ranks[1].has_ended_early(0), "it has failed, and says with what elsewhere");
+        assert_eq!((ranks[0].has_ended(1), ranks[0].has_ended(2)), (None, Some(false)));
+        assert!(!ranks[0].have_all_ended() && ranks[0].in_epoch());
+        ranks[1].end_epoch(false).unwrap();
+        assert!(ranks.iter().all(|mailboxes| mailboxes.have_all_ended()) && ranks[2].has_ended(0) == Some(true));
+        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
+        assert!(ranks.iter().all(|mailboxes| mailboxes.have_all_ended() && !mailboxes.in_epoch()));
+        assert_eq!(ranks[1].has_ended(0), Some(true), "it stays so");
+    }
+
+    #[test]
+    fn a_failure_in_the_outer_epoch_leaves_the_inner_one_a_success() {
+        let ranks = ranks();
+        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
+        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
+        ranks[0].end_epoch(true).unwrap();
+        // The others look at the inner epoch's end only now.
+        assert_eq!((ranks[1].has_ended(0), ranks[1].has_ended_early(0)), (Some(false), false));
+        ranks[1].end_epoch(false).unwrap();
+        assert_eq!(ranks[1].has_ended(0), Some(true));
+    }
+
+    fn late(rank: usize) -> CommError {
+        let deadline = std::time::Duration::from_secs(1);
+        CommError::Timeout { operation: Operation::Barrier, missing: vec![rank], deadline }
+    }
+
+    #[test]
+    fn a_round_is_closed_once_and_by_one_rank() {
+        let ranks = ranks();
+        ranks.iter().for_each(|mailboxes| mailboxes.publish(&call(5), Payload::EMPTY).unwrap());
+        assert_eq!(ranks[0].close_round(&late(1)), None, "all have come");
+        ranks[2].publish(&Record::Go, Payload::EMPTY).unwrap();
+        assert_eq!(ranks[2].close_round(&late(0)), Some((2, late(0))));
+        assert!(ranks[0].have_all_arrived() && ranks[1].closed_round().is_none(), "the round before is what it was");
+        assert_eq!(ranks[0].publish(&Record::Go, Payload::EMPTY), Err(late(0)));
+        ranks[1].publish(&Record::Go, Payload::EMPTY).unwrap();
+        assert!(!ranks[1].have_all_arrived());
+        assert_eq!((ranks[1].closed_round(), ranks[1].close_round(&late(2))), (Some(late(0)), Some((2, late(0)))));
+    }
+
+    #[test]
+    fn ranks_that_give_up_and_one_that_comes_find_the_same() {
+        for _ in 0..200 {
+            let ranks = ranks();
+            let outcomes: Vec<_> = std::thread::scope(|scope| {
+                let all = ranks.into_iter().enumerate();
+                let threads: Vec<_> = all
+                    .map(|(rank, mailboxes)| {
+                        scope.spawn(move || {
+                            let published = mailboxes.publish(&call(5), Payload::EMPTY).err();
+                            let given_up = || mailboxes.close_round(&late(rank)).map(|(_, error)| error);
+                            (published.or_else(given_up), mailboxes)
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let (outcomes, _mailboxes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+            assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_others_have_given_up_ends_as_a_failure() {
+        let ranks = ranks();
+        ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
+        ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
+        ranks[0].end_epoch(false).unwrap();
+        assert_eq!(ranks[0].close_epochs(&late(1)), Some((0, late(1))));
+        assert_eq!(ranks[1].end_epoch(false), Err(late(1)));
+        assert_eq!(ranks[2].has_ended(1), Some(false), "the one inside");
+        ranks[2].end_epoch(false).unwrap();
+        assert_eq!(ranks[2].has_ended(1), Some(true));
+    }
+
+    #[test]
+    fn an_entry_of_another_version_is_a_failure_of_its_rank() {
+        let ranks = ranks();
+        ranks[0].publish(&call(5), Payload::EMPTY).unwrap();
+        // SAFETY: its own mailbox, which no other rank reads now.
+        unsafe { ranks[0].own().entry(1).write([255; ENTRY_BYTES]) };
+        ranks[1].publish(&call(5), Payload::EMPTY).unwrap();
+        let Record::Failed { error, .. } = ranks[1].entry(0).record else { panic!("it was readable") };
+        assert!(error.to_string().contains("rank 0 failed: it speaks another language"), "{error}");
+        assert!(ranks[1].call_ahead(0).is_none());
+    }
+}

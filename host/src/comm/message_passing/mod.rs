@@ -1,0 +1,429 @@
+//! Collectives of processes by messages, over any [`Link`]: everything that transports between processes have in common.
+//!
+//! Ranks compare their calls before data move (`handshake`), in shared-memory mailboxes where all are processes of one machine (`mailbox`), otherwise
+//! by records (`record`). Operands of small calls travel with the call (`eager`). Larger ones move pairwise (`transfer`, by `stream`), or through the
+//! mailboxes in chunks (`pipelined`), or are read where they lie (`one_sided`). Sends and receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine open windows
+//! of their buffers to each other (`windows`).
+//!
+//! Nothing here knows how records and bytes travel: a transport implements [`Link`], makes a [`MessagePassing`] of it, and gives it to its users under
+//! a type of its own.
+
+mod direct;
+mod eager;
+mod handshake;
+mod link;
+mod mailbox;
+mod one_sided;
+mod pipelined;
+mod point_to_point;
+mod record;
+mod stream;
+mod transfer;
+mod windows;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use self::handshake::Handshake;
+#[cfg(feature = "mpi")]
+pub(in crate::comm) use self::handshake::Wait;
+pub(in crate::comm) use self::link::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Requests};
+pub(in crate::comm) use self::point_to_point::Half;
+#[cfg(feature = "cuda")]
+pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
+#[cfg(feature = "mpi")]
+pub(in crate::comm) use self::record::RECORD_BYTES;
+pub(in crate::comm) use self::record::Record;
+pub(in crate::comm) use self::transfer::Transfer;
+#[cfg(feature = "cuda")]
+pub(in crate::comm) use self::transfer::{Scratch, part_len};
+use self::windows::PeerMappings;
+use super::collective::check_peer;
+use super::reduction::Reduction;
+use super::{Collective, Communicator, Operands, Ranks, ReduceOp, Scaling, Split, gather_words_by};
+use crate::call::scope;
+use crate::error::{Call, Error, Operation, Result};
+use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
+use crate::slice::{Slice, SliceMut};
+
+/// One of several processes that run collectives on host memory. It may move to another thread, but only one thread at a time can use it.
+#[derive(Debug)]
+pub(in crate::comm) struct MessagePassing {
+    handshake: Handshake,
+    mappings: PeerMappings,
+    memory: MemoryUse,
+}
+
+/// Whether ranks use memory in common where they can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::comm) enum MemoryUse {
+    Shared,
+    MessagesOnly,
+}
+
+impl MemoryUse {
+    /// [`MessagesOnly`](Self::MessagesOnly) if the variable of the environment has any value but `0`.
+    pub(in crate::comm) fn unless(variable: &str) -> Self {
+        if std::env::var_os(variable).is_some_and(|value| value != "0") { Self::MessagesOnly } else { Self::Shared }
+    }
+}
+
+impl MessagePassing {
+    /// All ranks of the link have to call it.
+    pub(in crate::comm) fn new(link: Box<dyn Link>, deadline: Duration, memory: MemoryUse) -> Result<Self> {
+        let handshake = Handshake::new(link, deadline);
+        let mut ranks = Self { handshake, mappings: PeerMappings::default(), memory };
+        ranks.open_mailboxes()?;
+        Ok(ranks)
+    }
+
+    pub(in crate::comm) fn set_deadline(&mut self, deadline: Duration) {
+        self.handshake.set_deadline(deadline);
+    }
+
+    #[cfg(all(feature = "mpi", feature = "cuda"))]
+    pub(in crate::comm) fn handshake(&self) -> &Handshake {
+        &self.handshake
+    }
+
+    pub(in crate::comm) fn link(&self) -> &dyn Link {
+        self.handshake.link()
+    }
+
+    /// Whether all ranks are processes of one machine that share memory.
+    pub(in crate::comm) fn shares_memory(&self) -> bool {
+        self.handshake.mailboxes().is_some()
+    }
+
+    /// Finds a number that no group of these ranks has. Another thread of a rank, which splits another communicator, may take it first.
+    fn agree_on_group(&self) -> Result<u64> {
+        loop {
+            let free = self.gather(SetUp::Group.call(), &[self.link().free_group()])?;
+            let number = free.into_iter().max().unwrap_or_default();
+            let is_taken = self.link().take_group(number)?;
+            if !self.gather(SetUp::Group.call(), &[u64::from(is_taken)])?.contains(&0) {
+                return Ok(number);
+            }
+        }
+    }
+
+    /// Refuses a call with more bytes than the links to these ranks carry.
+    fn check_length(&self, operation: Operation, bytes: usize, peers: impl Iterator<Item = usize>) -> Result<()> {
+        let longest = peers.map(|peer| self.link().longest_message(peer)).min().unwrap_or(usize::MAX);
+        if bytes <= longest {
+            return Ok(());
+        }
+        let reason = format!(
+            "{operation} of {bytes} bytes, and this communicator carries at most {longest} between machines: NCCL and MPI carry gradients there"
+        );
+        Err(self.handshake.refuse(operation, Error::InvalidArgument { operation: "message passing", reason }))
+    }
+
+    /// Agrees with the other ranks on this call, after which data may move.
+    pub(in crate::comm) fn agree(&self, call: Call) -> Result<Transfer<'_>> {
+        self.handshake.agree(call)?;
+        Ok(Transfer { handshake: &self.handshake, operation: call.operation })
+    }
+
+    /// Gathers every rank's words, in rank order; all ranks give equally many. Either all ranks have the result, or none.
+    pub(in crate::comm) fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0u64; own.len() * self.world_size()];
+        let (own, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
+        if self.handshake.is_eager(own.len()) {
+            self.handshake.all_gather_confirmed(call, own, output)?;
+        } else {
+            self.gather_bytes(call, own, output)?;
+        }
+        Ok(all)
+    }
+
+    /// Gathers byte strings of equal length into `all`.
+    fn gather_bytes(&self, call: Call, own: &[u8], all: &mut [u8]) -> Result<()> {
+        if self.handshake.is_eager(own.len()) {
+            return self.handshake.all_gather_eager(call, own, all);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: there is room for as many bytes of every rank.
+        unsafe { transfer.all_gather(own.as_ptr(), all.as_mut_ptr(), own.len()) }
+    }
+
+    pub(in crate::comm) fn check_peer(&self, operation: Operation, peer: usize) -> Result<()> {
+        check_peer(operation, peer, self.rank(), self.world_size())
+    }
+
+    fn run_all_reduce(&self, call: Call, operands: Operands<'_>, op: ReduceOp, scaling: Scaling) -> Result<()> {
+        let Scaling { before, after } = scaling;
+        let reduction = Reduction { dtype: operands.dtype(), op, before, after };
+        let (input, output) = match operands {
+            Operands::InPlace(data) => (None, data.as_bytes_mut()),
+            Operands::Apart { input, output } => (Some(input.as_bytes()), output.as_bytes_mut()),
+        };
+        if self.world_size() > 1 && self.handshake.is_eager(output.len()) {
+            return self.handshake.all_reduce_eager(call, reduction, input, output);
+        }
+        if let Some(reader) = self.handshake.reader(output.len()) {
+            let vectors = self.handshake.agree_on_vectors(reader, call, output)?;
+            input.into_iter().for_each(|input| output.copy_from_slice(input));
+            let (can_read, own) = (self.handshake.can_read(&vectors, output.len())?, output.as_mut_ptr());
+            if can_read {
+                // SAFETY: the data have as many elements as the call says.
+                return unsafe {
+                    self.handshake.all_reduce_by_reading(call.operation, reduction, &vectors, own, call.len)
+                };
+            }
+            let transfer = Transfer { handshake: &self.handshake, operation: call.operation };
+            // SAFETY: as above.
+            return unsafe { transfer.all_reduce(reduction, own, call.len) };
+        }
+        let transfer = self.agree(call)?;
+        input.into_iter().for_each(|input| output.copy_from_slice(input));
+        if self.world_size() == 1 && scaling == Scaling::NONE {
+            return Ok(());
+        }
+        // SAFETY: the data have as many elements as the call says.
+        unsafe { transfer.all_reduce(reduction, output.as_mut_ptr(), call.len) }
+    }
+
+    fn run_reduce_scatter(&self, call: Call, mut operands: Operands<'_>, op: ReduceOp) -> Result<()> {
+        let (reduction, bytes) = (Reduction::new(operands.dtype(), op), call.bytes());
+        let is_in_place = matches!(operands, Operands::InPlace(_));
+        let (input, output) = operands.raw_bytes();
+        let begin = if is_in_place { self.rank() * bytes } else { 0 };
+        let shard = output.cast::<u8>().wrapping_add(begin);
+        if self.handshake.is_eager(bytes) {
+            // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
+            let input = unsafe { &*input };
+            let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
+            // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
+            let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
+            return self.handshake.reduce_scatter_eager(call, reduction, &input, shard);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: the input has a shard of the output's length for every rank, as was checked; the output is apart, or this rank's shard.
+        unsafe { transfer.reduce_scatter(reduction, input.cast(), shard, call.len) }
+    }
+
+    fn run_all_gather(&self, call: Call, operands: Operands<'_>) -> Result<()> {
+        let data = match operands {
+            Operands::Apart { input, output } => {
+                return self.gather_bytes(call, input.as_bytes(), output.as_bytes_mut());
+            }
+            Operands::InPlace(data) => data,
+        };
+        let (all, bytes) = (data.as_bytes_mut(), call.bytes());
+        let begin = self.rank() * bytes;
+        if self.handshake.is_eager(bytes) {
+            let own = all[begin..begin + bytes].to_vec();
+            return self.handshake.all_gather_eager(call, &own, all);
+        }
+        let (transfer, to) = (self.agree(call)?, all.as_mut_ptr());
+        // SAFETY: the data are one shard for every rank, as was checked.
+        unsafe { transfer.all_gather(to.add(begin), to, bytes) }
+    }
+
+    fn run_all_to_all(&self, call: Call, input: Slice<'_>, output: SliceMut<'_>) -> Result<()> {
+        let (from, to, bytes) = (input.as_bytes(), output.as_bytes_mut(), call.bytes() / self.world_size());
+        if self.handshake.is_eager(bytes) {
+            return self.handshake.all_to_all_eager(call, from, to);
+        }
+        let transfer = self.agree(call)?;
+        // SAFETY: both have one shard for every rank, as was checked.
+        unsafe { transfer.all_to_all(from.as_ptr(), to.as_mut_ptr(), bytes) }
+    }
+
+    fn run_broadcast(&self, call: Call, data: SliceMut<'_>, root: usize) -> Result<()> {
+        let transfer = self.agree(call)?;
+        let bytes = data.as_bytes_mut();
+        // SAFETY: the data of that many bytes.
+        unsafe { transfer.broadcast(bytes.as_mut_ptr(), bytes.len(), root) }
+    }
+
+    /// Broadcasts the message of `root`; the messages of other ranks are ignored.
+    #[cfg(feature = "mpi")]
+    pub(in crate::comm) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
+        let transfer = self.agree(what.call())?;
+        let mut message = if self.rank() == root { message } else { Vec::new() };
+        let mut len = (message.len() as u64).to_ne_bytes();
+        // SAFETY: so many bytes.
+        unsafe { transfer.broadcast(len.as_mut_ptr(), len.len(), root)? };
+        message.resize(u64::from_ne_bytes(len) as usize, 0);
+        // SAFETY: as many as the root has.
+        unsafe { transfer.broadcast(message.as_mut_ptr(), message.len(), root)? };
+        Ok(message)
+    }
+}
+
+/// The collectives by which something new is made. Their numbers stand for the length, so that two of them are no match.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::comm) enum SetUp {
+    Split,
+    Group,
+    #[cfg(feature = "mpi")]
+    Member,
+    Map,
+    Mailboxes,
+    Read,
+    #[cfg(feature = "cuda")]
+    Device,
+    #[cfg(feature = "cuda")]
+    Connect,
+}
+
+impl SetUp {
+    pub(in crate::comm) fn call(self) -> Call {
+        Call::of(Operation::SetUp, self as usize, None)
+    }
+}
+
+/// # Safety
+/// The transfer is over before the borrow of the data is.
+unsafe fn outgoing(link: &dyn Link, call: Call, data: &[u8], peer: usize) -> Half<'static> {
+    // SAFETY: the caller's promise.
+    unsafe { Half::outgoing(link, call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }) }
+}
+
+/// # Safety
+/// As [`outgoing`].
+unsafe fn incoming(link: &dyn Link, call: Call, data: &mut [u8], peer: usize) -> Half<'static> {
+    // SAFETY: the caller's promise.
+    unsafe { Half::incoming(link, call, Incoming { peer, start: data.as_mut_ptr(), bytes: data.len() }) }
+}
+
+impl Split for MessagePassing {
+    fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let _scope = scope::within(Operation::Split);
+        let world_size = self.world_size();
+        let own = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
+        let all = self.gather(SetUp::Split.call(), &own)?;
+        let wishes: Vec<&[u64]> = all.chunks_exact(own.len()).collect();
+        let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
+        members.sort_by_key(|&member| wishes[member][2] as i64);
+        let number = self.agree_on_group()?;
+        let group = || Self::new(self.link().among(&members, number), self.handshake.deadline(), self.memory);
+        color.map(|_| group()).transpose()
+    }
+}
+
+impl Ranks for MessagePassing {
+    fn rank(&self) -> usize {
+        self.link().rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.link().world_size()
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        gather_words_by(self, words)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.handshake.agree(Call::without_data(Operation::Barrier))
+    }
+}
+
+// In all blocks of these collectives memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
+impl Communicator for MessagePassing {
+    fn run(&self, collective: Collective<'_>) -> Result<()> {
+        let checked = collective.check(self.rank(), self.world_size());
+        checked.map_err(|error| self.handshake.refuse(collective.operation(), error))?;
+        let call = collective.call(self.world_size());
+        let shards = match collective {
+            Collective::ReduceScatter { .. } | Collective::AllGather { .. } => self.world_size(),
+            _ => 1,
+        };
+        self.check_length(call.operation, call.bytes().saturating_mul(shards), self.link().others())?;
+        match collective {
+            Collective::AllReduce { operands, op, scaling } => self.run_all_reduce(call, operands, op, scaling),
+            Collective::ReduceScatter { operands, op } => self.run_reduce_scatter(call, operands, op),
+            Collective::AllGather { operands } => self.run_all_gather(call, operands),
+            Collective::AllToAll { input, output } => self.run_all_to_all(call, input, output),
+            Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
+        }
+    }
+
+    fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {
+        sends.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Send { peer }, peer))?;
+        receives.iter().try_for_each(|&(peer, _)| self.check_peer(Operation::Recv { peer }, peer))?;
+        let outward = sends.iter().map(|&(peer, data)| (Operation::Send { peer }, peer, data.bytes().len()));
+        let inward =
+            receives.iter().map(|(peer, data)| (Operation::Recv { peer: *peer }, *peer, data.as_wire().bytes().len()));
+        outward
+            .chain(inward)
+            .try_for_each(|(operation, peer, bytes)| self.check_length(operation, bytes, peer..peer + 1))?;
+        let call = |operation, data: WireSlice<'_>| Call::new(operation, data.len(), data.dtype());
+        let sends = sends.iter().map(|&(peer, data)| {
+            // SAFETY: over when the exchange is.
+            unsafe { outgoing(self.link(), call(Operation::Send { peer }, data), data.bytes(), peer) }
+        });
+        let receives = receives.iter_mut().map(|(peer, data)| {
+            let call = call(Operation::Recv { peer: *peer }, data.as_wire());
+            // SAFETY: over when the exchange is.
+            unsafe { incoming(self.link(), call, data.bytes_mut(), *peer) }
+        });
+        point_to_point::exchange(&self.handshake, sends.collect(), receives.collect())
+    }
+
+    fn sharing(&self) -> Option<&(dyn SharedWindows + 'static)> {
+        self.shares_memory().then_some(self)
+    }
+}
+
+/// Has a communicator, whose field `ranks` is a [`MessagePassing`], implement the traits of communicators by it; its `over` makes a group.
+macro_rules! communicator {
+    ($name:ident, $(#[$split:meta])*) => {
+        impl $crate::comm::Ranks for $name {
+            fn rank(&self) -> usize {
+                self.ranks.rank()
+            }
+
+            fn world_size(&self) -> usize {
+                self.ranks.world_size()
+            }
+
+            fn gather_words(&self, words: &[u64]) -> $crate::error::Result<Vec<u64>> {
+                self.ranks.gather_words(words)
+            }
+
+            fn barrier(&self) -> $crate::error::Result<()> {
+                self.ranks.barrier()
+            }
+        }
+
+        impl $crate::comm::Communicator for $name {
+            fn run(&self, collective: $crate::comm::Collective<'_>) -> $crate::error::Result<()> {
+                self.ranks.run(collective)
+            }
+
+            fn exchange(
+                &self,
+                sends: &[(usize, $crate::memory::WireSlice<'_>)],
+                receives: &mut [(usize, $crate::memory::WireSliceMut<'_>)],
+            ) -> $crate::error::Result<()> {
+                self.ranks.exchange(sends, receives)
+            }
+
+            fn sharing(&self) -> Option<&(dyn $crate::memory::SharedWindows + 'static)> {
+                self.ranks.sharing()
+            }
+        }
+
+        impl $crate::memory::SharedWindows for $name {
+            fn with_windows(
+                &self,
+                vector: $crate::slice::SliceMut<'_>,
+                work: &mut $crate::memory::Work<'_>,
+            ) -> $crate::error::Result<bool> {
+                self.ranks.with_windows(vector, work)
+            }
+        }
+
+        impl $crate::comm::Split for $name {
+            $(#[$split])*
+            fn split(&self, color: Option<u64>, key: i64) -> $crate::error::Result<Option<Self>> {
+                Ok(self.ranks.split(color, key)?.map(|ranks| self.group(ranks)))
+            }
+        }
+    };
+}
+pub(in crate::comm) use communicator;

@@ -1,0 +1,116 @@
+//! Pipelined reductions of ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no message is sent.
+//!
+//! In each round a rank publishes one chunk; then every rank reduces its part of all ranks' chunks, in rank order, where they lie. The result of an
+//! all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters a round only after it has read
+//! all slots of the round before, so once all ranks have arrived, the slot that was read there may be overwritten.
+//!
+//! Runs after a call that all ranks have agreed to; a rank that fails on the way sends a record.
+
+use std::ptr::copy_nonoverlapping;
+
+use super::mailbox::{MAX_TOTAL_BYTES, Mailboxes};
+use super::transfer::{LINE_LEN, Transfer};
+use crate::comm::reduction::Reduction;
+use crate::dtype::DType;
+use crate::error::Result;
+
+impl Transfer<'_> {
+    /// The pipeline of this collective, if the ranks share memory and a chunk of `parts` parts fits into a slot.
+    pub(super) fn pipeline(&self, dtype: DType, parts: usize) -> Option<Pipeline<'_>> {
+        let part = MAX_TOTAL_BYTES / dtype.size_bytes() / parts / LINE_LEN * LINE_LEN;
+        let mailboxes = self.handshake.mailboxes().filter(|_| part > 0)?;
+        Some(Pipeline { transfer: self, mailboxes, part })
+    }
+}
+
+/// A collective whose operands go through the mailboxes.
+#[derive(Debug)]
+pub(super) struct Pipeline<'a> {
+    transfer: &'a Transfer<'a>,
+    mailboxes: &'a Mailboxes,
+    /// Elements of a chunk that one rank reduces.
+    part: usize,
+}
+
+impl Pipeline<'_> {
+    /// Replaces all ranks' data by their reduction, in chunks with a part for each rank; behind the chunk the slot has room for one more part.
+    ///
+    /// # Safety
+    /// `data` has `len` elements to read and write, which nothing else uses; lengths agree on all ranks.
+    pub(super) unsafe fn all_reduce(&self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
+        let (rank, world_size) = self.rank_and_world_size();
+        let (size, chunk) = (reduction.dtype.size_bytes(), self.part * world_size);
+        let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
+        // Where a chunk's part begins in the data, and how long it is.
+        let part = |number: usize, peer: usize| {
+            let begin = len.min(number * chunk + peer * self.part);
+            (begin, self.part.min(len - begin))
+        };
+        for step in 0..=chunks {
+            let begin = len.min(step * chunk);
+            let bytes = chunk.min(len - begin) * size;
+            // SAFETY: within the data, and within the next slot, which no other rank reads yet.
+            unsafe { copy_nonoverlapping(data.add(begin * size), self.mailboxes.next_slot(), bytes) };
+            self.publish_slot()?;
+            for peer in (0..world_size).filter(|&peer| step > 0 && peer != rank) {
+                let (begin, len) = part(step - 1, peer);
+                // SAFETY: that rank's part of the previous chunk, which it has published behind its slot.
+                unsafe {
+                    let result = self.mailboxes.slot(peer).add(behind_chunk);
+                    copy_nonoverlapping(result, data.add(begin * size), len * size);
+                }
+            }
+            let (begin, len) = part(step, rank);
+            let offset = rank * self.part * size;
+            let inputs: Vec<_> = (0..world_size).map(|peer| self.mailboxes.slot(peer).wrapping_add(offset)).collect();
+            let along = self.mailboxes.next_slot().wrapping_add(behind_chunk);
+            // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no other rank
+            // reads yet.
+            unsafe { reduction.run(&inputs, &[data.add(begin * size), along], len) };
+        }
+        Ok(())
+    }
+
+    /// Puts the reduction of all ranks' shards for this one into `output`, in chunks of a part of every shard.
+    ///
+    /// # Safety
+    /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all ranks.
+    pub(super) unsafe fn reduce_scatter(
+        &self,
+        reduction: Reduction,
+        input: *const u8,
+        output: *mut u8,
+        len: usize,
+    ) -> Result<()> {
+        let (rank, world_size) = self.rank_and_world_size();
+        let size = reduction.dtype.size_bytes();
+        for begin in (0..len).step_by(self.part) {
+            let part = self.part.min(len - begin);
+            let next = self.mailboxes.next_slot();
+            let own = |peer: usize| input.wrapping_add((peer * len + begin) * size);
+            for peer in (0..world_size).filter(|&peer| peer != rank) {
+                // SAFETY: within the shard, and within the next slot, which no other rank reads yet.
+                unsafe { copy_nonoverlapping(own(peer), next.add(peer * self.part * size), part * size) };
+            }
+            self.publish_slot()?;
+            let offset = rank * self.part * size;
+            let received = |peer: usize| self.mailboxes.slot(peer).wrapping_add(offset);
+            let inputs: Vec<_> =
+                (0..world_size).map(|peer| if peer == rank { own(peer) } else { received(peer) }).collect();
+            // SAFETY: every rank's operands of this part, aligned, and room for as many elements.
+            unsafe { reduction.run(&inputs, &[output.add(begin * size)], part) };
+        }
+        Ok(())
+    }
+
+    fn rank_and_world_size(&self) -> (usize, usize) {
+        let link = self.transfer.handshake.link();
+        (link.rank(), link.world_size())
+    }
+
+    /// Publishes the next slot in a round of its own, and waits for the other ranks.
+    fn publish_slot(&self) -> Result<()> {
+        self.mailboxes.advance();
+        self.transfer.handshake.wait_for_step(self.transfer.operation)
+    }
+}

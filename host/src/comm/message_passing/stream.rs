@@ -1,0 +1,198 @@
+//! Streams of host memory to or from a rank, in pieces.
+//!
+//! Where messages can be cancelled, a stream is one message in the caller's memory. MPI cannot be made to release the memory of a pending message. A
+//! rank whose peer is stopped could then never return the caller's memory, so each piece is copied through buffers of this module, while it is in the
+//! caches and while other pieces are under way. A rank that gives up leaves the buffers of pieces under way to MPI for as long as the process lives.
+//!
+//! Messages beyond [`MOST_COPIED`] are the exception: MPI gets their memory itself, since copies that outgrow the caches make them two to six times
+//! as slow. Their ranks wait for each other without a deadline once data move.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::link::{Incoming, Link, LinkError, Outgoing, Requests};
+
+/// Bytes of a piece, the same on all ranks: few handshakes, and still in the caches when it is copied.
+const PIECE_BYTES: usize = 1 << 20;
+/// Bytes of a message that is copied at most.
+const MOST_COPIED: usize = 2 << 20;
+/// Pieces of one stream that are under way at a time.
+const MOST_FLIGHTS: usize = 3;
+/// How long nothing moves before a rank looks whether others have failed.
+const STALLED: Duration = Duration::from_millis(200);
+/// How long a rank still looks whose deadline has passed.
+const LAST_LOOKS: Duration = Duration::from_millis(50);
+
+/// One direction between two ranks. Streams between the same two ranks in the same direction begin one after the other.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) peer: usize,
+    start: *mut u8,
+    bytes: usize,
+    is_outward: bool,
+    /// Whether messages under way can be cancelled, so that they need no buffers.
+    can_cancel: bool,
+    begun: usize,
+    flights: VecDeque<Flight>,
+    /// Buffers of pieces that are done, for the next pieces.
+    rooms: Vec<Box<[u8]>>,
+    error: Option<LinkError>,
+}
+
+/// A piece under way.
+#[derive(Debug)]
+struct Flight {
+    begin: usize,
+    bytes: usize,
+    /// None where MPI has the caller's memory.
+    room: Option<Box<[u8]>>,
+    requests: Requests,
+}
+
+impl Stream {
+    /// # Safety
+    /// The memory stays valid and unchanged for as long as [`advance`](Self::advance) is called.
+    pub(super) unsafe fn outward(link: &dyn Link, outgoing: Outgoing) -> Self {
+        Self::new(link, outgoing.peer, outgoing.start.cast_mut(), outgoing.bytes, true)
+    }
+
+    /// # Safety
+    /// The memory stays valid and is used by nobody else for as long as [`advance`](Self::advance) is called.
+    pub(super) unsafe fn inward(link: &dyn Link, incoming: Incoming) -> Self {
+        Self::new(link, incoming.peer, incoming.start, incoming.bytes, false)
+    }
+
+    fn new(link: &dyn Link, peer: usize, start: *mut u8, bytes: usize, is_outward: bool) -> Self {
+        let (flights, rooms, can_cancel) = (VecDeque::new(), Vec::new(), link.can_cancel());
+        Self { peer, start, bytes, is_outward, can_cancel, begun: 0, flights, rooms, error: None }
+    }
+
+    fn is_copied(&self) -> bool {
+        self.bytes <= MOST_COPIED && !self.can_cancel
+    }
+
+    /// Whether the transport has nothing of the caller's, or gives it back.
+    pub(super) fn can_be_left(&self) -> bool {
+        self.is_copied() || self.can_cancel || self.flights.is_empty()
+    }
+
+    /// Whether the messages of all pieces have been started.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun == self.bytes
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.has_begun() && self.flights.is_empty()
+    }
+
+    /// Goes on as far as is possible without waiting; whether anything has moved.
+    pub(super) fn advance(&mut self, link: &dyn Link) -> bool {
+        let before = self.begun;
+        while !self.has_begun() && self.flights.len() < MOST_FLIGHTS {
+            self.begin(link);
+        }
+        let mut has_moved = self.begun > before;
+        while let Some(flight) = self.flights.front_mut() {
+            if !flight.requests.progress() {
+                break;
+            }
+            let Flight { begin, bytes, room, requests } = self.flights.pop_front().expect("the front");
+            if let Err(error) = requests.into_result() {
+                self.fail(error);
+            } else if let Some(room) = room.as_ref().filter(|_| !self.is_outward) {
+                // SAFETY: within the memory, by the contract of `inward`; the buffer does not overlap it.
+                unsafe { std::ptr::copy_nonoverlapping(room.as_ptr(), self.start.add(begin), bytes) };
+            }
+            self.rooms.extend(room);
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    fn begin(&mut self, link: &dyn Link) {
+        let longest = if self.is_copied() { PIECE_BYTES } else { self.bytes };
+        let (peer, begin, bytes) = (self.peer, self.begun, longest.min(self.bytes - self.begun));
+        let mut room = self
+            .is_copied()
+            .then(|| self.rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES.min(self.bytes)].into_boxed_slice()));
+        let mut requests = Requests::default();
+        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or for ever;
+        // a stream without buffers is not abandoned before its messages are over.
+        unsafe {
+            let memory = self.start.add(begin);
+            let start = room.as_mut().map_or(memory, |room| room.as_mut_ptr());
+            if self.is_outward {
+                if start != memory {
+                    std::ptr::copy_nonoverlapping(memory, start, bytes);
+                }
+                link.send(Outgoing { peer, start, bytes }, &mut requests);
+            } else {
+                link.receive(Incoming { peer, start, bytes }, &mut requests);
+            }
+        }
+        self.begun += bytes;
+        self.flights.push_back(Flight { begin, bytes, room, requests });
+    }
+
+    /// Stores an error of MPI.
+    pub(super) fn fail(&mut self, error: LinkError) {
+        self.error.get_or_insert(error);
+    }
+
+    /// The first error of MPI.
+    pub(super) fn take_error(&mut self) -> Option<LinkError> {
+        self.error.take()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut flights = std::mem::take(&mut self.flights);
+        if self.can_cancel {
+            flights.iter_mut().for_each(|flight| flight.requests.cancel());
+        } else {
+            std::mem::forget(flights);
+        }
+    }
+}
+
+/// How long a wait has made no progress.
+#[derive(Debug)]
+pub(super) struct Stall {
+    start: Instant,
+    /// When it was first seen that a deadline had passed.
+    seen_over: Cell<Option<Instant>>,
+}
+
+impl Stall {
+    pub(super) fn new() -> Self {
+        Self { start: Instant::now(), seen_over: Cell::new(None) }
+    }
+
+    /// Takes note that something has moved.
+    pub(super) fn end(&mut self) {
+        *self = Self::new();
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Whether it is time to ask if others have failed.
+    pub(super) fn is_long(&self) -> bool {
+        self.elapsed() >= STALLED
+    }
+
+    /// Whether the deadline has passed; not at once, since this process may itself have been stopped meanwhile, and receives the records of the
+    /// others
+    /// only while it still looks.
+    pub(super) fn is_over(&self, deadline: Duration) -> bool {
+        if self.elapsed() < deadline {
+            return false;
+        }
+        let seen = self.seen_over.get().unwrap_or_else(Instant::now);
+        self.seen_over.set(Some(seen));
+        seen.elapsed() >= LAST_LOOKS
+    }
+}

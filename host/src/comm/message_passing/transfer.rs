@@ -1,0 +1,312 @@
+//! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
+//!
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory use
+//! `pipelined` instead. Never waits for a rank that may not have arrived.
+
+use std::ptr;
+
+use super::handshake::Handshake;
+use super::link::{Incoming, Outgoing};
+#[cfg(feature = "cuda")]
+use super::link::{Link, Requests};
+use super::stream::Stream;
+use crate::comm::reduction::Reduction;
+use crate::error::{Operation, Result};
+
+/// Bytes of all ranks' parts that a reduction holds at a time.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Ranks that data are exchanged with at a time.
+const BATCH: usize = 8;
+/// The most bytes that a broadcast sends to every rank unsplit.
+const UNSPLIT_BYTES: usize = 64 << 10;
+/// Parts are whole cache lines, if there is enough to share out.
+pub(super) const LINE_LEN: usize = 64;
+
+/// A collective that all ranks have agreed to.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::comm) struct Transfer<'a> {
+    pub(super) handshake: &'a Handshake,
+    pub(in crate::comm) operation: Operation,
+}
+
+/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
+/// agree on all ranks.
+impl Transfer<'_> {
+    /// # Safety
+    /// See above: `data` has `len` elements to read and write.
+    pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
+        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that is faster than mailboxes.
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
+            // SAFETY: as the caller promises.
+            return unsafe { pipeline.all_reduce(reduction, data, len) };
+        }
+        let part = part_len(len, WINDOW_BYTES / size, world_size);
+        let mut room = Scratch::new(world_size * part * size);
+        for begin in (0..len).step_by(part * world_size) {
+            let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
+            // SAFETY: the window lies within the data.
+            unsafe { self.all_reduce_window(reduction, window, len, part, room.start())? };
+        }
+        Ok(())
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    ///
+    /// # Safety
+    /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
+    pub(in crate::comm) unsafe fn all_reduce_window(
+        self,
+        reduction: Reduction,
+        window: *mut u8,
+        len: usize,
+        part: usize,
+        room: *mut u8,
+    ) -> Result<()> {
+        let (link, size) = (self.handshake.link(), reduction.dtype.size_bytes());
+        let (rank, world_size) = (link.rank(), link.world_size());
+        let range = |peer: usize| (len.min(peer * part), len.min((peer + 1) * part));
+        let place = |peer: usize| (window.wrapping_add(range(peer).0 * size), (range(peer).1 - range(peer).0) * size);
+        let (own, own_bytes) = place(rank);
+        let room = |peer: usize| room.wrapping_add(peer * part * size);
+        // SAFETY: parts lie within the window, rooms within the scratch memory, and none overlap.
+        unsafe {
+            self.pairwise(place, |peer| (room(peer), own_bytes))?;
+            let input = |peer: usize| if peer == rank { own } else { room(peer) };
+            let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+            reduction.run(&inputs, &[own], own_bytes / size);
+            self.pairwise(|_| (own, own_bytes), place)
+        }
+    }
+
+    /// # Safety
+    /// See above: `input` has a shard of `len` elements for every rank, and `output` room for one, or is this rank's shard.
+    pub(super) unsafe fn reduce_scatter(
+        self,
+        reduction: Reduction,
+        input: *const u8,
+        output: *mut u8,
+        len: usize,
+    ) -> Result<()> {
+        let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
+        if let Some(pipeline) = self.pipeline(reduction.dtype, world_size) {
+            // SAFETY: as the caller promises.
+            return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
+        }
+        let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
+        let mut room = Scratch::new(world_size * part * size);
+        for begin in (0..len).step_by(part) {
+            let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
+            let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
+            // SAFETY: as above.
+            unsafe { self.reduce_scatter_window(reduction, shard, output, len, room.start())? };
+        }
+        Ok(())
+    }
+
+    /// Like [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    ///
+    /// # Safety
+    /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
+    pub(in crate::comm) unsafe fn reduce_scatter_window(
+        self,
+        reduction: Reduction,
+        shard: impl Fn(usize) -> *mut u8,
+        output: *mut u8,
+        len: usize,
+        room: *mut u8,
+    ) -> Result<()> {
+        let (link, bytes) = (self.handshake.link(), len * reduction.dtype.size_bytes());
+        let (rank, world_size) = (link.rank(), link.world_size());
+        let room = |peer: usize| room.wrapping_add(peer * bytes);
+        // SAFETY: as the caller promises; rooms do not overlap.
+        unsafe {
+            self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))?;
+            let input = |peer: usize| if peer == rank { shard(rank) } else { room(peer) };
+            let inputs: Vec<_> = (0..world_size).map(|peer| input(peer).cast_const()).collect();
+            reduction.run(&inputs, &[output], len);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
+    pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let own = output.wrapping_add(self.handshake.link().rank() * bytes);
+        if own.cast_const() != input {
+            // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
+            unsafe { ptr::copy_nonoverlapping(input, own, bytes) };
+        }
+        // SAFETY: as the caller promises; the own place is only read.
+        unsafe { self.pairwise(|_| (own, bytes), |peer| (output.wrapping_add(peer * bytes), bytes)) }
+    }
+
+    /// # Safety
+    /// See above: `input` has `bytes` bytes for every rank, and `output` room for as many of every rank.
+    pub(super) unsafe fn all_to_all(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
+        let shard = |peer: usize| input.cast_mut().wrapping_add(peer * bytes);
+        let room = |peer: usize| output.wrapping_add(peer * bytes);
+        let rank = self.handshake.link().rank();
+        // SAFETY: as the caller promises; two borrows, one of them mutable, do not overlap.
+        unsafe {
+            ptr::copy_nonoverlapping(shard(rank).cast_const(), room(rank), bytes);
+            self.pairwise(|peer| (shard(peer), bytes), |peer| (room(peer), bytes))
+        }
+    }
+
+    /// From the root to each rank: few bytes unsplit; of many bytes each rank gets a part, and sends it on to all others. So a rank waits only for
+    /// ranks that it names when the wait times out.
+    ///
+    /// # Safety
+    /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
+    pub(in crate::comm) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
+        let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
+        // The root has no part; the other ranks' are in their order, from the next rank on.
+        let range = |peer: usize| {
+            let place = (peer + world_size - root - 1) % world_size;
+            let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(place * part) };
+            (data.wrapping_add(begin), if peer == root { 0 } else { part.min(bytes - begin) })
+        };
+        let is_root = rank == root;
+        let nothing = (data, 0);
+        // SAFETY: parts lie within the data, as the caller promises.
+        unsafe {
+            let to = |peer: usize| if peer == root { range(rank) } else { nothing };
+            self.pairwise(|peer| if is_root { range(peer) } else { nothing }, to)?;
+            if bytes <= UNSPLIT_BYTES || is_root {
+                return Ok(());
+            }
+            self.pairwise(|peer| if peer == root { nothing } else { range(rank) }, range)
+        }
+    }
+
+    /// As [`broadcast`](Self::broadcast) of memory that MPI reads and writes as it is, down a binomial tree of plain sends and receives, in which
+    /// every CUDA-aware MPI takes device memory.
+    ///
+    /// # Safety
+    /// As for that method.
+    #[cfg(feature = "cuda")]
+    pub(in crate::comm) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
+        let link = self.handshake.link();
+        let world_size = link.world_size();
+        // Places in the tree, where the root is 0: place p receives from p without its highest bit.
+        let place = (link.rank() + world_size - root) % world_size;
+        let rank_of = |place: usize| (place + root) % world_size;
+        let finish = |receive: &[Incoming], send: &[Outgoing]| {
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the messages are over when `finish` returns.
+            unsafe { start(link, receive, send, &mut requests) };
+            self.handshake.finish(self.operation, requests)
+        };
+        let height = usize::BITS - place.leading_zeros();
+        if height > 0 {
+            let peer = rank_of(place - (1 << (height - 1)));
+            finish(&[Incoming { peer, start: data, bytes }], &[])?;
+        }
+        let below = (height..usize::BITS - 1).map(|bit| place + (1 << bit)).take_while(|&place| place < world_size);
+        let send = below.map(|place| Outgoing { peer: rank_of(place), start: data.cast_const(), bytes });
+        finish(&[], &send.collect::<Vec<_>>())
+    }
+
+    /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order. If nothing
+    /// moves for the deadline, the ranks whose messages are not over are late.
+    ///
+    /// # Safety
+    /// Both give valid memory of the host and its bytes; the receiving memory overlaps nothing.
+    pub(in crate::comm) unsafe fn pairwise(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+    ) -> Result<()> {
+        self.batches(from, to, |receive, send| {
+            let link = self.handshake.link();
+            // SAFETY: as the caller promises.
+            let inward = receive.iter().map(|incoming| unsafe { Stream::inward(link, *incoming) });
+            // SAFETY: as the caller promises.
+            let outward = send.iter().map(|outgoing| unsafe { Stream::outward(link, *outgoing) });
+            self.handshake.finish_streams(self.operation, inward.chain(outward).collect())
+        })
+    }
+
+    /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
+    ///
+    /// # Safety
+    /// As for that method.
+    #[cfg(feature = "cuda")]
+    pub(in crate::comm) unsafe fn pairwise_as_it_is(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+    ) -> Result<()> {
+        self.batches(from, to, |receive, send| {
+            let mut requests = Requests::default();
+            // SAFETY: as the caller promises, and the message is over when `finish` returns.
+            unsafe { start(self.handshake.link(), receive, send, &mut requests) };
+            self.handshake.finish(self.operation, requests)
+        })
+    }
+
+    fn batches(
+        self,
+        from: impl Fn(usize) -> (*mut u8, usize),
+        to: impl Fn(usize) -> (*mut u8, usize),
+        exchange: impl Fn(&[Incoming], &[Outgoing]) -> Result<()>,
+    ) -> Result<()> {
+        let link = self.handshake.link();
+        let (rank, world_size) = (link.rank(), link.world_size());
+        let steps: Vec<usize> = (1..world_size).collect();
+        for steps in steps.chunks(BATCH) {
+            let incoming = |step: &usize| {
+                let peer = (rank + world_size - step) % world_size;
+                let (start, bytes) = to(peer);
+                Incoming { peer, start, bytes }
+            };
+            let outgoing = |step: &usize| {
+                let peer = (rank + step) % world_size;
+                let (start, bytes) = from(peer);
+                Outgoing { peer, start, bytes }
+            };
+            let receive: Vec<_> = steps.iter().map(incoming).collect();
+            let send: Vec<_> = steps.iter().map(outgoing).collect();
+            exchange(&receive, &send)?;
+        }
+        Ok(())
+    }
+}
+
+/// Starts to receive and to send.
+///
+/// # Safety
+/// As [`Link::send`] and [`Link::receive`].
+#[cfg(feature = "cuda")]
+unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], requests: &mut Requests) {
+    // SAFETY: the caller's promise.
+    receive.iter().for_each(|incoming| unsafe { link.receive(*incoming, requests) });
+    // SAFETY: as above.
+    send.iter().for_each(|outgoing| unsafe { link.send(*outgoing, requests) });
+}
+
+/// How many elements of a window one rank reduces: its part of all `len`, unless `longest`, which a window has, are fewer.
+pub(in crate::comm) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
+    len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
+}
+
+/// Memory on the side, aligned for every dtype.
+#[derive(Debug)]
+pub(in crate::comm) struct Scratch(Vec<u64>);
+
+impl Scratch {
+    pub(in crate::comm) fn new(bytes: usize) -> Self {
+        Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
+    }
+
+    pub(in crate::comm) fn start(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// The first of them, at most as many as it was made for.
+    pub(super) fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..bytes]
+    }
+}

@@ -1,0 +1,311 @@
+//! [`Connection`]: frames to and from one other process, through a lane of shared memory where there is one, otherwise through the socket. The socket
+//! stays open in any case: its end is how the end of the other process shows.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+
+use super::lane::Lane;
+use crate::bootstrap::{Peer, Session, Socket, TAG_BYTES};
+
+/// The bytes in front of a payload: its length, the kind, and the group.
+const HEADER_BYTES: usize = 16;
+/// The longest payload.
+const PAYLOAD_BYTES: usize = 32 << 10;
+/// Bytes of messages that may be on their way, at most. Sockets and lanes have room for more, so that records never wait behind them.
+const WINDOW_BYTES: usize = 128 << 10;
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Record = 1,
+    /// The next bytes of a message.
+    Bytes = 2,
+    /// Where the bytes of a message lie.
+    Reference = 3,
+    /// The sender has left the group.
+    Left = 4,
+    /// How many bytes of messages the sender has taken so far.
+    Taken = 5,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        [Kind::Record, Kind::Bytes, Kind::Reference, Kind::Left, Kind::Taken]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// The two lanes of a connection.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    pub(super) outward: Lane,
+    pub(super) inward: Lane,
+}
+
+/// Bytes of messages, which wait for the receiver.
+#[derive(Debug, Default)]
+struct Window {
+    sent: u64,
+    /// How many of them the other process has taken, as far as it has said.
+    arrived: u64,
+    /// How many this process has taken, and how many of them it has said.
+    taken: u64,
+    told: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: Socket,
+    session: Option<Session>,
+    lanes: Option<Lanes>,
+    /// Bytes for which there was no room yet.
+    queue: VecDeque<u8>,
+    /// Bytes that were received, and how many of them belong to frames that were taken.
+    received: Vec<u8>,
+    taken: usize,
+    window: Window,
+    has_ended: bool,
+}
+
+impl Connection {
+    pub(super) fn new(peer: Peer) -> Self {
+        let Peer { socket, session } = peer;
+        let (queue, received) = (VecDeque::new(), Vec::new());
+        Connection {
+            socket,
+            session,
+            lanes: None,
+            queue,
+            received,
+            taken: 0,
+            window: Window::default(),
+            has_ended: false,
+        }
+    }
+
+    /// Has all later frames go through lanes, at both ends alike.
+    pub(super) fn set_lanes(&mut self, lanes: Lanes) {
+        self.lanes = Some(lanes);
+    }
+
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
+    }
+
+    /// Whether it leads to another machine.
+    pub(super) fn leaves_machine(&self) -> bool {
+        matches!(self.socket, Socket::Network(_))
+    }
+
+    /// Whether the other process has ended, and everything that it had sent is received.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Bytes that wait for room.
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many bytes of messages may be on their way.
+    fn window_bytes(&self) -> usize {
+        self.lanes.as_ref().map_or(WINDOW_BYTES, |lanes| WINDOW_BYTES.min(lanes.outward.capacity() / 2))
+    }
+
+    /// How many bytes of a message can be sent in the next frame.
+    pub(super) fn room(&self) -> usize {
+        let window = self.window_bytes();
+        let left = window.saturating_sub((self.window.sent - self.window.arrived) as usize);
+        // Not in dribs and drabs.
+        let most = PAYLOAD_BYTES.min(window / 4);
+        if left < most { 0 } else { most - size_of::<u64>() }
+    }
+
+    /// Sends bytes of a message, as many as there is [`room`](Self::room) for. Nobody takes those for a process that has ended.
+    pub(super) fn push_bytes(&mut self, group: u64, message: u64, bytes: &[u8]) {
+        self.window.sent += bytes.len() as u64;
+        if self.has_ended {
+            self.window.arrived = self.window.sent;
+        }
+        self.push_parts(Kind::Bytes, group, &[&message.to_le_bytes(), bytes]);
+    }
+
+    /// Notes that bytes of messages were taken from here, and says so from time to time.
+    pub(super) fn note_taken(&mut self, bytes: usize) {
+        self.window.taken += bytes as u64;
+        if self.window.taken - self.window.told >= self.window_bytes() as u64 / 4 {
+            self.window.told = self.window.taken;
+            self.push(Kind::Taken, 0, &self.window.taken.to_le_bytes());
+        }
+    }
+
+    /// Notes how many bytes the other process has taken.
+    pub(super) fn note_arrived(&mut self, bytes: u64) {
+        self.window.arrived = bytes.min(self.window.sent);
+    }
+
+    /// Sends a frame, as soon as there is room.
+    pub(super) fn push(&mut self, kind: Kind, group: u64, payload: &[u8]) {
+        self.push_parts(kind, group, &[payload, &[]]);
+    }
+
+    fn push_parts(&mut self, kind: Kind, group: u64, payload: &[&[u8]; 2]) {
+        let bytes = payload[0].len() + payload[1].len();
+        debug_assert!(bytes <= PAYLOAD_BYTES, "{bytes} bytes");
+        if self.has_ended {
+            return;
+        }
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&(bytes as u32).to_le_bytes());
+        header[4] = kind as u8;
+        header[8..].copy_from_slice(&group.to_le_bytes());
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| self.queue.is_empty()) {
+            if lanes.outward.write(&[&header, payload[0], payload[1]]) {
+                return;
+            }
+        }
+        let begin = self.queue.len();
+        self.queue.extend(header);
+        payload.iter().for_each(|part| self.queue.extend(*part));
+        if let Some(session) = &mut self.session {
+            let frame: Vec<u8> = self.queue.range(begin..).copied().collect();
+            self.queue.extend(session.outgoing.tag(&frame));
+        }
+        self.flush();
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(super) fn flush(&mut self) {
+        while !self.queue.is_empty() && !self.has_ended {
+            let (bytes, _) = self.queue.as_slices();
+            let written = match &self.lanes {
+                Some(lanes) => Ok(lanes.outward.write_some(bytes)),
+                None => write(&self.socket, bytes),
+            };
+            match written {
+                Ok(0) => return,
+                Ok(written) => drop(self.queue.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // What the other process had sent can still be read.
+                    self.queue.clear();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Receives the bytes that have arrived. Of a connection with lanes, only [`look_for_end`](Self::look_for_end) asks the socket.
+    pub(super) fn fill(&mut self) {
+        if self.taken == self.received.len() {
+            self.received.clear();
+            self.taken = 0;
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.inward.read(&mut self.received);
+            return;
+        }
+        while !self.has_ended {
+            let begin = self.received.len();
+            self.received.resize(begin + READ_BYTES, 0);
+            let read = read(&self.socket, &mut self.received[begin..]);
+            self.received.truncate(begin + read.as_ref().copied().unwrap_or(0));
+            match read {
+                Ok(READ_BYTES) => {}
+                Ok(bytes) => {
+                    self.has_ended = bytes == 0;
+                    return;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::debug!(%error, "a connection to a rank broke");
+                    self.has_ended = true;
+                }
+            }
+        }
+    }
+
+    /// Notes that the other process has ended, if it has, and receives its last bytes.
+    pub(super) fn look_for_end(&mut self) {
+        if self.lanes.is_none() || self.has_ended {
+            return;
+        }
+        match read(&self.socket, &mut [0]) {
+            Ok(1..) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Ok(0) | Err(_) => {
+                // In this order: it writes nothing more.
+                self.fill();
+                self.has_ended = true;
+            }
+        }
+    }
+
+    /// The next frame that is complete, with its group and its payload.
+    ///
+    /// # Errors
+    /// Bytes that are no frame of the other rank; the connection has ended then.
+    pub(super) fn next(&mut self) -> io::Result<Option<(Kind, u64, &[u8])>> {
+        let bytes = &self.received[self.taken..];
+        let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(None) };
+        let number = |at: usize, len: usize| {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(&header[at..at + len]);
+            u64::from_le_bytes(word)
+        };
+        let (len, kind, group) = (number(0, 4) as usize, Kind::of(header[4]), number(8, 8));
+        let tag = if self.session.is_some() { TAG_BYTES } else { 0 };
+        let invalid = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
+        let Some(kind) = kind.filter(|_| len <= PAYLOAD_BYTES) else {
+            self.has_ended = true;
+            return invalid("a frame that no rank of this version sends");
+        };
+        if bytes.len() < HEADER_BYTES + len + tag {
+            return Ok(None);
+        }
+        let (begin, end) = (self.taken, self.taken + HEADER_BYTES + len);
+        if let Some(session) = &mut self.session {
+            let tag = self.received[end..end + tag].try_into().expect("as many bytes as a tag has");
+            if !session.incoming.fits(&self.received[begin..end], tag) {
+                self.has_ended = true;
+                return invalid("a frame was altered, injected, repeated or reordered on its way");
+            }
+        }
+        self.taken = end + tag;
+        Ok(Some((kind, group, &self.received[begin + HEADER_BYTES..end])))
+    }
+
+    /// Says to the other process that nothing more comes.
+    pub(super) fn finish(&mut self) {
+        let outcome = match &self.socket {
+            #[cfg(target_os = "linux")]
+            Socket::Local(socket) => socket.shutdown(std::net::Shutdown::Write),
+            Socket::Network(socket) => socket.shutdown(std::net::Shutdown::Write),
+        };
+        if let Err(error) = outcome {
+            tracing::trace!(%error, "a connection had ended before");
+        }
+    }
+}
+
+fn read(socket: &Socket, bytes: &mut [u8]) -> io::Result<usize> {
+    match socket {
+        #[cfg(target_os = "linux")]
+        Socket::Local(socket) => (&mut &*socket).read(bytes),
+        Socket::Network(socket) => (&mut &*socket).read(bytes),
+    }
+}
+
+fn write(socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
+    match socket {
+        #[cfg(target_os = "linux")]
+        Socket::Local(socket) => (&mut &*socket).write(bytes),
+        Socket::Network(socket) => (&mut &*socket).write(bytes),
+    }
+}

@@ -1,0 +1,248 @@
+//! [`Lane`]: a byte stream from one process to another in memory that both have mapped, and tickets for messages whose bytes the receiver fetches
+//! itself.
+//!
+//! One process writes and one reads, each under a lock of its own. The memory stays for as long as either has it mapped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory::file::Mapped;
+
+/// The counters of bytes that were written and read, on cache lines of their own, and the tickets.
+const WRITTEN_AT: usize = 0;
+const READ_AT: usize = 64;
+const TICKETS_AT: usize = 128;
+const TICKETS: usize = 64;
+const HEADER_BYTES: usize = 1024;
+
+/// What one lane takes of a file.
+pub(super) fn bytes_of(capacity: usize) -> usize {
+    HEADER_BYTES + capacity
+}
+
+/// One end of a lane.
+#[derive(Debug)]
+pub(super) struct Lane {
+    memory: Arc<Mapped>,
+    begin: usize,
+    /// A power of two.
+    capacity: usize,
+    /// How many tickets the sender has issued.
+    issued: AtomicU64,
+}
+
+/// A message that the receiver fetches: by this ticket it tells the sender that it has, or the sender takes the message back before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    index: u32,
+    /// Never the same twice; its two lowest bits are for the receiver.
+    word: u64,
+}
+
+/// What the receiver says to a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Fetched = 1,
+    /// It cannot read the memory, and wants the bytes sent.
+    Refused = 2,
+}
+
+impl Lane {
+    /// The capacity of the lane.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The lane number `number` in this memory, all of whose lanes have this capacity.
+    pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
+        assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
+        Lane { memory, begin: number * bytes_of(capacity), capacity, issued: AtomicU64::new(0) }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: within the lane, aligned, and only ever accessed as an atomic.
+        unsafe { &*self.memory.start().add(self.begin + at).cast() }
+    }
+
+    fn data(&self) -> *mut u8 {
+        self.memory.start().wrapping_add(self.begin + HEADER_BYTES)
+    }
+
+    /// How many bytes can be written now.
+    fn room(&self) -> usize {
+        let used = self.word(WRITTEN_AT).load(Ordering::Relaxed) - self.word(READ_AT).load(Ordering::Acquire);
+        self.capacity - used as usize
+    }
+
+    /// Writes all parts, one behind the other, if there is room for all of them.
+    pub(super) fn write(&self, parts: &[&[u8]]) -> bool {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if bytes > self.room() {
+            return false;
+        }
+        let mut written = self.word(WRITTEN_AT).load(Ordering::Relaxed);
+        for part in parts {
+            let at = written as usize & (self.capacity - 1);
+            let first = part.len().min(self.capacity - at);
+            // SAFETY: within the lane, in bytes that the reader has read.
+            unsafe {
+                std::ptr::copy_nonoverlapping(part.as_ptr(), self.data().add(at), first);
+                std::ptr::copy_nonoverlapping(part.as_ptr().add(first), self.data(), part.len() - first);
+            }
+            written += part.len() as u64;
+        }
+        self.word(WRITTEN_AT).store(written, Ordering::Release);
+        true
+    }
+
+    /// Writes as many of these bytes as there is room for, and returns how many.
+    pub(super) fn write_some(&self, bytes: &[u8]) -> usize {
+        let some = bytes.len().min(self.room());
+        if some > 0 && self.write(&[&bytes[..some]]) { some } else { 0 }
+    }
+
+    /// Appends all bytes that have been written; whether there were any.
+    pub(super) fn read(&self, into: &mut Vec<u8>) -> bool {
+        let (written, read) = (self.word(WRITTEN_AT).load(Ordering::Acquire), self.word(READ_AT));
+        let begin = read.load(Ordering::Relaxed);
+        let bytes = (written - begin) as usize;
+        if bytes == 0 {
+            return false;
+        }
+        let at = begin as usize & (self.capacity - 1);
+        let first = bytes.min(self.capacity - at);
+        // SAFETY: within the lane, in bytes that the writer does not touch before they count as read.
+        unsafe {
+            into.extend_from_slice(std::slice::from_raw_parts(self.data().add(at), first));
+            into.extend_from_slice(std::slice::from_raw_parts(self.data(), bytes - first));
+        }
+        read.store(written, Ordering::Release);
+        true
+    }
+
+    fn ticket(&self, ticket: Ticket) -> &AtomicU64 {
+        self.word(TICKETS_AT + ticket.index as usize % TICKETS * size_of::<u64>())
+    }
+
+    /// A ticket for a message, if one is free. Called by the sender.
+    pub(super) fn issue(&self) -> Option<Ticket> {
+        let word = (self.issued.load(Ordering::Relaxed) + 1) << 2;
+        let mut tickets = (0..TICKETS as u32).map(|index| Ticket { index, word });
+        let ticket = tickets.find(|ticket| self.ticket(*ticket).load(Ordering::Relaxed) == 0)?;
+        self.issued.fetch_add(1, Ordering::Relaxed);
+        self.ticket(ticket).store(ticket.word, Ordering::Release);
+        Some(ticket)
+    }
+
+    /// The receiver's answer, if it has given one; the ticket is free then. Called by the sender.
+    pub(super) fn answer(&self, ticket: Ticket) -> Option<Answer> {
+        let word = self.ticket(ticket).load(Ordering::Acquire);
+        let answer = [Answer::Fetched, Answer::Refused].into_iter().find(|&answer| word == ticket.word | answer as u64);
+        if answer.is_some() {
+            self.ticket(ticket).store(0, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Gives the receiver's answer; false if the sender has taken the message back, and what was fetched may be anything. Called by the receiver.
+    pub(super) fn give(&self, ticket: Ticket, answer: Answer) -> bool {
+        // All of the message was read before.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let word = self.ticket(ticket);
+        word.compare_exchange(ticket.word, ticket.word | answer as u64, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Takes a message back. Its memory may change afterwards. Called by the sender.
+    pub(super) fn withdraw(&self, ticket: Ticket) {
+        self.ticket(ticket).store(0, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// As it travels.
+    pub(super) fn words(ticket: Ticket) -> [u64; 2] {
+        [ticket.index.into(), ticket.word]
+    }
+
+    /// The inverse of [`words`](Self::words).
+    pub(super) fn of_words([index, word]: [u64; 2]) -> Ticket {
+        Ticket { index: index as u32, word }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::memory::file::{FileHandle, MemoryFile};
+
+    const CAPACITY: usize = 64;
+
+    fn lanes() -> [Lane; 2] {
+        let file = MemoryFile::zeroed(3 * bytes_of(CAPACITY)).unwrap();
+        let handle = FileHandle::of(file.bytes()).expect("a file");
+        let ends = [(); 2].map(|()| Arc::new(handle.map(file.bytes().len()).unwrap()));
+        file.leave();
+        ends.map(|memory| Lane::new(memory, 1, CAPACITY))
+    }
+
+    #[test]
+    fn bytes_come_in_order_and_only_as_many_as_there_is_room_for() {
+        let [writer, reader] = lanes();
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for round in 0..100u8 {
+            let part: Vec<u8> = (0..round % 50).map(|index| index ^ round).collect();
+            let before = writer.room();
+            let is_written = writer.write(&[&part, &[round]]);
+            assert_eq!(is_written, part.len() < before);
+            if is_written {
+                sent.extend([&part[..], &[round]].concat());
+            } else {
+                let some = writer.write_some(&part);
+                assert_eq!((some, writer.room()), (before.min(part.len()), before - before.min(part.len())));
+                sent.extend(&part[..some]);
+            }
+            if round % 3 == 0 {
+                assert!(reader.read(&mut received));
+                assert!(!reader.read(&mut received));
+                assert_eq!(received, sent);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_between_two_threads_is_what_was_sent() {
+        let [writer, reader] = lanes();
+        let bytes: Vec<u8> = (0..100_000u32).map(|index| (index % 251) as u8).collect();
+        let received = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut left = &bytes[..];
+                while !left.is_empty() {
+                    left = &left[writer.write_some(left)..];
+                }
+            });
+            let mut received = Vec::new();
+            while received.len() < bytes.len() {
+                reader.read(&mut received);
+            }
+            received
+        });
+        assert!(received == bytes);
+    }
+
+    #[test]
+    fn a_message_is_fetched_or_taken_back_and_never_both() {
+        let [sender, receiver] = lanes();
+        let ticket = sender.issue().expect("all are free");
+        assert_eq!(Lane::of_words(Lane::words(ticket)), ticket);
+        assert!(sender.answer(ticket).is_none() && receiver.give(ticket, Answer::Fetched));
+        assert_eq!(sender.answer(ticket), Some(Answer::Fetched));
+        let other = sender.issue().expect("free again");
+        assert_ne!(other, ticket);
+        sender.withdraw(other);
+        assert!(!receiver.give(other, Answer::Fetched) && !receiver.give(ticket, Answer::Fetched));
+        let all: Vec<Ticket> = (0..TICKETS).map(|_| sender.issue().expect("a free one")).collect();
+        assert_eq!(sender.issue(), None);
+        assert!(receiver.give(all[7], Answer::Refused) && sender.answer(all[6]).is_none());
+        assert_eq!(sender.answer(all[7]), Some(Answer::Refused));
+        assert!(sender.issue().is_some());
+    }
+}

@@ -1,0 +1,264 @@
+//! [`ProcessLink`]: a group of the processes of a [`Mesh`], as a [`Link`].
+
+use std::cell::{RefCell, RefMut};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use super::connection::Kind;
+use super::lane::Answer;
+use super::mesh::{Mesh, WORLD};
+use super::message::{Received, Reference};
+use super::remote_memory;
+use crate::comm::message_passing::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Record, Requests};
+use crate::error::{Departure, Result};
+
+/// The longest message between machines.
+pub(super) const NETWORK_BYTES: usize = 1 << 20;
+/// Bytes that are fetched at a time, before this rank looks after its other messages.
+const FETCH_BYTES: usize = 1 << 20;
+
+/// This process's end of a group.
+#[derive(Debug)]
+pub(super) struct ProcessLink {
+    mesh: Arc<Mesh>,
+    group: u64,
+    rank: usize,
+    /// The rank in the mesh of each rank here.
+    numbers: Vec<usize>,
+    /// Where their memory can be read.
+    processes: Option<Processes>,
+    /// Records that were received and not yet used, by sender.
+    inbox: RefCell<Vec<VecDeque<Record>>>,
+}
+
+impl ProcessLink {
+    /// All ranks of the mesh.
+    pub(super) fn world(mesh: Arc<Mesh>) -> Self {
+        let (rank, numbers) = (mesh.rank(), (0..mesh.world_size()).collect());
+        Self::over(mesh, WORLD, rank, numbers)
+    }
+
+    fn over(mesh: Arc<Mesh>, group: u64, rank: usize, numbers: Vec<usize>) -> Self {
+        let inbox = RefCell::new(vec![VecDeque::new(); numbers.len()]);
+        let own = mesh.rank();
+        let process = |&number: &usize| if number == own { Some(0) } else { mesh.peer(number).process };
+        let processes = numbers.iter().map(process).collect::<Option<Vec<u32>>>().map(Processes);
+        ProcessLink { mesh, group, rank, numbers, processes, inbox }
+    }
+
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.numbers.iter().copied().enumerate().filter(|(peer, _)| *peer != self.rank)
+    }
+
+    fn message(&self, peer: usize, number: u64) -> Message {
+        Message { mesh: self.mesh.clone(), group: self.group, peer: self.numbers[peer], number }
+    }
+}
+
+/// The processes of a group, by rank.
+#[derive(Debug)]
+struct Processes(Vec<u32>);
+
+impl MemoryReader for Processes {
+    unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            // SAFETY: the caller's promise.
+            match unsafe { remote_memory::read(self.0[rank], address + done as u64, to.add(done), bytes - done) }? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                copied => done += copied,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Link for ProcessLink {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.numbers.len()
+    }
+
+    fn post(&self, peer: usize, record: Record) -> Result<(), LinkError> {
+        self.mesh.peer(self.numbers[peer]).connection.push(Kind::Record, self.group, &record.encode());
+        Ok(())
+    }
+
+    fn pump(&self) -> Result<(), LinkError> {
+        self.mesh.look_for_ends();
+        let mut inbox = self.inbox.borrow_mut();
+        for (peer, number) in self.others() {
+            let mut connected = self.mesh.peer(number);
+            let messages = connected.progress_of(self.group);
+            inbox[peer].extend(messages.records.drain(..).map(|record| Record::decode(&record, peer)));
+        }
+        Ok(())
+    }
+
+    fn inbox(&self) -> RefMut<'_, Vec<VecDeque<Record>>> {
+        self.inbox.borrow_mut()
+    }
+
+    fn has_data(&self, peer: usize) -> Result<bool, LinkError> {
+        Ok(self.mesh.peer(self.numbers[peer]).progress_of(self.group).has_arrived())
+    }
+
+    unsafe fn send(&self, outgoing: Outgoing, requests: &mut Requests) {
+        let mut peer = self.mesh.peer(self.numbers[outgoing.peer]);
+        let can_refer = peer.process.is_some();
+        let number = peer.group(self.group).start_sending(outgoing.start, outgoing.bytes, can_refer);
+        peer.progress_of(self.group);
+        requests.add(Ok(Box::new(Send { message: self.message(outgoing.peer, number) })));
+    }
+
+    unsafe fn receive(&self, incoming: Incoming, requests: &mut Requests) {
+        let Incoming { peer, start, bytes } = incoming;
+        let number = self.mesh.peer(self.numbers[peer]).group(self.group).start_receiving(start, bytes);
+        let message = self.message(peer, number);
+        requests.add(Ok(Box::new(Receive { message, start, fetched: 0 })));
+    }
+
+    fn can_cancel(&self) -> bool {
+        true
+    }
+
+    fn departure(&self, peer: usize) -> Option<Departure> {
+        let mut peer = self.mesh.peer(self.numbers[peer]);
+        if peer.group(self.group).has_left {
+            return Some(Departure::Left);
+        }
+        peer.connection.has_ended().then_some(Departure::Lost)
+    }
+
+    fn is_one_machine(&self) -> bool {
+        self.others().all(|(_, number)| !self.mesh.peer(number).connection.leaves_machine())
+    }
+
+    fn reader(&self) -> Option<&dyn MemoryReader> {
+        self.processes.as_ref().map(|processes| processes as &dyn MemoryReader)
+    }
+
+    fn longest_message(&self, peer: usize) -> usize {
+        let leaves_machine = self.mesh.peer(self.numbers[peer]).connection.leaves_machine();
+        if leaves_machine { NETWORK_BYTES } else { usize::MAX }
+    }
+
+    fn free_group(&self) -> u64 {
+        self.mesh.free_group()
+    }
+
+    fn take_group(&self, number: u64) -> Result<bool> {
+        Ok(self.mesh.take_group(number))
+    }
+
+    fn among(&self, members: &[usize], number: u64) -> Box<dyn Link> {
+        let rank = members.iter().position(|&member| member == self.rank).expect("this rank is among them");
+        let numbers = members.iter().map(|&member| self.numbers[member]).collect();
+        Box::new(Self::over(self.mesh.clone(), number, rank, numbers))
+    }
+
+    /// Dropping does it.
+    fn leave(&mut self) {}
+
+    /// The others see that this process has ended, and need no other sign.
+    fn abort(&self, code: i32) -> ! {
+        std::process::exit(code)
+    }
+}
+
+impl Drop for ProcessLink {
+    fn drop(&mut self) {
+        self.others().for_each(|(_, number)| self.mesh.peer(number).leave(self.group));
+    }
+}
+
+/// A message between this process and another.
+#[derive(Debug)]
+struct Message {
+    mesh: Arc<Mesh>,
+    group: u64,
+    /// In the mesh.
+    peer: usize,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Send {
+    message: Message,
+}
+
+impl Pending for Send {
+    fn test(&mut self) -> Result<bool, LinkError> {
+        let Message { mesh, group, peer, number } = &self.message;
+        let mut peer = mesh.peer(*peer);
+        peer.progress_of(*group);
+        let (messages, connection) = peer.group_and_connection(*group);
+        Ok(messages.sent(*number, connection))
+    }
+
+    fn cancel(&mut self) {
+        let Message { mesh, group, peer, number } = &self.message;
+        let mut peer = mesh.peer(*peer);
+        let (messages, connection) = peer.group_and_connection(*group);
+        messages.cancel_sending(*number, connection);
+    }
+}
+
+#[derive(Debug)]
+struct Receive {
+    message: Message,
+    start: *mut u8,
+    fetched: usize,
+}
+
+impl Pending for Receive {
+    fn test(&mut self) -> Result<bool, LinkError> {
+        let Message { ref mesh, group, peer, number } = self.message;
+        let mesh = mesh.clone();
+        let mut connected = mesh.peer(peer);
+        let reference = match connected.progress_of(group).received(number)? {
+            Received::All => return Ok(true),
+            Received::Waiting => return Ok(false),
+            Received::Fetch(reference) => reference,
+        };
+        let process = connected.process;
+        // Other groups go on meanwhile.
+        drop(connected);
+        let Some(answer) = self.fetch(process, reference) else { return Ok(false) };
+        let mut connected = mesh.peer(peer);
+        // A sender that has taken the message back has failed, and says with what.
+        if connected.connection.lanes().is_none_or(|lanes| !lanes.inward.give(reference.ticket, answer)) {
+            return Ok(false);
+        }
+        let messages = connected.group(group);
+        messages.note_answer(number, answer);
+        Ok(matches!(messages.received(number)?, Received::All))
+    }
+
+    fn cancel(&mut self) {
+        let Message { mesh, group, peer, number } = &self.message;
+        mesh.peer(*peer).group(*group).cancel_receiving(*number);
+    }
+}
+
+impl Receive {
+    /// Fetches the next bytes; what to say to the sender once all are there, or cannot be read. Memory may be such that the system does not read or write
+    /// it for another process; or the other process has ended, which shows soon.
+    fn fetch(&mut self, process: Option<u32>, reference: Reference) -> Option<Answer> {
+        let bytes = FETCH_BYTES.min(reference.bytes - self.fetched);
+        let address = reference.address + self.fetched as u64;
+        // SAFETY: within the memory of the message, which is this message's until it is over or cancelled.
+        let read = |process| unsafe { remote_memory::read(process, address, self.start.add(self.fetched), bytes) };
+        match process.map(read) {
+            Some(Ok(copied @ 1..)) => {
+                self.fetched += copied;
+                (self.fetched == reference.bytes).then_some(Answer::Fetched)
+            }
+            _ => Some(Answer::Refused),
+        }
+    }
+}

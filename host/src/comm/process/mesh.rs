@@ -1,0 +1,199 @@
+//! [`Mesh`]: the connections of this process to all others, and the messages of every group that go over them.
+//!
+//! Groups share the connections, and any of them may receive what is meant for another: each has a place for its messages at every peer. A frame may
+//! arrive before this process has made its end of the group.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Kind};
+use super::message::Messages;
+use crate::bootstrap::Member;
+
+/// How often a rank with lanes asks the sockets whether other processes have ended.
+const ENDS_AFTER: Duration = Duration::from_millis(1);
+/// How long the last frames may take.
+const LINGER: Duration = Duration::from_secs(1);
+/// The group of all ranks.
+pub(super) const WORLD: u64 = 1;
+
+/// The connections of a process.
+#[derive(Debug)]
+pub(super) struct Mesh {
+    member: Member,
+    /// By rank; none to itself.
+    peers: Vec<Option<Mutex<Peer>>>,
+    /// All lower numbers may be in use: this process is or was in a group that has them.
+    free_group: AtomicU64,
+    start: Instant,
+    /// When the sockets were last asked, in nanoseconds since the start.
+    asked: AtomicU64,
+}
+
+/// Another process.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) connection: Connection,
+    /// The process whose memory this one reads, if it can.
+    pub(super) process: Option<u32>,
+    groups: HashMap<u64, Messages>,
+}
+
+impl Peer {
+    pub(super) fn new(connection: Connection, process: Option<u32>) -> Self {
+        Self { connection, process, groups: HashMap::new() }
+    }
+
+    /// The messages of a group.
+    pub(super) fn group(&mut self, group: u64) -> &mut Messages {
+        self.groups.entry(group).or_default()
+    }
+
+    /// The messages of a group, and the connection.
+    pub(super) fn group_and_connection(&mut self, group: u64) -> (&mut Messages, &Connection) {
+        (self.groups.entry(group).or_default(), &self.connection)
+    }
+
+    /// Receives what has arrived, and sends what there is room for.
+    pub(super) fn progress(&mut self) {
+        self.connection.flush();
+        self.connection.fill();
+        self.take_frames();
+        for (&number, group) in &mut self.groups {
+            group.send(number, &mut self.connection);
+        }
+    }
+
+    /// As [`progress`](Self::progress), for the messages of one group.
+    pub(super) fn progress_of(&mut self, number: u64) -> &mut Messages {
+        self.connection.flush();
+        self.connection.fill();
+        self.take_frames();
+        let group = self.groups.entry(number).or_default();
+        group.send(number, &mut self.connection);
+        group
+    }
+
+    fn take_frames(&mut self) {
+        let mut taken = 0;
+        loop {
+            match self.connection.next() {
+                Ok(None) => break,
+                Ok(Some((Kind::Taken, _, payload))) => {
+                    let bytes = payload.try_into().map_or(0, u64::from_le_bytes);
+                    self.connection.note_arrived(bytes);
+                }
+                Ok(Some((kind, number, payload))) => {
+                    if kind == Kind::Bytes {
+                        taken += payload.len().saturating_sub(size_of::<u64>());
+                    }
+                    let group = self.groups.entry(number).or_default();
+                    group.take(kind, payload);
+                    if group.is_over() {
+                        self.groups.remove(&number);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the connection to a rank is given up");
+                    break;
+                }
+            }
+        }
+        if taken > 0 {
+            self.connection.note_taken(taken);
+        }
+    }
+
+    /// Ends this process's part in a group.
+    pub(super) fn leave(&mut self, number: u64) {
+        self.connection.push(Kind::Left, number, &[]);
+        let group = self.groups.entry(number).or_default();
+        group.close(&self.connection);
+        if group.is_over() {
+            self.groups.remove(&number);
+        }
+    }
+}
+
+impl Mesh {
+    pub(super) fn new(member: Member, peers: Vec<Option<Peer>>) -> Self {
+        let peers = peers.into_iter().map(|peer| peer.map(Mutex::new)).collect();
+        let (free_group, asked) = (AtomicU64::new(WORLD + 1), AtomicU64::new(0));
+        Mesh { member, peers, free_group, start: Instant::now(), asked }
+    }
+
+    pub(super) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.member.rank()
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
+    pub(super) fn peer(&self, peer: usize) -> MutexGuard<'_, Peer> {
+        let peer = self.peers[peer].as_ref().expect("another rank");
+        peer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes which processes have ended, if it is time to ask.
+    pub(super) fn look_for_ends(&self) {
+        let now = self.start.elapsed().as_nanos() as u64;
+        let asked = self.asked.load(Ordering::Relaxed);
+        let is_time = now.saturating_sub(asked) >= ENDS_AFTER.as_nanos() as u64;
+        if is_time && self.asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            for peer in self.peers.iter().flatten() {
+                peer.lock().unwrap_or_else(PoisonError::into_inner).connection.look_for_end();
+            }
+        }
+    }
+
+    /// The lowest number that this process has used for no group yet.
+    pub(super) fn free_group(&self) -> u64 {
+        self.free_group.load(Ordering::Relaxed)
+    }
+
+    /// Takes a number, unless this process has used it, or a later one, before.
+    pub(super) fn take_group(&self, number: u64) -> bool {
+        self.free_group.fetch_max(number + 1, Ordering::Relaxed) <= number
+    }
+}
+
+impl Drop for Mesh {
+    /// Other ranks may still be to receive the last frames of this one.
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let mut peers: Vec<&mut Peer> = self
+            .peers
+            .iter_mut()
+            .flatten()
+            .map(|peer| peer.get_mut().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let is_sent = |peer: &mut &mut Peer| {
+            peer.connection.flush();
+            peer.connection.queued() == 0
+        };
+        while !peers.iter_mut().all(is_sent) && start.elapsed() < LINGER {
+            // A connection that is full empties only if its other end's bytes are read.
+            peers.iter_mut().for_each(|peer| peer.progress());
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        peers.iter_mut().for_each(|peer| peer.connection.finish());
+        let mut networks: VecDeque<&mut Peer> =
+            peers.into_iter().filter(|peer| peer.connection.leaves_machine()).collect();
+        // A socket that is closed with bytes that nobody has read takes those on their way to the other end with it.
+        while start.elapsed() < LINGER && !networks.is_empty() {
+            networks.retain_mut(|peer| {
+                peer.progress();
+                !peer.connection.has_ended()
+            });
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Ranks as processes without MPI: every collective on host memory, on one machine through memory in common, and between machines for small data.
+//!
+//! ```
+//! use gradsync::bootstrap::{Launch, Rendezvous};
+//! use gradsync::comm::process::ProcessCommunicator;
+//! use gradsync::comm::{Collectives, Ranks, ReduceOp};
+//!
+//! # fn main() -> Result<(), gradsync::Error> {
+//! # let launched = || -> Result<_, gradsync::Error> {
+//! // A process that a launcher has started: it sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GRADSYNC_SECRET.
+//! let launch = Launch::from_env()?;
+//! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
+//! # Ok(member)
+//! # };
+//! # let _ = launched;
+//! # let member = Rendezvous::in_process().join(0, 1)?;
+//! let comm = ProcessCommunicator::new(member)?;
+//! let mut gradients = vec![comm.rank() as f32; 1000];
+//! comm.all_reduce(&mut gradients, ReduceOp::Mean)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Results have the same bits as with [`local`](super::local) and MPI, and calls are compared, moved and refused by the same code as MPI's.
+//!
+//! # One machine
+//!
+//! Processes of one machine, one user and one network namespace connect by Unix sockets, which have no name once all have connected. Both ends prove
+//! that they know the group's secret. Over the control channel they tell each other where their memory is, and open it by `/proc`, as ranks of MPI do
+//! ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of shared memory, and
+//! [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie. Longer messages are copied once, by the receiver, straight out of the
+//! sender's memory (`process_vm_readv`). Where the system does not permit that, they go through the lanes; where memory cannot be shared, for want of
+//! descriptors for example, through the sockets. Ranks try each of these when the communicator is made, and all of them decide alike. With
+//! `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use sockets alone.
+//!
+//! # Several machines
+//!
+//! Ranks of different machines connect by TCP, at the addresses at which the control channel has seen them. Every frame is authenticated, as on the control
+//! channel, and none is encrypted. They carry 1 MiB a call ([`NETWORK_BYTES`]), for metrics, counts and settings. A longer call is
+//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: gradients between machines travel by NCCL or MPI. Ranks with different values of
+//! `GRADSYNC_HOSTID` behave as on different machines.
+//!
+//! # Failures
+//!
+//! * Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), and a rank's own bad operands are
+//!   [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
+//! * A process that ends, is killed, or drops its communicator before a call that needs it is [`CommError::PeerGone`](crate::CommError::PeerGone), at
+//!   once. Nothing of it stays in a file system.
+//! * A rank that is late or stopped is [`CommError::Timeout`](crate::CommError::Timeout), with its number. Messages that were under way are taken
+//!   back, so that the caller has its memory again.
+//!
+//! The first failure is permanent, as with every communicator.
+
+mod connection;
+mod lane;
+mod link;
+mod making;
+mod mesh;
+mod message;
+mod remote_memory;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::link::ProcessLink;
+use self::mesh::Mesh;
+use super::DEFAULT_DEADLINE;
+use super::message_passing::{MemoryUse, MessagePassing, communicator};
+use crate::bootstrap::Member;
+use crate::error::Result;
+
+/// With any value but `0` ranks use sockets even where they could share memory.
+const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
+
+/// The most bytes of a call between machines: of the longer one of its operands, or of one transfer.
+pub const NETWORK_BYTES: usize = link::NETWORK_BYTES;
+
+/// One rank, which is a process, or a thread of one. It may move to another thread, but only one thread at a time can use it.
+#[derive(Debug)]
+pub struct ProcessCommunicator {
+    ranks: MessagePassing,
+    mesh: Arc<Mesh>,
+}
+
+impl ProcessCommunicator {
+    /// Connects the ranks of a group, which a [`Rendezvous`](crate::bootstrap::Rendezvous) has brought together. All of them have to call it.
+    ///
+    /// # Errors
+    /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not connect;
+    /// [`CommError::Transport`](crate::CommError::Transport), on every rank, with the system's error if a rank cannot: it has no descriptor left,
+    /// for example, of which it needs one for each other rank.
+    pub fn new(member: Member) -> Result<Self> {
+        Self::new_within(member, DEFAULT_DEADLINE)
+    }
+
+    /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as with
+    /// [`with_deadline`](Self::with_deadline).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_within(member: Member, deadline: Duration) -> Result<Self> {
+        let memory = MemoryUse::unless(MESSAGES_ONLY);
+        let mesh = Arc::new(making::connect(member, deadline, memory)?);
+        let link = ProcessLink::world(mesh.clone());
+        Ok(Self { ranks: MessagePassing::new(Box::new(link), deadline, memory)?, mesh })
+    }
+
+    /// The same, where every call waits for the other ranks at most `deadline` ([`DEFAULT_DEADLINE`] otherwise); equal on all ranks, or the
+    /// shortest wins. Groups that are split off keep it.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.ranks.set_deadline(deadline);
+        self
+    }
+
+    /// The control channel of all ranks, also in a group that was split off.
+    pub fn member(&self) -> &Member {
+        self.mesh.member()
+    }
+
+    /// Whether all ranks are processes of one machine that share memory: their handshakes run there, and
+    /// [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie.
+    pub fn shares_memory(&self) -> bool {
+        self.ranks.shares_memory()
+    }
+
+    fn group(&self, ranks: MessagePassing) -> Self {
+        Self { ranks, mesh: self.mesh.clone() }
+    }
+}
+
+communicator! {
+    ProcessCommunicator,
+    /// Groups share the connections of all ranks. Keep them instead of making them again: that takes several rounds.
+}

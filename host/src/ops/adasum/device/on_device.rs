@@ -1,0 +1,109 @@
+//! Adasum of all ranks at once on GPUs ([`OnDevice`]): every vector,
+//! every product and every weight stays on the device, and the host waits for nothing.
+//!
+//! The steps are in `plan`, the arithmetic in `kernels::cuda`; nothing here depends on a transport.
+
+use super::OPERATION;
+use super::gram::Gram;
+use super::over_peers::Peers;
+use super::tree::Tree;
+use crate::agreement::{all_prepared, same_plan};
+use crate::buffer::GradientBuffer;
+use crate::call::scope;
+use crate::comm::Communicator;
+use crate::error::{Operation, Result};
+use crate::memory::Cuda;
+use crate::ops::adasum::Prepared;
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
+
+/// Adasum of all ranks at once.
+#[derive(Debug)]
+pub(super) struct OnDevice<'c> {
+    comm: &'c dyn Communicator<Cuda>,
+    /// With the options that it was made with.
+    operation: Operation,
+    fingerprint: u64,
+    steps: Steps,
+}
+
+#[derive(Debug)]
+enum Steps {
+    /// A world of one: its vector is its own result.
+    Alone(AdasumReport),
+    Peers(Box<Peers>),
+    Gram(Box<Gram>),
+    Tree(Box<Tree>),
+}
+
+impl Steps {
+    /// Over the communicator's own collectives.
+    fn without_peers(
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        AdasumOptions { algorithm, granularity }: AdasumOptions,
+    ) -> Result<Self> {
+        let table = buffer.table();
+        let all = 0..table.arena_len();
+        Ok(match algorithm {
+            Algorithm::Tree if comm.world_size() == 1 => Steps::Alone(AdasumReport::of_tree()),
+            Algorithm::Tree => Steps::Tree(Box::new(Tree::new(comm, buffer, all, granularity)?)),
+            _ if comm.world_size() == 1 => {
+                Steps::Alone(AdasumReport::of_one_vector(granularity.layer_count(table.tensor_count())))
+            }
+            _ => Steps::Gram(Box::new(Gram::new(comm, buffer, all, granularity)?)),
+        })
+    }
+}
+
+impl<'c> OnDevice<'c> {
+    /// Prepares it by kernels over peers' memory, where the ranks' kernels reach that and `with_peers` says so, or else over the communicator's own
+    /// collectives.
+    pub(super) fn new(
+        comm: &'c dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        options: AdasumOptions,
+        with_peers: bool,
+    ) -> Result<Self> {
+        let (world_size, table) = (comm.world_size(), buffer.table());
+        let operation = Operation::AdasumAllReduce(options);
+        let _scope = scope::within(operation);
+        same_plan(operation, comm, table, &[], options.algorithm.check_ranks(OPERATION, world_size))?;
+        let bytes = table.arena_len() * table.dtype().size_bytes();
+        let options = AdasumOptions { algorithm: options.algorithm.chosen(world_size, bytes), ..options };
+        let peers =
+            if with_peers && world_size > 1 { Peers::connect(comm, buffer, (operation, options))? } else { None };
+        let steps = match peers {
+            Some(peers) => Steps::Peers(Box::new(peers)),
+            None => all_prepared(operation, comm, Steps::without_peers(comm, buffer, options))?,
+        };
+        Ok(Self { comm, operation, fingerprint: table.fingerprint(), steps })
+    }
+}
+
+impl Prepared<Cuda> for OnDevice<'_> {
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        let comm = self.comm;
+        let _scope = scope::within(self.operation);
+        let _span = tracing::debug_span!(OPERATION, rank = comm.rank(), len = buffer.as_slice().len()).entered();
+        match &mut self.steps {
+            Steps::Alone(_) => Ok(()),
+            Steps::Peers(peers) => peers.run(comm, buffer),
+            Steps::Gram(gram) => gram.run(comm, comm, buffer.as_mut_slice()),
+            Steps::Tree(tree) => tree.run(comm, None, buffer.as_mut_slice()),
+        }
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(match &self.steps {
+            Steps::Alone(report) => report.clone(),
+            Steps::Peers(peers) => peers.report()?,
+            Steps::Gram(gram) => gram.report()?,
+            Steps::Tree(_) => AdasumReport::of_tree(),
+        })
+    }
+
+    fn uses_peers(&self) -> bool {
+        matches!(self.steps, Steps::Peers(_))
+    }
+}

@@ -1,0 +1,61 @@
+//! Both algorithms by kernels that reach into the gradient buffers of all ranks: no transport moves anything.
+
+use std::sync::Arc;
+
+use super::{OPERATION, gram, layers};
+use crate::buffer::GradientBuffer;
+use crate::comm::{Call, Communicator, Operation};
+use crate::error::Result;
+use crate::kernels::cuda::{PeerKernel, PeerSums, SegmentWorkspace};
+use crate::memory::Cuda;
+use crate::ops::peers::{Connection, peers};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
+
+/// Adasum by kernels that reach into the peers' memory.
+#[derive(Debug)]
+pub(super) struct Peers {
+    layers: SegmentWorkspace,
+    connection: Arc<Connection>,
+}
+
+impl Peers {
+    /// `None` on every rank if some cannot be reached. For [`Algorithm::Tree`] a power of two of ranks; any other means Gram.
+    pub(super) fn connect(
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        (operation, options): (Operation, AdasumOptions),
+    ) -> Result<Option<Self>> {
+        let (rank, table, queue) = (comm.rank(), buffer.table(), buffer.queue());
+        if !Connection::is_possible(comm, buffer) {
+            return Ok(None);
+        }
+        let (len, world_size) = (table.shard_len(), comm.world_size());
+        let layers = layers(buffer, options.granularity, len);
+        let kernel = if options.algorithm == Algorithm::Tree { PeerKernel::Tree } else { PeerKernel::Gram };
+        let workspace = || SegmentWorkspace::for_peers(queue, &layers, rank * len..(rank + 1) * len, world_size);
+        let connected = Connection::new(operation, comm, buffer, (kernel, PeerSums::of(&layers)), workspace)?;
+        Ok(connected.map(|(connection, layers)| Self { layers, connection }))
+    }
+
+    pub(super) fn run(&mut self, comm: &dyn Communicator<Cuda>, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+        self.connection.check(OPERATION, buffer)?;
+        self.connection.keep_for_recording(buffer.queue())?;
+        let (len, dtype) = (buffer.table().arena_len(), buffer.table().dtype());
+        let (layers, group) = (&mut self.layers, &self.connection.group);
+        let call = Call::new(Operation::Adasum, len, dtype);
+        let run = if group.kernel() == PeerKernel::Tree {
+            SegmentWorkspace::tree_of_peers
+        } else {
+            SegmentWorkspace::adasum_of_peers
+        };
+        peers(comm).run_kernels(call, buffer.queue(), &mut || run(layers, group, dtype))
+    }
+
+    /// The report of the last run; waits for the queue.
+    pub(super) fn report(&self) -> Result<AdasumReport> {
+        match self.connection.group.kernel() {
+            PeerKernel::Tree => Ok(AdasumReport::of_tree()),
+            _ => gram::report(&self.layers),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! [`Staged`]: gradients in device memory, reduced by the processors over a host transport.
+//!
+//! A chunk at a time goes through pinned memory: while the transport moves one, the device copies the next and the processors work on
+//! the one before. Only this rank's own vector is staged; what the others send stays in the host's memory. The tree, whose every level
+//! takes what the one before has left, has all of the vector there instead.
+
+use std::ops::Range;
+
+use super::OPERATION;
+use crate::agreement::{all_prepared, same_plan};
+use crate::buffer::{GradientBuffer, Scratch};
+use crate::call::scope;
+use crate::comm::Communicator;
+use crate::driver::{DeviceSlice, DeviceSliceMut, Pinned, Queue};
+use crate::error::{Operation, Result};
+use crate::memory::Cuda;
+use crate::memory::HostBuffer;
+use crate::ops::adasum::{Cut, Extent, Gram, Prepared, Tree, Vector, Workspace};
+use crate::ops::{AdasumOptions, AdasumReport, Algorithm};
+use crate::plan::segments;
+use crate::slice::{Slice, SliceMut};
+
+/// Chunks that are on their way at a time.
+const DEPTH: usize = 2;
+
+/// Adasum of all ranks by their processors.
+#[derive(Debug)]
+pub(super) struct Staged<'c> {
+    comm: &'c dyn Communicator,
+    fingerprint: u64,
+    options: AdasumOptions,
+    /// The queue that the copies are ordered on.
+    queue: Queue,
+    pinned: Pinned,
+    steps: Steps,
+    report: AdasumReport,
+}
+
+/// The algorithm, with its workspace beside pinned memory.
+#[derive(Debug)]
+enum Steps {
+    /// With a pinned block for each chunk on its way, which has a chunk of every part; `own` is this rank's part of its vector, and of the result.
+    Gram { own: HostBuffer, workspace: Workspace },
+    /// With one pinned block for the vector.
+    Tree(Scratch),
+}
+
+impl<'c> Staged<'c> {
+    pub(super) fn new(
+        comm: &'c dyn Communicator,
+        buffer: &GradientBuffer<Cuda>,
+        options: AdasumOptions,
+    ) -> Result<Self> {
+        let checked = options.algorithm.check_ranks(OPERATION, comm.world_size());
+        let operation = Operation::AdasumAllReduce(options);
+        let _scope = scope::within(operation);
+        same_plan(operation, comm, buffer.table(), &[], checked)?;
+        all_prepared(operation, comm, Self::prepare(comm, buffer, options))
+    }
+
+    /// Prepares this rank's resources, without the other ranks.
+    fn prepare(comm: &'c dyn Communicator, buffer: &GradientBuffer<Cuda>, options: AdasumOptions) -> Result<Self> {
+        let (queue, table) = (buffer.queue(), buffer.table());
+        let (dtype, granularity) = (table.dtype(), options.granularity);
+        let bytes = table.arena_len() * dtype.size_bytes();
+        let (pinned, steps, report) = if options.algorithm.chosen(comm.world_size(), bytes) == Algorithm::Tree {
+            let mut scratch = Scratch::default();
+            Tree::prepare(&mut scratch, dtype, table.arena_len())?;
+            (Pinned::new(queue, 1, bytes.max(1))?, Steps::Tree(scratch), AdasumReport::of_tree())
+        } else {
+            let cut = Cut::new(dtype, comm.world_size(), table.shard_len());
+            let block_bytes = comm.world_size() * cut.longest_piece() * dtype.size_bytes();
+            let own = HostBuffer::zeroed(OPERATION, dtype, table.shard_len())?;
+            let weights = Some(vec![0.0; granularity.layer_count(table.tensor_count()) * comm.world_size()]);
+            let report = AdasumReport { algorithm: Algorithm::Gram, weights, recomputed: 0 };
+            (Pinned::new(queue, DEPTH, block_bytes)?, Steps::Gram { own, workspace: Workspace::default() }, report)
+        };
+        Ok(Self { comm, fingerprint: table.fingerprint(), options, queue: queue.clone(), pinned, steps, report })
+    }
+}
+
+impl Prepared<Cuda> for Staged<'_> {
+    /// The host takes part, and returns when the last copy back to the device is in the queue.
+    fn all_reduce(&mut self, buffer: &mut GradientBuffer<Cuda>) -> Result<()> {
+        let comm = self.comm;
+        buffer.table().check_made_for(OPERATION, self.fingerprint)?;
+        self.queue.check_same(OPERATION, buffer.queue())?;
+        let _scope = scope::within(Operation::AdasumAllReduce(self.options));
+        let (len, part_len) = (buffer.table().arena_len(), buffer.table().shard_len());
+        let _span = tracing::debug_span!("staged_adasum", rank = comm.rank(), len).entered();
+        let tensors = buffer.table().segments().to_vec();
+        let table = &self.options.granularity.table(&tensors, part_len);
+        let criteria = &self.options.granularity.criteria(buffer.table().dtype(), &tensors);
+        let Self { pinned, queue, steps, report, .. } = self;
+        let (own, workspace) = match steps {
+            Steps::Tree(scratch) => {
+                let tree = Tree { across: comm, node: None, table, begin: 0, tensors: &tensors };
+                return in_block(pinned, queue, buffer.as_mut_slice(), |vector| tree.run(vector, scratch));
+            }
+            Steps::Gram { own, workspace } => (own, workspace),
+        };
+        let window = comm.rank() * part_len..(comm.rank() + 1) * part_len;
+        let (begin, tensors) = (window.start, &segments::clip(&tensors, window));
+        let cut = Cut::new(buffer.table().dtype(), comm.world_size(), part_len);
+        let gram = Gram { across: comm, all: comm, cut, table, begin, criteria, tensors, extent: Extent::All };
+        let mut vector = StagedVector { arena: buffer.as_mut_slice(), cut, rank: comm.rank(), pinned, queue };
+        *report = gram.run(own.as_mut_slice(), &mut vector, workspace)?;
+        Ok(())
+    }
+
+    fn report(&self) -> Result<AdasumReport> {
+        Ok(self.report.clone())
+    }
+}
+
+/// A vector in device memory that is copied to and from the host through pinned memory.
+struct StagedVector<'a> {
+    arena: DeviceSliceMut<'a>,
+    cut: Cut,
+    rank: usize,
+    pinned: &'a Pinned,
+    queue: &'a Queue,
+}
+
+impl StagedVector<'_> {
+    /// The pieces of a chunk, each with the byte where it lies in its block.
+    fn pieces_in_block(&self, chunk: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let size = self.cut.dtype().size_bytes();
+        self.ranges_in_block(chunk).map(move |range| range.start * size).zip(self.cut.pieces(chunk))
+    }
+
+    /// The elements of each piece in the block of a chunk.
+    fn ranges_in_block(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.cut.pieces(chunk).enumerate().map(|(place, piece)| place * piece.len()..(place + 1) * piece.len())
+    }
+
+    /// The bytes of a chunk in its block, once its last copy is over.
+    fn block(&self, chunk: usize) -> Result<(*mut u8, usize)> {
+        self.pinned.wait(chunk % DEPTH)?;
+        let len: usize = self.cut.pieces(chunk).map(|piece| piece.len()).sum();
+        Ok((self.pinned.block(chunk % DEPTH), len * self.cut.dtype().size_bytes()))
+    }
+}
+
+/// Copies an arena into the first block, which is as large, applies `run` to it, and copies the result back.
+fn in_block(
+    pinned: &Pinned,
+    queue: &Queue,
+    arena: DeviceSliceMut<'_>,
+    run: impl FnOnce(SliceMut<'_>) -> Result<()>,
+) -> Result<()> {
+    let arena = arena.as_slice();
+    // SAFETY: nobody looks at the block before its mark has passed.
+    unsafe { pinned.fetch(queue, 0, 0, arena.address(), bytes(arena)) }?;
+    pinned.mark(queue, 0)?;
+    pinned.wait(0)?;
+    // SAFETY: so many bytes of the block, which no copy uses any more.
+    let vector = unsafe { std::slice::from_raw_parts_mut(pinned.block(0), bytes(arena)) };
+    run(SliceMut::of_bytes(arena.dtype(), vector))?;
+    // SAFETY: the arena is borrowed mutably; the next to write to the block is a copy behind this one.
+    unsafe { pinned.store(queue, 0, 0, arena.address(), bytes(arena)) }?;
+    Ok(pinned.mark(queue, 0)?)
+}
+
+fn bytes(memory: DeviceSlice<'_>) -> usize {
+    memory.len() * memory.dtype().size_bytes()
+}
+
+impl Vector for StagedVector<'_> {
+    fn fetch(&mut self, chunk: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(chunk) {
+            let from = self.arena.as_slice().range(piece);
+            // SAFETY: nobody looks at the block before its mark has passed.
+            unsafe { self.pinned.fetch(self.queue, chunk % DEPTH, offset, from.address(), bytes(from)) }?;
+        }
+        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+    }
+
+    fn pieces(&mut self, chunk: usize, own: SliceMut<'_>) -> Result<Vec<Slice<'_>>> {
+        let (start, bytes) = self.block(chunk)?;
+        // SAFETY: so many bytes of the block, which no copy uses any more.
+        let whole = Slice::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts(start, bytes) });
+        let mut pieces: Vec<Slice<'_>> = self.ranges_in_block(chunk).map(|range| whole.range(range)).collect();
+        own.as_bytes_mut().copy_from_slice(pieces.remove(self.rank).as_bytes());
+        Ok(pieces)
+    }
+
+    fn places(&mut self, chunk: usize, own: Slice<'_>) -> Result<Vec<SliceMut<'_>>> {
+        let (start, bytes) = self.block(chunk)?;
+        // SAFETY: as above; this object has the block to itself.
+        let whole = SliceMut::of_bytes(self.cut.dtype(), unsafe { std::slice::from_raw_parts_mut(start, bytes) });
+        let mut places = whole.ranges_mut(self.ranges_in_block(chunk));
+        places.remove(self.rank).as_bytes_mut().copy_from_slice(own.as_bytes());
+        Ok(places)
+    }
+
+    fn store(&mut self, chunk: usize) -> Result<()> {
+        for (offset, piece) in self.pieces_in_block(chunk) {
+            let to = self.arena.as_slice().range(piece);
+            // SAFETY: the arena is borrowed mutably; nobody writes to the block before its mark has passed.
+            unsafe { self.pinned.store(self.queue, chunk % DEPTH, offset, to.address(), bytes(to)) }?;
+        }
+        Ok(self.pinned.mark(self.queue, chunk % DEPTH)?)
+    }
+}

@@ -1,0 +1,130 @@
+//! Setting up operations whose kernels reach into the gradient buffers of all ranks.
+//!
+//! It maps and describes memory; the operations define the kernels that use it.
+
+use std::sync::Arc;
+
+use crate::agreement::all_prepared;
+use crate::buffer::GradientBuffer;
+use crate::comm::Communicator;
+use crate::driver::{Claim, DeviceBuffer, DeviceSlice, Exposure, FlagList, HostFlag, Memory, Queue};
+use crate::dtype::DType;
+use crate::error::{Error, Operation, Result};
+use crate::kernels::cuda::{MOST_RANKS, PeerAddresses, PeerGroup, PeerKernel, PeerSums};
+use crate::memory::{Cuda, PeerMemory};
+
+/// The gradient buffers of all ranks, mapped for the kernels of this one.
+///
+/// It owns this rank's buffer together with the user: dropping the buffer first, or this while the peers go on, leaves the memory where it is
+/// until every rank has dropped its own connection ([`Exposure`]).
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) group: PeerGroup,
+    /// This rank's arena, which the peers have mapped.
+    arena: Arc<Memory>,
+    /// The memory behind the group's addresses.
+    _exposure: Exposure,
+    _abort: Arc<HostFlag>,
+}
+
+/// The resources whose allocation can fail on one rank alone.
+struct Prepared<T> {
+    flags: FlagList,
+    mailbox: DeviceBuffer,
+    received: DeviceBuffer,
+    rest: T,
+}
+
+impl Connection {
+    /// Whether there are ranks and elements enough, and no more ranks than the kernels take; the same on every rank.
+    pub(super) fn is_possible(comm: &dyn Communicator<Cuda>, buffer: &GradientBuffer<Cuda>) -> bool {
+        (2..=MOST_RANKS).contains(&comm.world_size()) && buffer.table().arena_len() > 0
+    }
+
+    /// Maps every rank's buffer; every rank must call it. `None`, on every rank, if there are too many of them or some cannot be
+    /// reached. The kernels exchange `sums`; they are loaded here. What `prepare` makes of this rank comes along; where it
+    /// fails on one rank, all ranks get an error.
+    pub(super) fn new<T>(
+        operation: Operation,
+        comm: &dyn Communicator<Cuda>,
+        buffer: &GradientBuffer<Cuda>,
+        (kernel, sums): (PeerKernel, PeerSums),
+        prepare: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<(Arc<Self>, T)>> {
+        let (rank, world_size, table, queue) = (comm.rank(), comm.world_size(), buffer.table(), buffer.queue());
+        let Some(peers) = comm.sharing().filter(|_| Self::is_possible(comm, buffer)) else { return Ok(None) };
+        let (dtype, shard_len) = (table.dtype(), table.shard_len());
+        let window_bytes = shard_len * dtype.size_bytes();
+        let prepared = (|| {
+            let rest = prepare()?;
+            let mailbox_len = PeerGroup::mailbox_len(sums, world_size, window_bytes);
+            let mailbox = DeviceBuffer::zeroed(queue, DType::F64, mailbox_len)?;
+            let received = DeviceBuffer::zeroed(queue, dtype, shard_len * (world_size - 1))?;
+            let flags = FlagList::new(queue, world_size)?;
+            // Cleared before any peer can write to it: mapping it comes after.
+            queue.synchronize()?;
+            Ok(Prepared { flags, mailbox, received, rest })
+        })();
+        let Prepared { mut flags, mailbox, received, rest } = all_prepared(operation, comm, prepared)?;
+
+        let Some(shared) = flags.give(|list| peers.share(list))? else { return Ok(None) };
+        let mut exposure = Exposure::new(queue, rank, flags, shared.into_parts());
+        let mut share = |memory: &Arc<Memory>, data: DeviceSlice<'_>| {
+            exposure.export(memory);
+            let Some(shared) = peers.share(data)? else { return Ok(None) };
+            let (abort, sharers) = (shared.abort_flag().clone(), shared.sharers());
+            let (addresses, mappings) = shared.into_parts();
+            exposure.import(mappings);
+            Ok::<_, Error>(Some((addresses, abort, sharers)))
+        };
+        let Some((mailboxes, ..)) = share(mailbox.memory(), mailbox.as_slice())? else { return Ok(None) };
+        let Some((slots, ..)) = share(received.memory(), received.as_slice())? else { return Ok(None) };
+        let Some((arenas, abort, sharers)) = share(buffer.memory(), buffer.as_slice())? else { return Ok(None) };
+
+        // A rank has a slot for every peer, in rank order.
+        let place = |owner: usize, peer: usize| (peer - usize::from(peer > owner)) * window_bytes;
+        let own_arena = arenas[rank];
+        let of_ranks = |address: &dyn Fn(usize) -> u64| (0..world_size).map(address).collect::<Vec<u64>>();
+        let own_window = own_arena + (rank * window_bytes) as u64;
+        let addresses = PeerAddresses {
+            rank,
+            abort: abort.address(),
+            window_bytes,
+            mailboxes,
+            windows: of_ranks(&|peer| arenas[peer] + (rank * window_bytes) as u64),
+            sources: of_ranks(&|peer| own_arena + (peer * window_bytes) as u64),
+            slots: of_ranks(&|peer| if peer == rank { 0 } else { slots[peer] + place(peer, rank) as u64 }),
+            copies: of_ranks(&|peer| {
+                if peer == rank { own_window } else { received.as_slice().address() + place(rank, peer) as u64 }
+            }),
+        };
+        let group = Claim::new(queue, abort.address(), sharers).map_err(Into::into).and_then(|claim| {
+            // SAFETY: everything that the addresses lead to is kept by the exposure; windows and slots are shards of arenas and as long,
+            // which begin at multiples of 256 bytes.
+            unsafe { PeerGroup::new(queue, (kernel, dtype), sums, &addresses, claim) }
+        });
+        // The peers' kernels write here without waiting, so no rank continues before all have reached this point.
+        let group = all_prepared(operation, comm, group)?;
+        let arena = buffer.memory().clone();
+        Ok(Some((Arc::new(Self { group, arena, _exposure: exposure, _abort: abort }), rest)))
+    }
+
+    /// Has the graph keep this that records work of the queue, if one does.
+    pub(super) fn keep_for_recording(self: &Arc<Self>, queue: &Queue) -> Result<()> {
+        Ok(queue.keep_for_recording(|| self.clone())?)
+    }
+
+    /// Refuses another buffer than the one that the peers have mapped.
+    pub(super) fn check(&self, operation: &'static str, buffer: &GradientBuffer<Cuda>) -> Result<()> {
+        if Arc::ptr_eq(buffer.memory(), &self.arena) {
+            return Ok(());
+        }
+        let reason = "the peers have mapped another buffer, the one that this was made for".into();
+        Err(Error::InvalidArgument { operation, reason })
+    }
+}
+
+/// The peers of a group whose kernels reach each other's memory.
+pub(super) fn peers(comm: &dyn Communicator<Cuda>) -> &dyn PeerMemory {
+    comm.sharing().expect("a group of kernels is connected over ranks that share memory")
+}

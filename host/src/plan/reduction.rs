@@ -1,0 +1,240 @@
+//! Reductions of layers by kernels: the distribution of a window's chunks among blocks, and the rows to which sums over them go.
+//!
+//! Chunks are those of [`chunks`](super::chunks): a chunk's place and length follow from its tensor, never from the device, the arena or the
+//! window. Which block adds it up changes no bit of the result, so that follows from the window's length.
+
+use std::ops::Range;
+
+use gradsync_device::abi::ChunkedSpan;
+
+use super::chunks::{SumTable, chunk_len};
+use super::segments;
+
+/// The layers of an arena of which ranks reduce a window each.
+///
+/// The table of their sums has a row for each layer, and behind those a row for each chunk of every layer that several windows divide. A rank fills
+/// the rows of the chunks in its window, and leaves those of others zero: adding zeros is exact in any order.
+#[derive(Clone, Debug)]
+pub struct DividedLayers {
+    tensors: Vec<Range<usize>>,
+    table: SumTable,
+    /// For each layer the first of its rows for chunks, or `None` if it is not divided.
+    first_rows: Vec<Option<usize>>,
+    rows: usize,
+}
+
+/// A window's chunks and the blocks that take them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The part of each tensor inside the window.
+    pub spans: Vec<ChunkedSpan>,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The number of chunks.
+    pub chunks: u64,
+}
+
+impl DividedLayers {
+    /// For layers of consecutive tensors, `layers` of them with as many tensors each, in an arena that is divided into windows of `window_len`
+    /// elements, or undivided for 0.
+    pub fn new(tensors: &[Range<usize>], layers: usize, window_len: usize) -> Self {
+        let table = SumTable::new(tensors, layers, window_len);
+        let mut rows = layers;
+        let mut rows_of_chunks = |layer: usize| {
+            let count = table.rows(layer..layer + 1).len();
+            let first = rows;
+            (count > 1).then(|| {
+                rows += count;
+                first
+            })
+        };
+        let first_rows = (0..layers).map(&mut rows_of_chunks).collect();
+        Self { tensors: tensors.to_vec(), table, first_rows, rows }
+    }
+
+    /// The number of layers.
+    pub fn layers(&self) -> usize {
+        self.table.layers()
+    }
+
+    /// The number of tensors.
+    pub fn tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// The elements of each layer, in all windows together, without gaps.
+    pub fn lens(&self) -> Vec<usize> {
+        let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
+        let of_layer = |layer: usize| self.tensors[layer * each..(layer + 1) * each].iter().map(Range::len).sum();
+        (0..self.layers()).map(of_layer).collect()
+    }
+
+    /// The number of rows: those of the layers, and those of divided layers' chunks.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The layers that have rows for their chunks.
+    pub fn divided(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.layers()).filter(|&layer| self.first_rows[layer].is_some())
+    }
+
+    /// The part of each tensor inside a window, counted from its start; empty where there is none.
+    pub fn parts(&self, window: Range<usize>) -> Vec<Range<usize>> {
+        segments::clip(&self.tensors, window)
+    }
+
+    /// The chunks in a window, with as many of one tensor for each block as `block_len` elements have, or `least` if that is more. Panics if a chunk
+    /// reaches over the window's edges.
+    pub fn window(&self, window: Range<usize>, block_len: usize, least: usize) -> Window {
+        let own = self.table.within(window.clone());
+        let (mut chunks, mut blocks) = (0, 0);
+        let each = self.tensors.len().checked_div(self.layers()).unwrap_or(0);
+        let of_tensor = |(index, (tensor, part)): (usize, (&Range<usize>, Range<usize>))| {
+            let layer = index / each;
+            let chunk_len = chunk_len(tensor.len());
+            let (first_row, rows, rows_before) = match self.first_rows[layer] {
+                None => (0, 0, 0),
+                Some(first_row) => {
+                    let rows = self.table.rows(layer..layer + 1);
+                    let place = own.partition_point(|chunk| chunk.layer < layer);
+                    let first = own.get(place).filter(|chunk| chunk.layer == layer);
+                    (first_row, rows.len(), first.map_or(0, |chunk| chunk.row - rows.start))
+                }
+            };
+            let chunks_of_block = (block_len / chunk_len).max(least).max(1);
+            let span = ChunkedSpan {
+                begin: part.start as u64,
+                len: part.len() as u64,
+                chunk_len: chunk_len as u64,
+                first_chunk: chunks,
+                chunks_of_block: chunks_of_block as u64,
+                first_block: blocks,
+                first_row: first_row as u64,
+                rows: rows as u64,
+                rows_before: rows_before as u64,
+            };
+            let count = part.len().div_ceil(chunk_len);
+            chunks += count as u64;
+            blocks += count.div_ceil(chunks_of_block) as u64;
+            span
+        };
+        let parts = self.parts(window);
+        let spans = self.tensors.iter().zip(parts).enumerate().map(of_tensor).collect();
+        Window { spans, blocks, chunks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::chunks;
+    use crate::plan::layout::Layout;
+
+    /// The chunks of a block, as kernels find them: numbers and ranges.
+    fn of_block(window: &Window, block: u64) -> Vec<(u64, Range<u64>)> {
+        let row = window.spans.partition_point(|span| span.first_block <= block) - 1;
+        let span = window.spans[row];
+        let first = (block - span.first_block) * span.chunks_of_block;
+        let end = span.len.div_ceil(span.chunk_len).min(first + span.chunks_of_block);
+        let place = |chunk: u64| span.begin + (chunk * span.chunk_len).min(span.len);
+        (first..end).map(|chunk| (span.first_chunk + chunk, place(chunk)..place(chunk + 1))).collect()
+    }
+
+    /// The rows of a layer's own chunks, in the order of their numbers, as kernels find them.
+    fn rows_of(window: &Window, layer: usize, layers: usize) -> Vec<u64> {
+        let span = window.spans[layer];
+        let next = if layer + 1 < layers { window.spans[layer + 1].first_chunk } else { window.chunks };
+        (span.first_chunk..next).map(|chunk| span.first_row + span.rows_before + chunk - span.first_chunk).collect()
+    }
+
+    fn lens() -> impl Strategy<Value = Vec<usize>> {
+        prop::collection::vec(prop_oneof![0usize..300, 0usize..5000, 0usize..50_000, 0usize..600_000], 1..12)
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_take_each_chunk_of_all_windows_once(
+            lens in lens(), world in 1usize..9, whole in any::<bool>(), block_len in 0usize..50_000, least in 1usize..3,
+        ) {
+            let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
+            let layers = DividedLayers::new(&segments, if whole { 1 } else { lens.len() }, shard_len);
+            let mut found = Vec::new();
+            for rank in 0..world {
+                let begin = rank * shard_len;
+                let window = layers.window(begin..begin + shard_len, block_len, least);
+                let numbers: Vec<_> = (0..window.blocks).flat_map(|block| of_block(&window, block)).collect();
+                let in_order = numbers.iter().map(|(number, _)| *number).eq(0..window.chunks);
+                prop_assert!(in_order, "chunks are taken in order");
+                found.extend(numbers.into_iter().map(|(_, range)| {
+                    range.start as usize + begin..range.end as usize + begin
+                }));
+            }
+            let expected: Vec<_> = segments.iter().cloned().flat_map(chunks::chunks).collect();
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn each_row_of_a_divided_layer_is_of_one_window(lens in lens(), world in 1usize..9, whole in any::<bool>()) {
+            let Layout { segments, shard_len } = Layout::new(DType::F32, world, &lens).unwrap();
+            let count = if whole { 1 } else { lens.len() };
+            let layers = DividedLayers::new(&segments, count, shard_len);
+            let windows: Vec<_> =
+                (0..world).map(|rank| layers.window(rank * shard_len..(rank + 1) * shard_len, 0, 1)).collect();
+            let mut rows: Vec<u64> = Vec::new();
+            for layer in layers.divided() {
+                let of_layer: Vec<u64> = windows.iter().flat_map(|window| rows_of(window, layer, count)).collect();
+                // In the order of the chunks, which is that of the windows.
+                let first = windows[0].spans[layer];
+                prop_assert!(of_layer.iter().copied().eq(first.first_row..first.first_row + first.rows));
+                rows.extend(of_layer);
+            }
+            prop_assert!(rows.into_iter().eq(count as u64..layers.rows() as u64));
+            for layer in (0..count).filter(|layer| !layers.divided().any(|divided| divided == *layer)) {
+                let of_windows = windows.iter().map(|window| rows_of(window, layer, count).len());
+                prop_assert!(of_windows.filter(|&len| len > 0).count() <= 1, "whole layers are in one window");
+            }
+        }
+
+        #[test]
+        fn a_tensor_has_the_same_chunks_in_every_arena(
+            len in 1usize..600_000, others in lens(), world in 1usize..9, place in 0usize..12,
+        ) {
+            let chunks_in = |lens: &[usize], index: usize, world: usize| {
+                let Layout { segments, shard_len } = Layout::new(DType::F32, world, lens).unwrap();
+                let layers = DividedLayers::new(&segments, lens.len(), shard_len);
+                let mut lens = Vec::new();
+                for rank in 0..world {
+                    let span = layers.window(rank * shard_len..(rank + 1) * shard_len, 8192, 1).spans[index];
+                    let parts = (0..span.len).step_by(span.chunk_len as usize);
+                    lens.extend(parts.map(|begin| span.chunk_len.min(span.len - begin)));
+                }
+                lens
+            };
+            let place = place.min(others.len());
+            let all = [&others[..place], &[len], &others[place..]].concat();
+            prop_assert_eq!(chunks_in(&all, place, world), chunks_in(&[len], 0, 1));
+        }
+    }
+
+    #[test]
+    fn no_layers_have_no_rows() {
+        let layers = DividedLayers::new(&[], 0, 0);
+        assert_eq!((layers.rows(), layers.divided().count()), (0, 0));
+        assert_eq!(layers.window(0..0, 2048, 1), Window { spans: vec![], blocks: 0, chunks: 0 });
+        // A layer of nothing.
+        let layers = DividedLayers::new(&[], 1, 0);
+        assert_eq!((layers.layers(), layers.rows()), (1, 1));
+    }
+
+    #[test]
+    fn long_tensors_have_long_blocks() {
+        let tensor = 0..1 << 20;
+        let layers = DividedLayers::new(std::slice::from_ref(&tensor), 1, 0);
+        let blocks = |block_len, least| layers.window(tensor.clone(), block_len, least).blocks;
+        assert_eq!([blocks(2048, 1), blocks(8192, 1), blocks(40_960, 1), blocks(8192, 2)], [128, 128, 26, 64]);
+    }
+}

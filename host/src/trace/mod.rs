@@ -1,0 +1,121 @@
+//! The record of each rank's last calls, written to a file when something fails or somebody asks: for finding out why a job hangs.
+//!
+//! Every communicator keeps its last 32 calls while the variable `GRADSYNC_TRACE_DIR` names a folder. A rank writes them to `rank-N.json` there
+//!
+//! * when a call or a join fails, by a deadline among others, and once more when something else fails;
+//! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the variable
+//!   is set; handlers that were there before are still called.
+//!
+//! The files are written by another name and renamed, so that no reader sees half of one; only their owner can read them. A process writes one file,
+//! named by its rank; for ranks that are threads of a process without a rank of its own, it writes one each. `gradsync trace DIR` compares the files of all
+//! ranks; `gradsync launch` sets the variable, and does so by itself.
+//!
+//! ```json
+//! {"version": "0.1.0", "rank": 1, "host": "node-0", "pid": 4711, "written": 1764021290.4, "reason": "SIGUSR1", "groups": [
+//!   {"group": "channel 0", "rank": 1, "members": [0, 1, 2, 3], "in_process": false, "failure": null, "has_left": false, "calls": [
+//!     {"sequence": 17, "state": "posted", "posted": 1764021278.1, "changed": 1764021278.1, "operation": "all_reduce(sum)",
+//!      "to": null, "from": null, "len": 1000, "bytes": 4000, "dtype": "f32", "within": "adasum_all_reduce(Auto, per tensor)", "tensors": 12}]}]}
+//! ```
+//!
+//! Times are seconds since the Unix epoch, by the clock of the rank's machine.
+
+mod process;
+mod recorder;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::process::{DIRECTORY, RANK_VARIABLES, start};
+pub(crate) use self::recorder::{Kind, Recorded, Recorder};
+
+/// The content of a rank's file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RankTrace {
+    /// The version of this crate.
+    pub version: String,
+    /// The number by which the launcher knows this process; where there is no launcher, the rank in the group of all ranks.
+    pub rank: usize,
+    /// The name of the machine.
+    pub host: String,
+    /// The number of the process.
+    pub pid: u32,
+    /// When the file was written, in seconds since the Unix epoch.
+    pub written: f64,
+    /// Why: `SIGUSR1`, or the text of a failure.
+    pub reason: String,
+    /// The groups of ranks that this rank belongs to, in the order in which they were made.
+    pub groups: Vec<GroupTrace>,
+}
+
+/// A rank's calls in one communicator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GroupTrace {
+    /// The transport, a number, and for groups that were split off the number of the split. Together with `members` it identifies the group on all ranks.
+    pub group: String,
+    /// The number of this rank in the group.
+    pub rank: usize,
+    /// The group's ranks by their numbers in the group from which all were split off, which has all ranks.
+    pub members: Vec<usize>,
+    /// Whether the ranks are threads of this process: another process may have a group of the same name.
+    pub in_process: bool,
+    /// The first failure of this rank in the group.
+    pub failure: Option<String>,
+    /// Whether the rank has dropped its communicator.
+    pub has_left: bool,
+    /// The last calls, oldest first.
+    pub calls: Vec<TracedCall>,
+}
+
+/// A call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TracedCall {
+    /// The number of collectives that the rank has called in this group, this one included. Ranks whose calls match have the same collective under the
+    /// same number. A transfer between two ranks has the number of the collective before it.
+    pub sequence: u64,
+    /// How far it has come.
+    pub state: CallState,
+    /// When it was called, in seconds since the Unix epoch.
+    pub posted: f64,
+    /// When its state changed last.
+    pub changed: f64,
+    /// The operation with the arguments that must agree between ranks, such as `all_reduce(sum)`.
+    pub operation: String,
+    /// The rank that it sends to, if it is a transfer.
+    pub to: Option<usize>,
+    /// The rank that it receives from, if it is a transfer.
+    pub from: Option<usize>,
+    /// Elements that all ranks must agree on.
+    pub len: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Element type, where the call has data.
+    pub dtype: Option<String>,
+    /// The operation that the program called, where this call is a step of it.
+    pub within: Option<String>,
+    /// The number of tensors of that operation, where it has several.
+    pub tensors: Option<usize>,
+}
+
+/// The state of a call on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum CallState {
+    /// The rank has made the call, and waits for the calls of other ranks; on devices, it has gone on.
+    Posted,
+    /// All ranks that take part have made it, and data move.
+    Matched,
+    /// The rank's part is done.
+    Finished,
+    /// It ended with an error.
+    Failed,
+}
+
+impl CallState {
+    /// Whether the call has ended.
+    pub fn is_over(self) -> bool {
+        matches!(self, CallState::Finished | CallState::Failed)
+    }
+}

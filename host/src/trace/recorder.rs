@@ -1,0 +1,347 @@
+//! [`Recorder`]: the last calls of one rank in one group.
+//!
+//! Where no folder for traces is named, transports have no recorder, and a call costs nothing more.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::process::{self, Process};
+use super::{CallState, GroupTrace, TracedCall};
+use crate::call::{Call, Operation, scope};
+
+/// How many calls are remembered.
+const REMEMBERED: usize = 32;
+/// How often a group's failure is written. A program may go on to call a communicator that has failed.
+const WRITES: usize = 2;
+
+/// The kind of ranks of a group that was not split off from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Threads of one process.
+    Threads,
+    /// Processes, so that the rank is that of this process.
+    Processes,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// All calls of the group are counted by it.
+    number: u64,
+    sequence: u64,
+    call: Call,
+    tensors: Option<usize>,
+    /// Of a call that [`Recorder::post`] has recorded.
+    announced: Option<Announced>,
+    state: CallState,
+    posted: SystemTime,
+    changed: SystemTime,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    /// The number of collectives among such calls.
+    sequence: u64,
+    /// The call is matched once so many announced calls are; 0 if the other ranks do not compare it.
+    announced: u64,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    entries: VecDeque<Entry>,
+    number: u64,
+    sequence: u64,
+    failure: Option<String>,
+    /// How often a failure has been written.
+    writes: usize,
+    has_left: bool,
+}
+
+/// The last calls of one rank in one group.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Where they are written; nowhere if no folder is named.
+    process: Option<&'static Process>,
+    kind: Kind,
+    group: String,
+    rank: usize,
+    members: Vec<usize>,
+    log: Mutex<Log>,
+    /// How many collectives [`post`](Self::post) has recorded; changed under the lock.
+    posted: AtomicU64,
+    /// How many announced calls have been matched.
+    matched: AtomicU64,
+}
+
+impl Recorder {
+    /// Of a group of all ranks, whether or not its calls are to be written anywhere.
+    pub(crate) fn always(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Arc<Self> {
+        let process = process::start_tracing();
+        let number = process.map_or(0, |process| process.count_group(transport, rank));
+        Self::register(process, kind, format!("{transport} {number}"), rank, (0..world_size).collect())
+    }
+
+    /// Of all ranks of a group of threads, in order; none unless they are to be written.
+    pub(crate) fn of_threads(transport: &'static str, world_size: usize) -> Vec<Arc<Self>> {
+        if process::start_tracing().is_none() {
+            return Vec::new();
+        }
+        (0..world_size).map(|rank| Self::always(Kind::Threads, transport, rank, world_size)).collect()
+    }
+
+    /// Of a group that was split off as number `split`, of these ranks of the old group in their new order.
+    pub(crate) fn split(&self, split: u64, ranks: &[usize], rank: usize) -> Arc<Self> {
+        let members = ranks.iter().map(|&rank| self.members[rank]).collect();
+        Self::register(self.process, self.kind, format!("{}/{split}", self.group), rank, members)
+    }
+
+    fn register(
+        process: Option<&'static Process>,
+        kind: Kind,
+        group: String,
+        rank: usize,
+        members: Vec<usize>,
+    ) -> Arc<Self> {
+        let (log, posted, matched) = Default::default();
+        let recorder = Arc::new(Recorder { process, kind, group, rank, members, log, posted, matched });
+        process.into_iter().for_each(|process| process.add(recorder.clone()));
+        recorder
+    }
+
+    /// The rank in the group of all ranks.
+    pub(super) fn origin(&self) -> usize {
+        self.members[self.rank]
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that this rank makes these calls. They fail unless [`Recorded::end`] says how they ended.
+    pub(crate) fn record<'r>(&'r self, calls: impl IntoIterator<Item = Call>) -> Recorded<'r> {
+        let mut log = self.lock();
+        let first = log.number + 1;
+        let now = SystemTime::now();
+        calls.into_iter().for_each(|call| log.post(call, None, now));
+        Recorded { recorder: Some(self), numbers: first..log.number + 1 }
+    }
+
+    /// Records a call of a rank that has announced so many calls to the others, this one included. Returns the number of collectives that were recorded
+    /// this way, and the number of the call.
+    pub(crate) fn post(&self, call: Call, announced: u64) -> (u64, u64) {
+        let mut log = self.lock();
+        let is_collective = call.operation.peers() == (None, None);
+        let sequence = self.posted.load(Ordering::Acquire) + u64::from(is_collective);
+        self.posted.store(sequence, Ordering::Release);
+        log.post(call, Some(Announced { sequence, announced }), SystemTime::now());
+        (sequence, log.number)
+    }
+
+    /// The number of collectives that [`post`](Self::post) has recorded. Takes no lock.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.posted.load(Ordering::Acquire)
+    }
+
+    /// So many announced calls have been matched.
+    pub(crate) fn matched(&self, announced: u64) {
+        self.matched.fetch_max(announced, Ordering::Relaxed);
+    }
+
+    /// The announced calls up to this number are over.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn finish_announced(&self, number: u64) {
+        let mut log = self.lock();
+        let now = SystemTime::now();
+        let until = log.entries.iter_mut().take_while(|entry| entry.number <= number);
+        until.filter(|entry| entry.announced.is_some() && !entry.state.is_over()).for_each(|entry| {
+            (entry.state, entry.changed) = (CallState::Finished, now);
+        });
+    }
+
+    /// The oldest transfer of this operation that is not over, is over.
+    pub(crate) fn finish_transfer(&self, operation: Operation) {
+        let mut log = self.lock();
+        let is_it = |entry: &&mut Entry| entry.call.operation == operation && !entry.state.is_over();
+        if let Some(entry) = log.entries.iter_mut().find(is_it) {
+            (entry.state, entry.changed) = (CallState::Finished, SystemTime::now());
+        }
+    }
+
+    fn set(&self, numbers: &Range<u64>, state: CallState) {
+        let mut log = self.lock();
+        let now = SystemTime::now();
+        let those = log.entries.iter_mut().rev().take_while(|entry| entry.number >= numbers.start);
+        those.filter(|entry| numbers.contains(&entry.number) && !entry.state.is_over()).for_each(|entry| {
+            (entry.state, entry.changed) = (state, now);
+        });
+    }
+
+    /// Keeps the first failure, and writes the file: when there is a failure, and when the call has ended that was under way then.
+    pub(crate) fn failed(&self, error: &dyn Display) {
+        let mut log = self.lock();
+        let text = log.failure.get_or_insert_with(|| error.to_string()).clone();
+        log.writes += 1;
+        let is_news = log.writes <= WRITES;
+        drop(log);
+        if let Some(process) = self.process.filter(|_| is_news) {
+            process.write(&text);
+        }
+    }
+
+    /// The rank has dropped its communicator.
+    pub(crate) fn leave(&self) {
+        self.lock().has_left = true;
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.lock().has_left
+    }
+
+    /// The last calls that [`post`](Self::post) has recorded with their numbers, oldest first.
+    pub(crate) fn posted(&self) -> Vec<(u64, Call)> {
+        self.lock().entries.iter().filter_map(|entry| Some((entry.announced?.sequence, entry.call))).collect()
+    }
+
+    pub(super) fn trace(&self) -> GroupTrace {
+        let log = self.lock();
+        let matched = self.matched.load(Ordering::Relaxed);
+        let calls = log.entries.iter().map(|entry| entry.trace(matched)).collect();
+        let Log { failure, has_left, .. } = &*log;
+        let (group, members) = (self.group.clone(), self.members.clone());
+        let (rank, in_process) = (self.rank, self.kind == Kind::Threads);
+        GroupTrace { group, rank, members, in_process, failure: failure.clone(), has_left: *has_left, calls }
+    }
+}
+
+impl Log {
+    fn post(&mut self, call: Call, announced: Option<Announced>, now: SystemTime) {
+        if self.entries.len() == REMEMBERED {
+            self.entries.pop_front();
+        }
+        self.number += 1;
+        self.sequence += u64::from(call.operation.peers() == (None, None));
+        let (number, sequence, tensors) = (self.number, self.sequence, scope::tensors());
+        let state = CallState::Posted;
+        self.entries.push_back(Entry { number, sequence, call, tensors, announced, state, posted: now, changed: now });
+    }
+}
+
+impl Entry {
+    fn trace(&self, matched: u64) -> TracedCall {
+        let Call { within, operation, len, dtype } = self.call;
+        let is_matched = self.announced.is_some_and(|call| 0 < call.announced && call.announced <= matched);
+        let (to, from) = operation.peers();
+        TracedCall {
+            sequence: self.sequence,
+            state: if self.state == CallState::Posted && is_matched { CallState::Matched } else { self.state },
+            posted: seconds(self.posted),
+            changed: seconds(self.changed),
+            operation: operation.to_string(),
+            to,
+            from,
+            len,
+            bytes: dtype.map_or(0, |dtype| len.saturating_mul(dtype.size_bytes()) as u64),
+            dtype: dtype.map(|dtype| dtype.to_string()),
+            within: within.filter(|within| *within != operation).map(|within| within.to_string()),
+            tensors: self.tensors,
+        }
+    }
+}
+
+/// Seconds since the Unix epoch.
+pub(super) fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Calls that a rank is in. Dropped without an end, as when its thread panics, they have failed.
+#[must_use = "the calls fail when this is dropped"]
+#[derive(Debug)]
+pub(crate) struct Recorded<'r> {
+    recorder: Option<&'r Recorder>,
+    numbers: Range<u64>,
+}
+
+impl Recorded<'_> {
+    /// Of a transport that records nothing.
+    pub(crate) const NOWHERE: Self = Recorded { recorder: None, numbers: 0..0 };
+
+    /// All ranks that take part have made them.
+    pub(crate) fn matched(&self) {
+        self.recorder.into_iter().for_each(|recorder| recorder.set(&self.numbers, CallState::Matched));
+    }
+
+    /// They ended so. A failure is written.
+    pub(crate) fn end<T, E: Display>(mut self, outcome: &Result<T, E>) {
+        let Some(recorder) = self.recorder.take() else { return };
+        match outcome {
+            Ok(_) => recorder.set(&self.numbers, CallState::Finished),
+            Err(error) => {
+                recorder.set(&self.numbers, CallState::Failed);
+                recorder.failed(error);
+            }
+        }
+    }
+}
+
+impl Drop for Recorded<'_> {
+    fn drop(&mut self) {
+        if let Some(recorder) = self.recorder {
+            recorder.set(&self.numbers, CallState::Failed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DataType;
+
+    fn states(recorder: &Recorder) -> Vec<(u64, CallState)> {
+        recorder.trace().calls.iter().map(|call| (call.sequence, call.state)).collect()
+    }
+
+    #[test]
+    fn the_last_calls_are_kept_with_their_states_and_numbers() {
+        let recorder = Recorder::register(None, Kind::Threads, "test 0".into(), 1, vec![4, 7]);
+        let barrier = || Call::without_data(Operation::Barrier);
+        let first = recorder.record([barrier()]);
+        first.matched();
+        assert_eq!(states(&recorder), [(1, CallState::Matched)]);
+        first.end(&Ok::<(), String>(()));
+        let transfer = Call::new(Operation::Send { peer: 0 }, 5, DataType::F64);
+        let second = recorder.record([transfer, transfer, barrier()]);
+        recorder.finish_transfer(Operation::Send { peer: 0 });
+        second.end(&Err::<(), _>("a reason"));
+        let expected =
+            [(1, CallState::Finished), (1, CallState::Finished), (1, CallState::Failed), (2, CallState::Failed)];
+        assert_eq!(states(&recorder), expected);
+        let trace = recorder.trace();
+        assert_eq!((trace.failure.as_deref(), trace.rank, recorder.origin()), (Some("a reason"), 1, 7));
+        let sent = &trace.calls[1];
+        assert_eq!((sent.to, sent.from, sent.bytes, sent.dtype.as_deref()), (Some(0), None, 40, Some("f64")));
+        for _ in 0..2 * REMEMBERED {
+            recorder.record([barrier()]).end(&Ok::<(), String>(()));
+        }
+        assert_eq!(recorder.trace().calls.len(), REMEMBERED);
+        assert_eq!(states(&recorder).last(), Some(&(2 + 2 * REMEMBERED as u64, CallState::Finished)));
+    }
+
+    #[test]
+    fn announced_calls_are_matched_and_finished_by_number() {
+        let recorder = Recorder::register(None, Kind::Threads, "test 0".into(), 0, vec![0]);
+        let reduce = || Call::new(Operation::AllGather, 3, DataType::F32);
+        let numbers = [1, 2, 3].map(|announced| recorder.post(reduce(), announced));
+        assert_eq!(numbers, [(1, 1), (2, 2), (3, 3)]);
+        recorder.matched(2);
+        recorder.finish_announced(1);
+        assert_eq!(states(&recorder), [(1, CallState::Finished), (2, CallState::Matched), (3, CallState::Posted)]);
+    }
+}

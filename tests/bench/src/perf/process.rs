@@ -1,0 +1,116 @@
+//! Ranks as processes without MPI, on host memory: those of a launcher, or those of an MPI job, whose control channel then goes over MPI.
+//!
+//! In an MPI job collectives are held against our own MPI transport, elsewhere against a copy by rank 0.
+
+use std::time::{Duration, Instant};
+
+use gradsync::bootstrap::{Member, Rendezvous};
+use gradsync::comm::process::ProcessCommunicator;
+use gradsync::comm::{Collectives, Communicator, Ranks, ReduceOp};
+
+use super::PerfError;
+use super::host::collectives;
+use super::host::local::Memory;
+use super::machine::Processes;
+use super::output::Output;
+use super::places::Places;
+use super::plan::Section;
+
+/// How long ranks wait for each other.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Measures sections; every process has to call it.
+pub(crate) fn run(places: &Places, sections: &[Section], output: &Output) -> Result<(), PerfError> {
+    let comm = communicator(places)?;
+    #[cfg(feature = "mpi")]
+    if is_mpi_job() {
+        let mpi = gradsync::comm::mpi::MpiCommunicator::world()?;
+        return collectives::run(&comm, sections, output, &over_mpi::OverMpi { mpi });
+    }
+    collectives::run(&comm, sections, output, &Memory { is_first: comm.rank() == 0 })
+}
+
+/// Whether the processes have an MPI launcher, and not the variables of another one.
+#[cfg(feature = "mpi")]
+fn is_mpi_job() -> bool {
+    std::env::var_os("MASTER_ADDR").is_none()
+}
+
+fn communicator(places: &Places) -> Result<ProcessCommunicator, PerfError> {
+    Ok(ProcessCommunicator::new_within(member(places)?, DEADLINE)?)
+}
+
+fn member(places: &Places) -> Result<Member, PerfError> {
+    let Some(launch) = &places.launch else { return Ok(Rendezvous::in_process().join(0, 1)?) };
+    #[cfg(feature = "mpi")]
+    if is_mpi_job() {
+        return Ok(gradsync::comm::mpi::MpiCommunicator::world()?.member(DEADLINE)?);
+    }
+    Ok(Rendezvous::from_env(launch)?.with_deadline(DEADLINE).join(launch.rank, launch.world_size)?)
+}
+
+/// What all ranks together read and write when each copies on its own; and how they meet. Every process has to call it.
+pub(crate) fn look(places: &Places) -> Result<Processes, PerfError> {
+    let comm = communicator(places)?;
+    copy_together(&comm, comm.shares_memory())
+}
+
+/// Bytes of each rank's copy.
+const COPY_BYTES: usize = 32 << 20;
+const COPIES: usize = 5;
+
+/// What all ranks together read and write when each copies on its own, at their best, which carries messages between the processes of one
+/// machine. Every process has to call it.
+pub(crate) fn copy_together(comm: &dyn Communicator, share_memory: bool) -> Result<Processes, PerfError> {
+    let (from, mut to) = (vec![1u8; COPY_BYTES], vec![2u8; COPY_BYTES]);
+    let mut best = f64::INFINITY;
+    for _ in 0..COPIES {
+        comm.barrier()?;
+        let start = Instant::now();
+        to.copy_from_slice(&from);
+        std::hint::black_box(&mut to);
+        // Until the last one is done: where ranks share a core, each copies alone, and as fast as if there were no others.
+        comm.barrier()?;
+        let mut slowest = [start.elapsed().as_secs_f64()];
+        comm.all_reduce(&mut slowest, ReduceOp::Max)?;
+        best = best.min(slowest[0]);
+    }
+    let copied = 2.0 * (COPY_BYTES * comm.world_size()) as f64;
+    Ok(Processes { copy_gbs: copied / best / 1e9, share_memory })
+}
+
+#[cfg(feature = "mpi")]
+mod over_mpi {
+    use gradsync::comm::mpi::MpiCommunicator;
+
+    use crate::perf::PerfError;
+    use crate::perf::arguments::{Counts, TransportChoice};
+    use crate::perf::host::collectives::{Collective, HostBaseline, HostBaselines};
+    use crate::perf::operation::{Operation, Row};
+    use crate::perf::plan::Place;
+    use crate::perf::record::BaselineName;
+    use crate::perf::subject::{Side, Subject};
+
+    /// The same calls over our own MPI transport.
+    pub(super) struct OverMpi {
+        pub(super) mpi: MpiCommunicator,
+    }
+
+    impl HostBaselines for OverMpi {
+        fn name(&self, _: Operation) -> BaselineName {
+            BaselineName { column: "over MPI", full: "the same call of gradsync over MPI" }
+        }
+
+        fn make(&self, row: &Row, counts: Counts) -> Result<Option<Box<dyn HostBaseline + '_>>, PerfError> {
+            let place = Place::Ranks(TransportChoice::Mpi);
+            Ok(Some(Box::new(Collective::new(&self.mpi, place, row, counts, None)?)))
+        }
+    }
+
+    impl HostBaseline for Collective<'_> {
+        fn call(&mut self, round: usize) -> Result<(), PerfError> {
+            let side = if self.has(Side::OutOfPlace) { Side::OutOfPlace } else { Side::InPlace };
+            Subject::call(self, side, round)
+        }
+    }
+}

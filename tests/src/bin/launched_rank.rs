@@ -1,0 +1,137 @@
+//! A rank for the tests of `gradsync launch`: its arguments say what it does. It never ends by itself where it waits for a signal.
+
+use std::io::{Write, stderr, stdout};
+use std::process::{Command, exit};
+use std::thread::sleep;
+use std::time::Duration;
+
+use gradsync::DType;
+use gradsync::bootstrap::{Launch, Member, Rendezvous};
+use gradsync::comm::local::{LocalCommunicator, run_each_with_deadline};
+use gradsync::comm::{Call, Collectives, Operation, Ranks, ReduceOp, Split};
+
+const PLENTY: Duration = Duration::from_secs(20);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if arguments == ["threads"] {
+        return threads();
+    }
+    let launch = Launch::from_env().unwrap();
+    let is = |rank: &str| rank.parse() == Ok(launch.rank);
+    match arguments[..] {
+        ["variables", ref names @ ..] => {
+            let value = |name: &&str| std::env::var(name).unwrap_or("-".into());
+            println!("{}", names.iter().map(value).collect::<Vec<_>>().join(" "));
+        }
+        ["lines", count] => lines(count.parse().unwrap()),
+        ["exit", rank, code] if is(rank) => {
+            eprintln!("this rank ends with {code}");
+            exit(code.parse().unwrap());
+        }
+        ["abort", rank] if is(rank) => std::process::abort(),
+        ["join"] => drop(join(&launch)),
+        ["join", "once more"] => {
+            let member = join(&launch);
+            if std::env::var("GRADSYNC_GENERATION").as_deref() == Ok("0") && launch.rank == 1 {
+                exit(9);
+            }
+            member.all_gather(b"done", PLENTY).unwrap_or_else(|_| exit(8));
+        }
+        ["grandchild", seconds] => grandchild(seconds),
+        ["processors"] => println!("{}", allowed_processors()),
+        ["mismatch", rank] => {
+            let member = join(&launch);
+            agree(&member, Operation::AllReduce(ReduceOp::Sum), 1000, PLENTY);
+            let operation = if is(rank) { Operation::AllGather } else { Operation::AllReduce(ReduceOp::Sum) };
+            agree(&member, operation, 500, PLENTY);
+        }
+        ["hang", rank, deadline] => {
+            let member = join(&launch);
+            agree(&member, Operation::AllReduce(ReduceOp::Sum), 1000, PLENTY);
+            println!("ready");
+            if is(rank) {
+                wait();
+            }
+            agree(&member, Operation::AllReduce(ReduceOp::Max), 7, Duration::from_millis(deadline.parse().unwrap()));
+        }
+        ["is killed", rank] => {
+            let member = join(&launch);
+            println!("process {}", std::process::id());
+            if is(rank) {
+                wait();
+            }
+            agree(&member, Operation::Barrier, 0, PLENTY);
+        }
+        _ => {
+            println!("ready");
+            wait();
+        }
+    }
+}
+
+/// Ranks that are threads, of which the last never comes to the second collective.
+fn threads() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    let body = |comm: LocalCommunicator| {
+        let mut data = [1.0f32; 5];
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        if comm.rank() == 2 {
+            // It goes on once another has failed.
+            let _ = is_done.lock().unwrap().recv();
+            return;
+        }
+        let sums = comm.split(Some(0), 0);
+        println!("{}", sums.unwrap_err());
+        let _ = done.send(());
+    };
+    run_each_with_deadline(3, Duration::from_millis(200), body).unwrap();
+}
+
+fn join(launch: &Launch) -> Member {
+    let rendezvous = Rendezvous::from_env(launch).unwrap().with_deadline(PLENTY);
+    rendezvous.join(launch.rank, launch.world_size).unwrap()
+}
+
+/// Stands for a collective: ranks compare their calls, and no data move.
+fn agree(member: &Member, operation: Operation, len: usize, deadline: Duration) {
+    if let Err(error) = member.agree(&[Call::new(operation, len, DType::F32)], deadline) {
+        eprintln!("{error}");
+        // The other ranks learn of it too, if this is rank 0.
+        member.leave();
+        exit(7);
+    }
+}
+
+fn wait() -> ! {
+    loop {
+        sleep(PLENTY);
+    }
+}
+
+/// Many lines on both streams, in pieces.
+fn lines(count: usize) {
+    for number in 0..count {
+        for piece in ["line ", &number.to_string(), " of stdout\n"] {
+            stdout().write_all(piece.as_bytes()).unwrap();
+            stdout().flush().unwrap();
+        }
+        writeln!(stderr(), "line {number} of stderr").unwrap();
+    }
+    print!("without an end");
+}
+
+/// Starts a process that outlives this one unless it is ended, and says its number.
+fn grandchild(seconds: &str) {
+    let child = Command::new("sleep").arg(seconds).spawn().unwrap();
+    println!("processes {} {}", std::process::id(), child.id());
+    wait();
+}
+
+fn allowed_processors() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.map(str::trim).unwrap_or_default().to_owned()
+}

@@ -1,0 +1,102 @@
+//! `gradsync doctor`: ranks that are well, and planted problems.
+
+use std::process::Command;
+
+use gradsync::bootstrap::Secret;
+use gradsync_tests::programs::Finished;
+use serde_json::Value;
+
+use crate::job::gradsync;
+use crate::program::binary;
+
+/// A rank of the doctor with these variables.
+fn rank(variables: &[(&str, &str)], options: &[&str]) -> Command {
+    let mut command = gradsync(&["doctor"]);
+    command.args(options).envs(variables.iter().copied());
+    command
+}
+
+fn free_port() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn ranks_that_are_well_are_a_table_and_exit_code_0() {
+    let doctor = Finished::of(gradsync(&["doctor", "-n", "3"]).env("CUDA_VISIBLE_DEVICES", ""));
+    let doctor = doctor.succeeded("three ranks");
+    let lines: Vec<&str> = doctor.stdout.lines().collect();
+    assert_eq!(lines.len(), 6, "{}", doctor.stdout);
+    assert!(lines[1].starts_with("rank  host") && lines[4].starts_with("2 "), "{}", doctor.stdout);
+    assert!(lines[4].contains("127.0.0.1") && lines[4].contains("2 of 3"), "{}", doctor.stdout);
+    assert_eq!(lines[5], "all ranks joined, and no problem was found");
+}
+
+#[test]
+fn json_has_the_facts_of_every_rank() {
+    let doctor = Finished::of(gradsync(&["doctor", "-n", "2", "--json"]).env("CUDA_VISIBLE_DEVICES", ""));
+    let json: Value = serde_json::from_str(&doctor.succeeded("two ranks").stdout).unwrap();
+    assert_eq!((&json["ranks"][1]["rank"], json["problems"].as_array().map(Vec::len)), (&1.into(), Some(0)));
+    // One machine has one clock.
+    let clock = &json["clocks"][1];
+    let (seconds, uncertainty) = (clock["seconds"].as_f64().unwrap(), clock["uncertainty"].as_f64().unwrap());
+    assert!(seconds.abs() <= uncertainty, "{seconds} ± {uncertainty}");
+}
+
+#[test]
+fn ranks_on_one_gpu_are_a_problem_with_a_remedy() {
+    let doctor = Finished::of(gradsync(&["doctor", "-n", "2"]).env("CUDA_VISIBLE_DEVICES", "5,5"));
+    assert_eq!(doctor.code, Some(1), "{}", doctor.stderr);
+    for words in
+        ["problem: ranks 0, 1 share GPU 5 of ", "remedy: give each rank a GPU of its own", "1 problem was found"]
+    {
+        assert!(doctor.stdout.contains(words), "{words}: {}", doctor.stdout);
+    }
+}
+
+#[test]
+fn too_many_threads_and_few_descriptors_are_problems() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 200; exec \"$0\" doctor -n 2"]).arg(binary());
+    command.env("RAYON_NUM_THREADS", "1000").env("CUDA_VISIBLE_DEVICES", "").env_remove("GRADSYNC_TRACE_DIR");
+    let doctor = Finished::of(&mut command);
+    assert_eq!(doctor.code, Some(1), "{}", doctor.stderr);
+    for words in ["use 2000 threads on", "ranks 0, 1 of ", "have 200 descriptors, less than 1024", "`ulimit -n`"] {
+        assert!(doctor.stdout.contains(words), "{words}: {}", doctor.stdout);
+    }
+}
+
+#[test]
+fn without_a_launcher_the_doctor_says_how_to_start_it() {
+    Finished::of(&mut rank(&[], &[])).refused("no launcher", &["RANK", "remedy: start the ranks by a launcher"]);
+    let alone = [("RANK", "0"), ("WORLD_SIZE", "2")];
+    Finished::of(&mut rank(&alone, &[]))
+        .refused("no address", &["MASTER_ADDR", "remedy: export MASTER_ADDR and MASTER_PORT"]);
+    let no_secret = [&alone[..], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "9")]].concat();
+    Finished::of(&mut rank(&no_secret, &[]))
+        .refused("no secret", &["GRADSYNC_SECRET", "remedy: export GRADSYNC_SECRET="]);
+}
+
+#[test]
+fn ranks_that_cannot_join_get_a_remedy_each() {
+    let (port, secrets) = (free_port(), [0, 1].map(|_| Secret::generate().unwrap().reveal()));
+    let variables = |number, secret| {
+        [
+            ("RANK", number),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", port.as_str()),
+            ("GRADSYNC_SECRET", secret),
+        ]
+    };
+    let options = ["--deadline", "0.5"];
+    let nobody = Finished::of(&mut rank(&variables("1", &secrets[0]), &options));
+    nobody.refused("nobody listens", &["127.0.0.1", "remedy: MASTER_ADDR must be the machine of rank 0", "firewall"]);
+    let start = |number, secret| {
+        let mut command = rank(&variables(number, secret), &options);
+        std::thread::spawn(move || Finished::of(&mut command))
+    };
+    let ranks = [start("0", &secrets[0]), start("1", &secrets[1])];
+    let [first, second] = ranks.map(|rank| rank.join().unwrap());
+    first.refused("a rank with another secret", &["remedy: look at the output of the missing ranks"]);
+    second.refused("another secret", &["remedy: give all ranks the same GRADSYNC_SECRET"]);
+}

@@ -1,0 +1,15 @@
+//! `gradsync launch`, `gradsync trace` and `gradsync doctor`, with ranks that are processes of this machine.
+#![cfg(target_os = "linux")]
+
+#[path = "../reduce_cli/program.rs"]
+#[allow(dead_code, unused_imports)] // the runs of another command
+mod program;
+
+mod doctor;
+mod endings;
+mod explanations;
+mod job;
+mod machines;
+mod outputs;
+mod restarts;
+mod variables;

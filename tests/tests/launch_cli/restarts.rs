@@ -1,0 +1,23 @@
+//! Restarts: all ranks again, as a new generation.
+
+use crate::job::run;
+
+#[test]
+fn all_ranks_start_again_as_a_new_generation() {
+    let job = run(&["-n", "3", "--restarts", "2"], &["join", "once more"]).succeeded("a rank that fails once");
+    assert!(job.stderr.contains("rank 1 ended with exit code 9"), "{}", job.stderr);
+    assert!(job.stderr.contains("restart 1 of 2") && !job.stderr.contains("restart 2 of 2"), "{}", job.stderr);
+}
+
+#[test]
+fn restarts_come_to_an_end() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let options = ["-n", "2", "--restarts", "1", "--quiet", "--log-dir", folder.path().to_str().unwrap()];
+    let job = run(&options, &["exit", "0", "4"]);
+    assert_eq!(job.code, Some(4), "{}", job.stderr);
+    assert!(job.stderr.contains("gave up after 1 of 1 restarts"), "{}", job.stderr);
+    for log in ["rank-0.err", "restart-1/rank-0.err"] {
+        let text = std::fs::read_to_string(folder.path().join(log)).unwrap();
+        assert_eq!(text, "this rank ends with 4\n", "{log}");
+    }
+}

@@ -1,0 +1,58 @@
+//! The variables of ranks, and their share of the machine.
+
+use std::collections::HashSet;
+
+use gradsync_tests::programs::Finished;
+
+use crate::job::{launch, run, sorted};
+
+#[test]
+fn ranks_get_the_variables_of_torchrun_and_a_secret() {
+    let names = ["variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR"];
+    let job = run(&["-n", "3"], &names).succeeded("three ranks");
+    let expected = ["[0] 0 3 0 3 0 127.0.0.1", "[1] 1 3 1 3 0 127.0.0.1", "[2] 2 3 2 3 0 127.0.0.1"];
+    assert_eq!(sorted(&job.stdout), expected);
+    let secrets = || {
+        let job = run(&["-n", "2"], &["variables", "GRADSYNC_SECRET", "MASTER_PORT"]).succeeded("two ranks");
+        let of: HashSet<String> = job.stdout.lines().map(|line| line[4..].to_owned()).collect();
+        assert_eq!(of.len(), 1, "all ranks have the same: {}", job.stdout);
+        of.into_iter().next().unwrap()
+    };
+    assert_ne!(secrets(), secrets(), "each start has a secret of its own");
+}
+
+/// As inside a job of another launcher, which has set its own variables for the shell.
+#[test]
+fn variables_of_other_launchers_are_removed() {
+    let names = ["variables", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "RANK"];
+    let mut command = launch(&["-n", "2"], &names);
+    command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1").env("OMPI_COMM_WORLD_RANK", "5").env("RANK", "7");
+    let job = Finished::of(&mut command).succeeded("inside another job");
+    assert_eq!(sorted(&job.stdout), ["[0] - - - 0", "[1] - - - 1"]);
+}
+
+#[test]
+fn cores_are_shared_out_unless_the_user_has_said_how_many_threads() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let names = ["variables", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
+    let share = (cores / 2).max(1);
+    let job = run(&["-n", "2"], &names).succeeded("two ranks");
+    assert_eq!(sorted(&job.stdout), [format!("[0] {share} {share}"), format!("[1] {share} {share}")]);
+    let mut command = launch(&["-n", "1"], &names);
+    let job = Finished::of(command.env("OMP_NUM_THREADS", "5")).succeeded("a choice of the user");
+    assert_eq!(job.stdout, "[0] - 5\n");
+}
+
+#[test]
+fn affinity_binds_each_rank_to_processors_of_its_own() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let ranks = cores.min(2);
+    let job = run(&["-n", &ranks.to_string(), "--affinity"], &["processors"]).succeeded("bound ranks");
+    let bound: HashSet<&str> = job.stdout.lines().map(|line| &line[4..]).collect();
+    assert_eq!(bound.len(), ranks, "{}", job.stdout);
+}
+
+#[test]
+fn ranks_join_by_their_variables() {
+    run(&["-n", "4"], &["join"]).succeeded("a group of four");
+}

@@ -1,0 +1,121 @@
+//! Ranks that have no room for memory in common, or no descriptor left for it: all of them send messages, or have an error, and none is ended by
+//! a signal. What is made goes again, and other users reach none of it.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use crate::transport::{Comm, NEEDS_DESCRIPTORS};
+use gradsync::comm::{Collectives, Ranks, ReduceOp, Split};
+use gradsync::{DType, Error, GradientBuffer, Result};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+
+use super::cases::{Cases, fresh};
+
+/// The user that may do least, almost everywhere.
+const NOBODY: u32 = 65534;
+
+/// Runs something under a limit of this process.
+fn under<T>(resource: Resource, limit: Option<u64>, body: impl FnOnce() -> T) -> T {
+    let before = getrlimit(resource);
+    if limit.is_some() {
+        setrlimit(resource, Rlimit { current: limit, ..before }).expect("a lower limit");
+    }
+    let outcome = body();
+    setrlimit(resource, before).expect("the limit from before");
+    outcome
+}
+
+fn shared() -> Result<GradientBuffer> {
+    GradientBuffer::new_shared(DType::F32, 2, [("vector", [1 << 16])])
+}
+
+/// The limit with which this process has no descriptor left. It is no lower than need be: `poll`, which MPIs call, counts as well.
+fn descriptors_in_use() -> u64 {
+    let next = std::io::stdout().as_fd().try_clone_to_owned().expect("a descriptor");
+    next.as_raw_fd() as u64
+}
+
+/// Rank 1 makes its communicator under a limit, or a group where it could not connect under that: nobody meets in memory, messages do as well, and a buffer that others could map is an error.
+fn limited(rank: usize, resource: Resource, limit: u64) {
+    let limit = (rank == 1).then_some(limit);
+    let in_time = (NEEDS_DESCRIPTORS && resource == Resource::Nofile).then(fresh);
+    let (comm, group, buffer) = under(resource, limit, || {
+        let late = in_time.is_none().then(fresh);
+        let group = in_time.as_ref().or(late.as_ref()).expect("one of them").split(Some(0), 0).expect("a group of all");
+        (late, group.expect("this rank's group"), shared())
+    });
+    for comm in comm.iter().chain([&group]) {
+        assert!(!comm.shares_memory(), "one of the ranks has none");
+        let mut data = vec![1.0f32; 1 << 16];
+        comm.all_reduce(&mut data, ReduceOp::Sum).expect("messages");
+        assert!(data.iter().all(|&sum| sum == comm.world_size() as f32));
+    }
+    match buffer {
+        Ok(buffer) => assert!(limit.is_none() && buffer.is_shared()),
+        Err(error) => assert!(limit.is_some() && matches!(error, Error::MemoryFile { .. }), "{error}"),
+    }
+}
+
+/// Descriptors of this process, and files of ours that it has mapped.
+fn held() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the maps");
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("the descriptors").count();
+    (descriptors, maps.lines().filter(|line| line.contains("/memfd:gradsync")).count())
+}
+
+fn groups_come_and_go(comm: &Comm) {
+    let split = || {
+        let group = comm.split(Some(comm.rank() as u64 % 2), 0).expect("a group").expect("this rank's group");
+        group.barrier().expect("all are here");
+    };
+    split();
+    let before = held();
+    (0..100).for_each(|_| split());
+    assert_eq!(held(), before, "descriptors, and files that are mapped");
+}
+
+/// Whether this process may start others as another user: only root may, and only as a user whom its user namespace knows.
+fn becomes_another_user() -> bool {
+    geteuid().is_root() && Command::new("true").uid(NOBODY).gid(NOBODY).status().is_ok()
+}
+
+/// Nobody but this user opens the memory: it has no name in any folder, and its descriptors are this user's.
+fn is_out_of_reach_of_others(others: bool) {
+    let buffer = shared().expect("a buffer");
+    let own = std::process::id();
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("the descriptors").flatten().filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:gradsync"))
+    });
+    let path = |entry: std::fs::DirEntry| format!("/proc/{own}/fd/{}", entry.file_name().to_string_lossy());
+    let paths: Vec<String> = descriptors.map(path).collect();
+    assert!(!paths.is_empty(), "the buffer's");
+    for path in paths {
+        let open = |user: Option<u32>| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "exec 3<\"$0\"", &path]).stderr(Stdio::null());
+            if let Some(user) = user {
+                command.uid(user).gid(user);
+            }
+            command.status().expect("a shell").success()
+        };
+        assert!(open(None), "{path}: its user can");
+        assert!(!others || !open(Some(NOBODY)), "{path}: another user can");
+    }
+    drop(buffer);
+}
+
+pub(crate) fn run(cases: &mut Cases) {
+    let rank = cases.rank();
+    cases.check("a rank has no descriptor left", |_| limited(rank, Resource::Nofile, descriptors_in_use()));
+    cases.check("a rank may have no file of this length", |_| limited(rank, Resource::Fsize, 4096));
+    cases.check("groups come and go", groups_come_and_go);
+    let others = becomes_another_user();
+    cases.check("memory is out of reach of other users", |_| is_out_of_reach_of_others(others));
+    if !others && rank == 0 {
+        println!(
+            "  NOT TRIED: whether another user opens the memory. Only root becomes another user, and only one of its namespace"
+        );
+    }
+    cases.done("limits");
+}

@@ -1,0 +1,118 @@
+//! Ranks that do not call the same thing: an error on every rank that names both sides, and no data moved.
+
+use gradsync::Error;
+use gradsync::comm::{Collectives, CommError, Communicator, Ranks, ReduceOp};
+use gradsync_tests::array::Array;
+use gradsync_tests::oracle::Format;
+
+use super::cases::Cases;
+
+type Call = fn(&dyn Communicator) -> gradsync::Result<()>;
+
+fn f32s(len: usize) -> Array {
+    Array::unwritten(Format::F32, len)
+}
+
+/// What most ranks call, what one calls instead, and a word of each.
+const MISMATCHES: [(Call, Call, [&str; 2]); 8] = [
+    (
+        |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
+        |comm| comm.broadcast(f32s(5).slice_mut(), 0),
+        ["all_reduce", "broadcast"],
+    ),
+    (|comm| comm.barrier(), |comm| comm.all_gather_in_place(f32s(840).slice_mut()), ["barrier", "all_gather"]),
+    (
+        |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Sum),
+        |comm| comm.all_reduce(f32s(5).slice_mut(), ReduceOp::Max),
+        ["sum", "max"],
+    ),
+    (
+        |comm| comm.all_reduce(f32s(1010).slice_mut(), ReduceOp::Sum),
+        |comm| comm.all_reduce(f32s(1011).slice_mut(), ReduceOp::Sum),
+        ["1010", "1011"],
+    ),
+    (
+        |comm| comm.all_gather(f32s(1010).slice(), f32s(1010 * comm.world_size()).slice_mut()),
+        |comm| comm.all_gather(f32s(1011).slice(), f32s(1011 * comm.world_size()).slice_mut()),
+        ["1010", "1011"],
+    ),
+    (
+        |comm| comm.broadcast(Array::unwritten(Format::F16, 6).slice_mut(), 0),
+        |comm| comm.broadcast(Array::unwritten(Format::BF16, 6).slice_mut(), 0),
+        ["f16", "bf16"],
+    ),
+    (
+        |comm| comm.broadcast(f32s(5).slice_mut(), 0),
+        |comm| comm.broadcast(f32s(5).slice_mut(), 1),
+        ["root 0", "root 1"],
+    ),
+    // A transfer meets a collective.
+    (
+        |comm| comm.barrier(),
+        |comm| comm.send(f32s(5).slice(), (comm.rank() + 1) % comm.world_size()),
+        ["barrier", "send"],
+    ),
+];
+
+/// Wrong operands, of which only the rank that has them can tell, and a word of its error.
+const INVALID: [(Call, Call, &str); 5] = [
+    (|comm| comm.broadcast(f32s(5).slice_mut(), 0), |comm| comm.broadcast(f32s(5).slice_mut(), 77), "77"),
+    (
+        |comm| comm.reduce_scatter(f32s(3 * comm.world_size()).slice(), f32s(3).slice_mut(), ReduceOp::Sum),
+        |comm| comm.reduce_scatter(f32s(1237).slice(), f32s(3).slice_mut(), ReduceOp::Sum),
+        "1237",
+    ),
+    (
+        |comm| comm.all_gather(f32s(3).slice(), f32s(3 * comm.world_size()).slice_mut()),
+        |comm| comm.all_gather(f32s(3).slice(), f32s(1237).slice_mut()),
+        "1237",
+    ),
+    (
+        |comm| comm.all_gather_in_place(f32s(840).slice_mut()),
+        |comm| comm.all_gather_in_place(f32s(1237).slice_mut()),
+        "1237",
+    ),
+    (
+        |comm| comm.all_to_all(f32s(840).slice(), f32s(840).slice_mut()),
+        |comm| comm.all_to_all(f32s(840).slice(), Array::unwritten(Format::F16, 840).slice_mut()),
+        "f16",
+    ),
+];
+
+pub(crate) fn run(cases: &mut Cases) {
+    let (rank, world_size) = (cases.rank(), cases.world_size());
+    for (usual, odd, words) in MISMATCHES {
+        for deviant in [0, world_size - 1] {
+            cases.check_fresh(&format!("{words:?}, rank {deviant} deviates"), |comm| {
+                let error = if rank == deviant { odd } else { usual }(&comm).expect_err("the calls differ");
+                assert!(matches!(error, Error::Comm(CommError::Mismatch { .. })), "{error:?}");
+                let text = error.to_string();
+                for word in words.into_iter().chain([format!("rank {deviant}").as_str()]) {
+                    assert!(text.contains(word), "\"{text}\" does not name {word}");
+                }
+                // It sticks, and costs no time.
+                comm.barrier().expect_err("a communicator that has failed");
+            });
+        }
+    }
+    for (usual, odd, word) in INVALID {
+        let deviant = world_size / 2;
+        // 1237 is prime, and no rank count divides it.
+        cases.check_fresh(&format!("operands that do not fit, {word}"), |comm| {
+            let error = if rank == deviant { odd } else { usual }(&comm).expect_err("operands do not fit");
+            let text = error.to_string();
+            assert!(text.contains(word), "\"{text}\" does not name {word}");
+            if rank != deviant {
+                let is_invalid = matches!(&error, Error::Comm(CommError::InvalidCall { rank, .. }) if *rank == deviant);
+                assert!(is_invalid, "{error:?}");
+            }
+        });
+    }
+    cases.check_fresh("a mismatch moves no data", |comm| {
+        let mut data = f32s(10 + usize::from(rank == 1));
+        let before = data.clone();
+        assert!(comm.all_reduce(data.slice_mut(), ReduceOp::Sum).is_err());
+        assert_eq!(data, before);
+    });
+    cases.done("mismatches");
+}

@@ -1,0 +1,50 @@
+//! The cases of every transport between processes. The program that has them brings the transport, as its module `transport`: the type of the
+//! communicator, and how one is made.
+//!
+//! Every rank goes through the same cases in the same order. A case that fails is named with its rank.
+
+pub(crate) mod adasum;
+#[cfg(target_os = "linux")]
+mod ahead;
+pub(crate) mod cases;
+pub(crate) mod collectives;
+mod exchange;
+pub(crate) mod failures;
+pub(crate) mod groups;
+#[cfg(target_os = "linux")]
+pub(crate) mod limits;
+pub(crate) mod mismatches;
+mod operations;
+mod point_to_point;
+#[cfg(target_os = "linux")]
+pub(crate) mod set_up;
+#[cfg(target_os = "linux")]
+pub(crate) mod stopped;
+#[cfg(target_os = "linux")]
+mod windows;
+pub(crate) mod words;
+
+use self::cases::Cases;
+
+/// All of them.
+pub(crate) fn run(cases: &mut Cases) {
+    collectives::run(cases);
+    point_to_point::run(cases);
+    exchange::run(cases);
+    mismatches::run(cases);
+    failures::run(cases);
+    #[cfg(target_os = "linux")]
+    ahead::run(cases);
+    words::run(cases);
+    groups::run(cases);
+    adasum::run(cases);
+    #[cfg(target_os = "linux")]
+    windows::run(cases);
+    #[cfg(target_os = "linux")]
+    limits::run(cases);
+    #[cfg(target_os = "linux")]
+    stopped::run(cases);
+    #[cfg(target_os = "linux")]
+    set_up::run(cases);
+    operations::run(cases);
+}

@@ -1,0 +1,144 @@
+//! A rank whose process is stopped (SIGSTOP), at every stage that it can be in: one that goes on in time is as if it had not been stopped; one
+//! that does not is a timeout which names it, on every rank and in time, itself included when it goes on.
+
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::transport::Comm;
+use gradsync::comm::{Collectives, CommError, Ranks, ReduceOp};
+use gradsync::memory::SharedWindows;
+use gradsync::{DType, Error, GradientBuffer, Result, SliceMut};
+
+use super::cases::{Cases, fresh};
+
+/// Who is stopped.
+pub(crate) const STOPPED: usize = 1;
+/// More ranks than that share the cores of a small machine for too long.
+pub(crate) const MOST_RANKS: usize = 4;
+/// When it is stopped.
+pub(crate) const AFTER: Duration = Duration::from_millis(60);
+/// A deadline, how long a process is stopped that outlasts it, and how long one is that goes on in time.
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+pub(crate) const STOP: Duration = Duration::from_millis(2000);
+const LONG: Duration = Duration::from_secs(20);
+const BREAK: Duration = Duration::from_millis(400);
+/// Elements that travel with a call, and of a call with the longest messages that ranks do not wait for without a deadline.
+const LENGTHS: [usize; 2] = [100, 1 << 19];
+
+/// Stops this process in a moment, and has it go on later.
+pub(crate) fn stop(how_long: Duration) -> Child {
+    let (after, stop) = (AFTER.as_secs_f64(), how_long.as_secs_f64());
+    let script = format!("sleep {after}; kill -STOP $PPID; sleep {stop}; kill -CONT $PPID");
+    Command::new("sh").args(["-c", &script]).spawn().expect("a shell")
+}
+
+/// What a rank does over and over.
+type Step<'a> = &'a dyn Fn(&Comm) -> Result<()>;
+
+/// Has all ranks take steps, and one of them stopped on the way, for longer than the deadline or not.
+fn stopped_in(comm: Comm, is_late: bool, step: Step<'_>) {
+    let (deadline, how_long) = if is_late { (SHORT, STOP) } else { (LONG, BREAK) };
+    let is_stopped = comm.rank() == STOPPED;
+    comm.barrier().expect("all are here");
+    let comm = comm.with_deadline(deadline);
+    let mut child = is_stopped.then(|| stop(how_long));
+    let start = Instant::now();
+    let until = AFTER + how_long + Duration::from_millis(300);
+    let outcome = loop {
+        let mut elapsed = [start.elapsed().as_secs_f64()];
+        let outcome = step(&comm).and_then(|()| comm.all_reduce(&mut elapsed, ReduceOp::Max));
+        if outcome.is_err() || elapsed[0] >= until.as_secs_f64() {
+            break outcome;
+        }
+    };
+    let elapsed = start.elapsed();
+    if let Some(child) = &mut child {
+        child.wait().expect("the shell's end");
+    }
+    if !is_late {
+        return outcome.expect("it went on in time");
+    }
+    is_timeout(&outcome);
+    assert!(is_stopped || elapsed < AFTER + STOP, "it went on before: {elapsed:?}");
+    is_timeout(&comm.barrier());
+}
+
+/// It names the rank that was stopped; and others, if whoever waited for both was the first to give up.
+#[track_caller]
+pub(crate) fn is_timeout(outcome: &Result<()>) {
+    let Err(Error::Comm(CommError::Timeout { missing, .. })) = outcome else { panic!("{outcome:?}") };
+    assert!(missing.contains(&STOPPED), "{missing:?}");
+}
+
+/// A rank is stopped with what it was lent, and uses it when it goes on; its owners have theirs by then.
+fn stopped_with_windows(comm: Comm, is_behind_a_collective: bool) {
+    let world_size = comm.world_size();
+    let mut buffer = GradientBuffer::new_shared(DType::F32, world_size, [("vector", [world_size * 1024])]).unwrap();
+    comm.barrier().expect("all are here");
+    let comm = comm.with_deadline(SHORT);
+    let (is_stopped, start) = (comm.rank() == STOPPED, Instant::now());
+    let mut child = is_stopped.then(|| stop(STOP));
+    let outcome = comm.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+        if is_stopped {
+            sleep(AFTER * 2);
+            windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(7.0));
+        }
+        if is_behind_a_collective { Ok(()) } else { comm.barrier() }
+    });
+    let elapsed = start.elapsed();
+    is_timeout(&outcome.map(drop));
+    assert!(is_stopped || elapsed < AFTER + STOP, "it went on before: {elapsed:?}");
+    let numbers: &mut [f32] = buffer.as_mut_slice().typed().expect("f32");
+    numbers.fill(3.0);
+    sleep((AFTER + STOP + Duration::from_millis(300)).saturating_sub(start.elapsed()));
+    assert!(numbers.iter().all(|&number| number == 3.0), "somebody else wrote here");
+    if let Some(child) = &mut child {
+        child.wait().expect("the shell's end");
+    }
+    // What was taken back is a buffer as any other, and so is that of the rank that was stopped.
+    drop(comm);
+    let again = fresh();
+    let lent = again.with_windows(buffer.as_mut_slice(), &mut |windows: Vec<SliceMut<'_>>| {
+        assert!(
+            windows.into_iter().all(|window| window.typed::<f32>().expect("f32").iter().all(|&number| number == 3.0))
+        );
+        Ok(())
+    });
+    assert!(lent.expect("all lend theirs"));
+}
+
+/// Every rank sends to the next one, and receives from the one before.
+fn pass_on(comm: &Comm, len: usize) -> Result<()> {
+    let (rank, world_size, mut data) = (comm.rank(), comm.world_size(), vec![0.0f32; len]);
+    let (next, last) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    comm.send_recv(&vec![1.0f32; len], next, &mut data, last)
+}
+
+pub(crate) fn run(cases: &mut Cases) {
+    if cases.world_size() > MOST_RANKS {
+        return;
+    }
+    let mut check = |what: &str, is_late: bool, step: Step<'_>| {
+        let how = if is_late { "beyond the deadline" } else { "for a while" };
+        cases.check_fresh(&format!("a rank is stopped {how} in {what}"), |comm| stopped_in(comm, is_late, step));
+    };
+    check("its own work", true, &|_| {
+        sleep(Duration::from_millis(20));
+        Ok(())
+    });
+    for len in LENGTHS {
+        check(&format!("all_reduce of {len}"), true, &|comm| comm.all_reduce(&mut vec![1.0f32; len], ReduceOp::Mean));
+        check(&format!("send_recv of {len}"), true, &|comm| pass_on(comm, len));
+    }
+    check("broadcast", true, &|comm| comm.broadcast(&mut vec![1.0f32; LENGTHS[1]], 0));
+    check("all_reduce", false, &|comm| comm.all_reduce(&mut vec![1.0f32; LENGTHS[1]], ReduceOp::Mean));
+    check("send_recv", false, &|comm| pass_on(comm, LENGTHS[1]));
+    if fresh().shares_memory() {
+        cases.check_fresh("a rank is stopped with windows", |comm| stopped_with_windows(comm, false));
+        cases.check_fresh("a rank is stopped with windows, and all others are done", |comm| {
+            stopped_with_windows(comm, true)
+        });
+    }
+    cases.done("stopped ranks");
+}

@@ -1,0 +1,177 @@
+//! Processes that end at any moment, in any way: a named error on all others, soon, and nothing that stays.
+
+use std::fs;
+use std::process::exit;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp};
+use gradsync::memory::SharedWindows;
+use gradsync::{DType, Error, GradientBuffer, Result};
+
+use crate::launch::{Launched, turn};
+use crate::transport::{self, Comm, MESSAGES_ONLY};
+
+/// How soon the end of a process must be known to all others, on a machine that has more to do.
+const SOON: Duration = Duration::from_secs(2);
+const RANKS: usize = 3;
+const VICTIM: usize = 1;
+/// After so many rounds, a victim that ends by itself does.
+const ROUNDS: usize = 40;
+/// Tells the launcher that a rank is at work.
+const STARTED: &str = "GRADSYNC_TEST_STARTED";
+
+/// One round of work, another one each time: short and long calls of all kinds.
+fn work(comm: &Comm, buffer: &mut GradientBuffer, round: usize) -> Result<()> {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let len = [7, 3_000, 40_000, 700_000][round % 4];
+    let mut data = vec![1.0f32; len];
+    match round / 4 % 6 {
+        0 => comm.all_reduce(&mut data, ReduceOp::Sum),
+        1 => comm.broadcast(&mut data, round % world_size),
+        2 => comm.all_gather(&data, &mut vec![0.0f32; len * world_size]),
+        3 => comm.all_to_all(&vec![1.0f32; len * world_size], &mut vec![0.0f32; len * world_size]),
+        4 => {
+            let sent = data.clone();
+            comm.send_recv(&sent, (rank + 1) % world_size, &mut data, (rank + world_size - 1) % world_size)
+        }
+        _ => comm
+            .with_windows(buffer.as_mut_slice(), &mut |windows| {
+                windows.into_iter().for_each(|window| window.typed::<f32>().expect("f32").fill(1.0));
+                Ok(())
+            })
+            .map(drop),
+    }
+}
+
+/// What each rank does.
+pub(crate) fn run(role: &str) {
+    let comm = transport::start().expect("ranks that find each other");
+    let mut buffer = GradientBuffer::new_shared(DType::F32, RANKS, [("vector", [RANKS << 14])]).expect("a buffer");
+    let rank = comm.rank();
+    comm.barrier().expect("all are here");
+    if let Ok(path) = std::env::var(STARTED) {
+        fs::write(path, "").expect("a file of the launcher's");
+    }
+    let mut rounds = 0..;
+    let error = loop {
+        let round = rounds.next().expect("there is no end");
+        if rank == VICTIM && round == ROUNDS {
+            match role {
+                "exits" => exit(0),
+                "aborts" => std::process::abort(),
+                "panics" => {
+                    // Its communicator is dropped while the thread panics.
+                    let panicked = std::thread::spawn(move || {
+                        let _held = comm;
+                        std::panic::resume_unwind(Box::new("as it is meant to"));
+                    });
+                    assert!(panicked.join().is_err());
+                    return;
+                }
+                "returns" => return,
+                _ => {}
+            }
+        }
+        if let Err(error) = work(&comm, &mut buffer, round) {
+            break error;
+        }
+    };
+    let Error::Comm(CommError::PeerGone { rank: gone, departure, .. }) = error else { panic!("{error:?}") };
+    let expected = match role {
+        "panics" => Departure::Panicked,
+        "returns" => Departure::Left,
+        _ => Departure::Lost,
+    };
+    assert_eq!((gone, departure), (VICTIM, expected));
+    assert!(comm.barrier().is_err(), "a communicator that failed was usable again");
+}
+
+/// Launches ranks of which one ends; when it has, the others do soon, and say why.
+fn ends_by_itself(role: &'static str) {
+    let _turn = turn();
+    for messages_only in ["0", "1"] {
+        let mut launched = Launched::start(role, RANKS, |_| vec![(MESSAGES_ONLY, messages_only.into())]);
+        let victim = launched.process(VICTIM);
+        assert_eq!(victim.wait().expect("a child").success(), role != "aborts");
+        let ended = Instant::now();
+        let ends = launched.ends();
+        assert!(ended.elapsed() < SOON, "took {:?}", ended.elapsed());
+        let others = ends.iter().enumerate().filter(|(rank, _)| *rank != VICTIM);
+        others.for_each(|(rank, end)| assert!(end.success(), "{role}: rank {rank} ended with {end}"));
+    }
+}
+
+#[test]
+fn a_process_that_exits_is_gone_for_all() {
+    ends_by_itself("exits");
+}
+
+#[test]
+fn a_process_that_aborts_is_gone_for_all() {
+    ends_by_itself("aborts");
+}
+
+#[test]
+fn a_rank_that_panics_is_gone_for_all() {
+    ends_by_itself("panics");
+}
+
+#[test]
+fn a_rank_that_returns_has_left() {
+    ends_by_itself("returns");
+}
+
+/// Names of ours in a file.
+fn names(path: &str) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter(|line| line.contains("gradsync-")).map(str::to_owned).collect()
+}
+
+/// What lies in a folder.
+fn entries(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    entries
+}
+
+#[test]
+fn a_hundred_kills_at_any_moment_are_known_to_all_and_leave_nothing() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let temporary = folder.path().join("tmp");
+    fs::create_dir(&temporary).expect("a folder");
+    let shared = std::path::Path::new("/dev/shm");
+    let before = entries(shared);
+    let mut slowest = Duration::ZERO;
+    for kill in 0..100u64 {
+        let started = folder.path().join(format!("{kill}"));
+        let variables = |rank: usize| {
+            let mut variables = vec![("TMPDIR", temporary.display().to_string())];
+            variables.push((MESSAGES_ONLY, u8::from(kill % 4 == 3).to_string()));
+            if rank == VICTIM {
+                variables.push((STARTED, started.display().to_string()));
+            }
+            variables
+        };
+        let mut launched = Launched::start("is killed", RANKS, variables);
+        while !started.exists() {
+            sleep(Duration::from_millis(1));
+        }
+        // Another moment each time.
+        sleep(Duration::from_micros(kill * 7919 % 40_000));
+        launched.process(VICTIM).kill().expect("a child");
+        let killed = Instant::now();
+        let ends = launched.ends();
+        slowest = slowest.max(killed.elapsed());
+        assert!(killed.elapsed() < SOON, "kill {kill}: took {:?}", killed.elapsed());
+        let others = ends.iter().enumerate().filter(|(rank, _)| *rank != VICTIM);
+        others.for_each(|(rank, end)| assert!(end.success(), "kill {kill}: rank {rank} ended with {end}"));
+    }
+    println!("100 kills; the last rank ended at most {slowest:?} later");
+    assert_eq!(entries(&temporary), Vec::<std::path::PathBuf>::new());
+    let new: Vec<_> = entries(shared).into_iter().filter(|path| !before.contains(path)).collect();
+    assert!(new.iter().all(|path| !path.to_string_lossy().contains("gradsync")), "{new:?}");
+    assert_eq!(names("/proc/net/unix"), Vec::<String>::new(), "sockets with names");
+}

@@ -1,0 +1,13 @@
+//! The process transport, without MPI: this program runs itself again for every rank, as the test [`launch::rank`] with a role in a variable.
+
+#![cfg(unix)]
+
+mod faults;
+mod launch;
+mod machines;
+#[path = "../message_passing/mod.rs"]
+mod message_passing;
+mod set_up;
+mod suite;
+mod threads;
+mod transport;

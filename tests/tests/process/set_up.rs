@@ -1,0 +1,36 @@
+//! Ranks that cannot connect: an error on every rank that names the one which cannot, and the reason.
+
+use gradsync::Error;
+use gradsync::comm::process::ProcessCommunicator;
+use gradsync::comm::{CommError, Ranks};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::launch::{Launched, turn};
+use crate::message_passing::cases::DEADLINE;
+use crate::transport;
+
+/// The rank that has no descriptor left.
+const POOR: usize = 1;
+
+/// What each rank does.
+pub(crate) fn run() {
+    let first = transport::start().expect("ranks that find each other");
+    let member = transport::member().expect("another control channel");
+    let limit = getrlimit(Resource::Nofile);
+    if first.rank() == POOR {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("a lower limit");
+    }
+    let outcome = ProcessCommunicator::new_within(member, DEADLINE);
+    setrlimit(Resource::Nofile, limit).expect("the limit from before");
+    let error = outcome.expect_err("a rank cannot connect");
+    let Error::Comm(CommError::Transport { rank, ref reason, .. }) = error else { panic!("{error:?}") };
+    assert_eq!(rank, POOR);
+    assert!(reason.contains("cannot connect to other ranks") && reason.contains("open files"), "{error}");
+    first.barrier().expect("a communicator from before goes on");
+}
+
+#[test]
+fn a_rank_without_a_descriptor_is_an_error_on_every_rank() {
+    let _turn = turn();
+    Launched::start("no descriptor", 3, |_| Vec::new()).finish();
+}

@@ -1,0 +1,76 @@
+//! Ranks that are threads of one process, which connect as processes do.
+
+use std::time::{Duration, Instant};
+
+use gradsync::bootstrap::Rendezvous;
+use gradsync::comm::process::ProcessCommunicator;
+use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp, Split};
+use gradsync::{Error, Result};
+use gradsync_tests::ranks::guarded;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn on_ranks<T: Send>(world_size: usize, body: impl Fn(ProcessCommunicator) -> T + Sync) -> Vec<T> {
+    let rendezvous = Rendezvous::in_process();
+    std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let (rendezvous, body) = (rendezvous.clone(), &body);
+            scope.spawn(move || {
+                let member = rendezvous.join(rank, world_size).expect("all join");
+                body(ProcessCommunicator::new_within(member, DEADLINE).expect("all connect"))
+            })
+        };
+        let threads: Vec<_> = (0..world_size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn threads_reduce_and_split() {
+    guarded(60, || {
+        for world_size in [1, 2, 5] {
+            let sums = on_ranks(world_size, |comm| -> Result<(Vec<f32>, f32)> {
+                let mut data = vec![comm.rank() as f32; 100_000];
+                comm.all_reduce(&mut data, ReduceOp::Sum)?;
+                let half = comm.split(Some(comm.rank() as u64 % 2), 0)?.expect("a colour");
+                let mut count = [1.0f32];
+                half.all_reduce(&mut count, ReduceOp::Sum)?;
+                Ok((data, count[0]))
+            });
+            for (rank, outcome) in sums.into_iter().enumerate() {
+                let (data, count) = outcome.unwrap();
+                let sum = (world_size * (world_size - 1) / 2) as f32;
+                assert!(data.iter().all(|&value| value == sum));
+                assert_eq!(count, ((world_size + 1 - rank % 2) / 2) as f32, "rank {rank} of {world_size}");
+            }
+        }
+    });
+}
+
+/// A rank that leaves after its last call is missed only by calls that need it, and by those at once.
+#[test]
+fn a_rank_that_leaves_is_gone_for_later_calls() {
+    guarded(60, || {
+        let start = Instant::now();
+        let outcomes = on_ranks(3, |comm| -> Result<()> {
+            comm.barrier()?;
+            if comm.rank() == 1 {
+                return Ok(());
+            }
+            let mut data = [1.0f32];
+            let transfer = if comm.rank() == 0 { comm.send(&data, 2) } else { comm.recv(&mut data, 0) };
+            transfer.expect("the one that left takes no part");
+            comm.barrier()
+        });
+        assert!(start.elapsed() < DEADLINE / 2, "waited for the deadline");
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(()) => assert_eq!(rank, 1),
+                Err(Error::Comm(CommError::PeerGone { rank: gone, departure, .. })) => {
+                    assert_eq!((gone, departure), (1, Departure::Left));
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    });
+}
