@@ -97,7 +97,7 @@ impl Member {
         let (rank, world_size) = (self.rank(), self.world_size());
         let (end, recorder) = (Instant::now().checked_add(deadline), self.recorder().clone());
         let applicant = Applicant { rank, world_size, generation: 0, deadline, end, recorder };
-        let left = || applicant.left().unwrap_or(deadline);
+        let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
         let hosts: Vec<String> = self.tell(HOSTS, &local::host(), left())?;
         let is_local = |peer: usize| hosts[peer] == hosts[rank];
         let opened = self.listeners(&hosts);
@@ -171,8 +171,8 @@ impl Member {
                     let thread = thread::Builder::new().name("gradsync-accept".into());
                     thread.spawn_scoped(scope, serve).map_err(|error| self.trouble(error.to_string()))?;
                 }
-                for below in 0..rank {
-                    peers[below] = Some(self.connect_to(below, plan)?);
+                for (below, peer) in peers[..rank].iter_mut().enumerate() {
+                    *peer = Some(self.connect_to(below, plan)?);
                 }
                 while let Some(missing) = missing(&peers, rank) {
                     self.check_wait(plan, &missing)?;

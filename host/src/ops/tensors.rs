@@ -105,7 +105,7 @@ pub fn all_reduce_tensors_into<M: KernelMemory>(
     scaling: Scaling,
 ) -> Result<()> {
     const OPERATION: &str = "all_reduce_tensors_into";
-    let _scope = scope::within(Operation::AllReduceTensors(op));
+    let _scope = scope::within(Operation::AllReduceTensors(op)).with_tensors(inputs.len());
     check_outputs::<M>(OPERATION, inputs, outputs)?;
     if one_dtype::<M>(OPERATION, inputs)?.is_none() {
         return Ok(());
@@ -179,7 +179,7 @@ pub fn all_gather_owned_into<M: KernelMemory>(
     outputs: &mut [M::SliceMut<'_>],
 ) -> Result<()> {
     const OPERATION: &str = "all_gather_owned_into";
-    let _scope = scope::within(Operation::AllGatherTensors);
+    let _scope = scope::within(Operation::AllGatherTensors).with_tensors(inputs.len());
     check_outputs::<M>(OPERATION, inputs, outputs)?;
     let Some(Bundle { ownership, scratch, .. }) = gathered(OPERATION, comm, inputs)? else { return Ok(()) };
     copy_out::<M>(outputs, &scratch, &ownership.all_moves())
@@ -227,7 +227,7 @@ pub fn reduce_scatter_owned_into<M: KernelMemory>(
     op: ReduceOp,
 ) -> Result<()> {
     const OPERATION: &str = "reduce_scatter_owned_into";
-    let _scope = scope::within(Operation::ReduceScatterTensors(op));
+    let _scope = scope::within(Operation::ReduceScatterTensors(op)).with_tensors(inputs.len());
     check_outputs::<M>(OPERATION, inputs, outputs)?;
     let Some(Bundle { moves, scratch, .. }) = scattered(OPERATION, comm, inputs, op)? else { return Ok(()) };
     copy_out::<M>(outputs, &scratch, &moves.copy_out)

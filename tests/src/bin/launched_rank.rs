@@ -1,6 +1,6 @@
 //! A rank for the tests of `gradsync launch`: its arguments say what it does. It never ends by itself where it waits for a signal.
 
-use std::io::{Write, stderr, stdout};
+use std::io::{Write, stdout};
 use std::process::{Command, exit};
 use std::thread::sleep;
 use std::time::Duration;
@@ -79,8 +79,8 @@ fn threads() {
         let mut data = [1.0f32; 5];
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         if comm.rank() == 2 {
-            // It goes on once another has failed.
-            let _ = is_done.lock().unwrap().recv();
+            // It goes on once the others have failed, or have panicked.
+            (0..2).for_each(|_| _ = is_done.lock().unwrap().recv());
             return;
         }
         let sums = comm.split(Some(0), 0);
@@ -118,16 +118,16 @@ fn lines(count: usize) {
             stdout().write_all(piece.as_bytes()).unwrap();
             stdout().flush().unwrap();
         }
-        writeln!(stderr(), "line {number} of stderr").unwrap();
+        eprintln!("line {number} of stderr");
     }
     print!("without an end");
 }
 
 /// Starts a process that outlives this one unless it is ended, and says its number.
 fn grandchild(seconds: &str) {
-    let child = Command::new("sleep").arg(seconds).spawn().unwrap();
+    let mut child = Command::new("sleep").arg(seconds).spawn().unwrap();
     println!("processes {} {}", std::process::id(), child.id());
-    wait();
+    let _ = child.wait();
 }
 
 fn allowed_processors() -> String {

@@ -30,7 +30,8 @@ fn problem(problem: String, remedy: &str) -> Problem {
 /// All problems.
 pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
     let mut found = Vec::new();
-    let differing: [(&str, fn(&Facts) -> String, &str); 4] = [
+    type Value = fn(&Facts) -> String;
+    let differing: [(&str, Value, &str); 4] = [
         ("versions of gradsync", |rank| rank.version.clone(), "build the program of all ranks with the same version"),
         ("features of the build", |rank| rank.features.join(", "), "start the same program on all machines"),
         (

@@ -14,7 +14,7 @@ use crate::bootstrap::member::Uplink;
 use crate::bootstrap::message::Network;
 use crate::dtype::DataType;
 use crate::error::{Call, CommError, Departure, Operation};
-use crate::trace::Kind;
+use crate::trace::{Kind, Recorder};
 
 const PLENTY: Duration = Duration::from_secs(60);
 
