@@ -74,7 +74,12 @@ impl Gpt {
 }
 
 /// Trains on nine tenths of the text, and returns the mean loss of all ranks on the last tenth.
-pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device, text: &[u8], steps: usize) -> Result<f64> {
+pub(crate) fn train<M: TensorMemory>(
+    comm: &dyn Communicator<M>,
+    device: &Device,
+    text: &[u8],
+    steps: usize,
+) -> Result<f64> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let windows = text.len().saturating_sub(1) / WINDOW;
     let (trained, tested) = (windows - windows / 10, windows / 10);

@@ -42,3 +42,8 @@ pub use memory::TensorMemory;
 #[doc(hidden)]
 pub use memory::{Borrowed, Part};
 pub use variables::Variables;
+
+/// Compiles and runs the program in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -229,7 +229,8 @@ fn tied(comm: &dyn Communicator) {
     let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
     parallel.broadcast().unwrap();
     for _ in 0..3 {
-        let reduced = parallel.backward(&(var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap()).unwrap();
+        let reduced =
+            parallel.backward(&(var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap()).unwrap();
         assert_eq!(values(reduced.get(&var).unwrap()), [(comm.world_size() + 1) as f64 / 2.0; 4]);
     }
 }

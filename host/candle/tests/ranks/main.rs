@@ -9,7 +9,9 @@ mod gpt;
 mod refused;
 mod tensor_parallel;
 
-use gradsync::comm::{Communicator, Ranks, local::LocalCommunicator};
+use gradsync::bootstrap::Rendezvous;
+use gradsync::comm::Communicator;
+use gradsync::comm::process::ProcessCommunicator;
 use gradsync_tests::ranks::{guarded, on_ranks};
 use gradsync_tests::tensors::Case;
 
@@ -27,12 +29,19 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
 /// An owned communicator, as groups take it.
 type Owned = Box<dyn Communicator + Send>;
 
-fn on_owned(world_size: usize, body: impl Fn(Owned) + Sync + Send + 'static) {
-    guarded(120, move || {
-        on_ranks(world_size, |comm: LocalCommunicator| {
-            assert_eq!(comm.world_size(), world_size);
-            body(Box::new(comm));
-        });
+/// Runs `body` on threads that connect as processes do.
+fn connected(world_size: usize, body: impl Fn(ProcessCommunicator) + Sync) {
+    let rendezvous = Rendezvous::in_process();
+    std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let (rendezvous, body) = (rendezvous.clone(), &body);
+            scope.spawn(move || {
+                let member = rendezvous.join(rank, world_size).expect("all join");
+                body(ProcessCommunicator::new(member).expect("all connect"));
+            })
+        };
+        let threads: Vec<_> = (0..world_size).map(start).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
 }
 
@@ -48,12 +57,26 @@ fn refusals_are_errors_of_all_ranks() {
 
 #[test]
 fn a_gpt_on_several_ranks() {
-    on_ranks_of(&[2, 4], gpt::ALL);
+    on_ranks_of(&[2, 4], &[gpt::GRADIENTS]);
+    on_ranks_of(&[2], &[gpt::LEARNS]);
+}
+
+#[test]
+fn ranks_that_connect_as_processes() {
+    guarded(240, || {
+        for case in data_parallel::ALL.iter().chain(refused::ALL) {
+            println!("{}", case.name);
+            connected(2, |comm| (case.run)(&comm));
+        }
+        connected(2, |comm| tensor_parallel::all(Box::new(comm)));
+    });
 }
 
 #[test]
 fn layers_divided_over_ranks() {
-    for world_size in [1, 2, 4] {
-        on_owned(world_size, tensor_parallel::all);
-    }
+    guarded(120, || {
+        for world_size in [1, 2, 4] {
+            on_ranks(world_size, |comm| tensor_parallel::all(Box::new(comm)));
+        }
+    });
 }
