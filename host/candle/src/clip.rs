@@ -50,7 +50,7 @@ pub(crate) fn by_kernels<M: TensorMemory>(
     let norm: f64 = f64::sqrt(sum);
     let factor = max_norm / norm;
     // A norm that is NaN scales too.
-    if !(factor >= 1.0) {
+    if factor.is_nan() || factor < 1.0 {
         for group in tensors.chunks(GROUP) {
             lend::<M, _>(context, group, |data| data.into_iter().try_for_each(|data| M::scale_in_place(data, factor)))?;
         }

@@ -8,6 +8,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Tensor, bail};

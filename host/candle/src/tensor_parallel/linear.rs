@@ -29,7 +29,7 @@ pub struct RowParallelLinear {
 /// The part of a dimension that a rank has.
 fn part(name: &str, len: usize, group: &TensorParallel) -> crate::Result<usize> {
     let world_size = group.world_size();
-    if len % world_size == 0 {
+    if len.is_multiple_of(world_size) {
         return Ok(len / world_size);
     }
     Err(Error::Layer(format!("rank {}: {len} {name} are not divided by {world_size} ranks", group.rank())))
