@@ -282,6 +282,9 @@ fn docs() -> Result<Outcome> {
     if toolchain::mpi::is_here() {
         doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
     }
+    let candle =
+        ["--package", "gradsync-candle", "--package", "gradsync-tests", "--features", "gradsync-tests/demo", "--lib"];
+    doc(&candle).run()?;
     passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
