@@ -296,7 +296,7 @@ impl Start<'_> {
         let seconds = start.elapsed().as_secs_f64();
         let verdict = ledger.close(&ends);
         let count = |outcome| verdict.count(outcome);
-        let (passed, failed, not_run) = (count(Outcome::Payload), count(Outcome::Failed), count(Outcome::NotRun));
+        let (passed, failed, not_run) = (count(Outcome::Passed), count(Outcome::Failed), count(Outcome::NotRun));
         for case in verdict.cases.iter().filter(|case| case.name == Verdict::LAUNCH) {
             writeln!(out, "FAILED: {}", case.notes.join("\n        "))?;
         }

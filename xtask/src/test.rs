@@ -29,7 +29,7 @@ use crate::{
 /// How a stage ended, if it did not fail.
 #[derive(Debug)]
 enum Outcome {
-    Payload(String),
+    Passed(String),
     NotRun(String),
 }
 
@@ -78,15 +78,15 @@ impl Stage {
             Self::Fmt => passed(Cmd::cargo("fmt").args(["--all", "--check"]).run()),
             Self::Tidy => passed(Cmd::cargo("test").args(["--package", "xtask", "--quiet"]).run()),
             Self::Ptx => check_ptx(),
-            Self::Ptxas => Ok(Outcome::Payload(ptxas::assemble_all()?)),
+            Self::Ptxas => Ok(Outcome::Passed(ptxas::assemble_all()?)),
             Self::Clippy => clippy(),
             Self::Dialect => dialect(),
             Self::Docs => docs(),
             Self::Tests => tests(),
-            Self::Mpi => Ok(Outcome::Payload(mpi::run()?)),
+            Self::Mpi => Ok(Outcome::Passed(mpi::run()?)),
             Self::Nodes => nodes::run(),
             Self::Demo => passed(demo::check()),
-            Self::Downstream => Ok(Outcome::Payload(downstream::build_and_run()?)),
+            Self::Downstream => Ok(Outcome::Passed(downstream::build_and_run()?)),
             Self::Gpu => gpu(),
         }
     }
@@ -164,7 +164,7 @@ fn report(rows: &[Row]) -> Result<()> {
     println!("\n{:<12} {:>8}  result", "stage", "seconds");
     for row in rows {
         let result = match &row.outcome {
-            Ok(Outcome::Payload(note)) => {
+            Ok(Outcome::Passed(note)) => {
                 passed += 1;
                 if note.is_empty() { "passed".to_owned() } else { format!("passed: {note}") }
             }
@@ -197,13 +197,13 @@ fn name(stage: Stage) -> String {
 }
 
 fn passed(result: Result<()>) -> Result<Outcome> {
-    result.map(|()| Outcome::Payload(String::new()))
+    result.map(|()| Outcome::Passed(String::new()))
 }
 
 fn check_ptx() -> Result<Outcome> {
     Ok(match ptx::check()? {
-        Freshness::Identical { files } => Outcome::Payload(format!("{files} files rebuilt, all identical")),
-        Freshness::OtherCompiler { note } => Outcome::Payload(note),
+        Freshness::Identical { files } => Outcome::Passed(format!("{files} files rebuilt, all identical")),
+        Freshness::OtherCompiler { note } => Outcome::Passed(note),
         Freshness::NotRebuilt { why } => Outcome::NotRun(why.lines().next().unwrap_or_default().to_owned()),
     })
 }
@@ -257,7 +257,7 @@ fn clippy() -> Result<Outcome> {
         }
     }
     let linted = format!("{} feature sets", FEATURE_SETS.len() - left_out);
-    Ok(Outcome::Payload(match left_out {
+    Ok(Outcome::Passed(match left_out {
         0 => linted,
         _ => format!("{linted}; not the {left_out} with `mpi`: there is no MPI here"),
     }))
@@ -271,7 +271,7 @@ fn dialect() -> Result<Outcome> {
             Cmd::cargo("clippy").args(["--quiet", "--package", "gradsync-device", "--lib", "--features", features]);
         cmd.args(["--", "-Dwarnings"]).run()?;
     }
-    Ok(Outcome::Payload("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
+    Ok(Outcome::Passed("every kernel, for both kinds of GPU, against the cuda_std of Cargo.lock".to_owned()))
 }
 
 fn docs() -> Result<Outcome> {
@@ -337,8 +337,8 @@ fn gpu() -> Result<Outcome> {
         .args(["--", "--test-threads=1"]);
     cmd.run()?;
     if !toolchain::mpi::is_here() {
-        return Ok(Outcome::Payload(format!("{gpus} GPUs; not the multi-GPU tests: there is no MPI here")));
+        return Ok(Outcome::Passed(format!("{gpus} GPUs; not the multi-GPU tests: there is no MPI here")));
     }
     let multi_gpu = multi_gpu::check(gpus)?;
-    Ok(Outcome::Payload(format!("{gpus} GPUs; {multi_gpu}")))
+    Ok(Outcome::Passed(format!("{gpus} GPUs; {multi_gpu}")))
 }

@@ -104,7 +104,7 @@ impl Member {
         let (listeners, offer) = self.or_fail(opened)?;
         let mut offers: Vec<Offer> = self.tell(OFFERS, &offer, left())?;
         let nonce = std::mem::take(&mut offers[0].nonce);
-        let plan = Plan { hosts: &hosts, offers: &offers, secret: self.secret_of(nonce), applicant };
+        let plan = Plan { hosts: &hosts, offers: &offers, secret: self.secret_of(nonce), applicant: applicant.clone() };
         let connections = self.connect_all(&plan, listeners).inspect_err(|error| self.fail(error.clone()))?;
         self.gather(OUTCOMES, &[], left())?;
         tracing::debug!(rank, local = (0..world_size).filter(|&peer| is_local(peer)).count() - 1, "connected to peers");

@@ -19,11 +19,13 @@
 //!
 //! Times are seconds since the Unix epoch, by the clock of the rank's machine.
 
+mod current;
 mod process;
 mod recorder;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::current::CurrentCall;
 pub use self::process::{DIRECTORY, RANK_VARIABLES, start};
 pub(crate) use self::recorder::{Kind, Recorded, Recorder};
 

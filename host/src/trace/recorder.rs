@@ -84,12 +84,14 @@ impl Recorder {
         Self::register(process, kind, format!("{transport} {number}"), rank, (0..world_size).collect())
     }
 
+    /// Like [`always`](Self::always), if its calls are to be written.
+    pub(crate) fn if_written(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Option<Arc<Self>> {
+        process::start_tracing().map(|_| Self::always(kind, transport, rank, world_size))
+    }
+
     /// Of all ranks of a group of threads, in order; none unless they are to be written.
     pub(crate) fn of_threads(transport: &'static str, world_size: usize) -> Vec<Arc<Self>> {
-        if process::start_tracing().is_none() {
-            return Vec::new();
-        }
-        (0..world_size).map(|rank| Self::always(Kind::Threads, transport, rank, world_size)).collect()
+        (0..world_size).filter_map(|rank| Self::if_written(Kind::Threads, transport, rank, world_size)).collect()
     }
 
     /// Of a group that was split off as number `split`, of these ranks of the old group in their new order.
@@ -127,11 +129,16 @@ impl Recorder {
 
     /// Records that this rank makes these calls. They fail unless [`Recorded::end`] says how they ended.
     pub(crate) fn record<'r>(&'r self, calls: impl IntoIterator<Item = Call>) -> Recorded<'r> {
+        Recorded { recorder: Some(self), numbers: self.begin(calls) }
+    }
+
+    /// Records that this rank makes these calls. Returns their numbers.
+    pub(super) fn begin(&self, calls: impl IntoIterator<Item = Call>) -> Range<u64> {
         let mut log = self.lock();
         let first = log.number + 1;
         let now = SystemTime::now();
         calls.into_iter().for_each(|call| log.post(call, None, now));
-        Recorded { recorder: Some(self), numbers: first..log.number + 1 }
+        first..log.number + 1
     }
 
     /// Records a call of a rank that has announced so many calls to the others, this one included. Returns the number of collectives that were recorded
@@ -175,7 +182,7 @@ impl Recorder {
         }
     }
 
-    fn set(&self, numbers: &Range<u64>, state: CallState) {
+    pub(super) fn set(&self, numbers: &Range<u64>, state: CallState) {
         let mut log = self.lock();
         let now = SystemTime::now();
         let those = log.entries.iter_mut().rev().take_while(|entry| entry.number >= numbers.start);

@@ -5,10 +5,12 @@ use std::process::{Command, exit};
 use std::thread::sleep;
 use std::time::Duration;
 
-use gradsync::DType;
 use gradsync::bootstrap::{Launch, Member, Rendezvous};
 use gradsync::comm::local::{LocalCommunicator, run_each_with_deadline};
+use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{Call, Collectives, Operation, Ranks, ReduceOp, Split};
+use gradsync::ops::{AdasumOptions, adasum_all_reduce};
+use gradsync::{DType, GradientBuffer};
 
 const PLENTY: Duration = Duration::from_secs(20);
 
@@ -55,6 +57,22 @@ fn main() {
                 wait();
             }
             agree(&member, Operation::AllReduce(ReduceOp::Max), 7, Duration::from_millis(deadline.parse().unwrap()));
+        }
+        ["communicator", rank] => {
+            let comm = ProcessCommunicator::new_within(join(&launch), Duration::from_millis(400)).unwrap();
+            let mut data = vec![1.0f32; 100_000];
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data[99], launch.world_size as f32);
+            let tensors = [("a", vec![3]), ("b", vec![4])];
+            let mut buffer = GradientBuffer::new(DType::F32, launch.world_size, tensors).unwrap();
+            if is(rank) {
+                wait();
+            }
+            if let Err(error) = adasum_all_reduce(&comm, &mut buffer, AdasumOptions::default()) {
+                eprintln!("{error}");
+                drop(comm);
+                exit(7);
+            }
         }
         ["is killed", rank] => {
             let member = join(&launch);

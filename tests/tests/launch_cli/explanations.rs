@@ -31,7 +31,8 @@ fn a_rank_that_never_calls_is_named_after_the_deadline() {
     assert_eq!(job.code, Some(7), "{}", job.stderr);
     let words = [
         "Rank 1 holds up others: it is in no call: the last one, call 2 of channel 0, all_reduce(sum) of 1000 × f32, was over",
-        "Ranks 0, 2, 3 waited in vain for rank 1, for 0.3 s, in call 3 of channel 0: all_reduce(max) of 7 × f32.",
+        "Ranks 0, 2, 3 waited in vain for rank 1, for ",
+        " s, in call 3 of channel 0: all_reduce(max) of 7 × f32.",
     ];
     contains(&job.stderr, &words);
 }
@@ -93,6 +94,21 @@ fn trace_reads_the_folder_of_a_failed_job() {
     }
 }
 
+/// Gradients travel by a communicator of its own; the call that hangs is a step of an operation on several tensors.
+#[test]
+fn an_operation_on_several_tensors_is_named_with_its_step() {
+    let job = run(&["-n", "3"], &["communicator", "2"]);
+    assert_eq!(job.code, Some(7), "{}", job.stderr);
+    let words = [
+        "Rank 2 holds up others: it is in no call: the last one, call ",
+        "of processes 0, all_reduce(sum) of 100000 × f32, was over",
+        "Ranks 0, 1 waited in vain for rank 2, for ",
+        "of processes 0: comparison",
+        "(a step of adasum_all_reduce(Auto, per tensor), 2 tensors)",
+    ];
+    contains(&job.stderr, &words);
+}
+
 /// Without a launcher: one process writes the files of all of its ranks.
 #[test]
 fn ranks_that_are_threads_are_explained_too() {
@@ -105,7 +121,8 @@ fn ranks_that_are_threads_are_explained_too() {
     let words = [
         "Rank 2 holds up others: it is in no call: the last one, call 1 of threads 0 of process ",
         "all_reduce(sum) of 5 × f32, was over",
-        "Ranks 0, 1 waited in vain for rank 2, for 0.2 s, in call 2 of threads 0 of process ",
+        "Ranks 0, 1 waited in vain for rank 2, for ",
+        " s, in call 2 of threads 0 of process ",
         "did not arrive within 200ms",
     ];
     contains(&text, &words);

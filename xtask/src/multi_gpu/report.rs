@@ -54,7 +54,7 @@ impl Row {
     pub(crate) fn counts(&self) -> Counts {
         match &self.ran {
             Ran::Launched { verdict, .. } => Counts {
-                passed: verdict.count(Outcome::Payload),
+                passed: verdict.count(Outcome::Passed),
                 failed: verdict.count(Outcome::Failed),
                 not_run: verdict.count(Outcome::NotRun),
             },
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn everything_is_shown_and_the_counts_come_last() {
         let rows = [
-            row("sums", 1, vec![("f32", Outcome::Payload, ""), ("f16", Outcome::NotRun, "old")]),
+            row("sums", 1, vec![("f32", Outcome::Passed, ""), ("f16", Outcome::NotRun, "old")]),
             row("sums", 2, vec![("f32", Outcome::Failed, "rank 0 failed: off by 3\nrank 1 did not report it")]),
             Row { suite: "sums".to_owned(), world: 4, ran: Ran::Not("it needs 4 GPUs, and here are 2".to_owned()) },
             row("old", 1, vec![("f16", Outcome::NotRun, "no reason given")]),

@@ -17,7 +17,7 @@ pub(crate) const SANITIZER_CODE: i32 = 86;
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Outcome {
-    Payload,
+    Passed,
     Failed,
     NotRun,
 }
@@ -118,7 +118,7 @@ impl Ledger {
         }
         let mut said: Said = serde_json::from_value(value).context("not a case")?;
         let shown = match said.outcome {
-            Outcome::Payload => None,
+            Outcome::Passed => None,
             Outcome::Failed => Some(said.with_note(&format!("FAILED {}", said.case))),
             Outcome::NotRun => Some(said.with_note(&format!("not run {}", said.case))),
         };
@@ -153,11 +153,11 @@ impl Ledger {
                 continue;
             };
             let what = match said.outcome {
-                Outcome::Payload => "passed",
+                Outcome::Passed => "passed",
                 Outcome::Failed => "failed",
                 Outcome::NotRun => "did not run it",
             };
-            if said.outcome != Outcome::Payload || !said.note.is_empty() {
+            if said.outcome != Outcome::Passed || !said.note.is_empty() {
                 notes.push(said.with_note(&format!("{} {what}", heard.who)));
             }
             if said.times > 1 {
@@ -165,7 +165,7 @@ impl Ledger {
             }
             // A victim's word does not count: it may be its last.
             if !heard.victim {
-                passed |= said.outcome == Outcome::Payload;
+                passed |= said.outcome == Outcome::Passed;
                 not_run |= said.outcome == Outcome::NotRun;
                 failed |= said.outcome == Outcome::Failed || said.times > 1;
             }
@@ -176,7 +176,7 @@ impl Ledger {
                 notes.push("some ran it and others did not".to_owned());
                 Outcome::Failed
             }
-            (false, true, false) => Outcome::Payload,
+            (false, true, false) => Outcome::Passed,
             (false, false, _) => Outcome::NotRun,
         };
         let mut said = self.heard.iter().filter_map(|heard| heard.said.get(name));

@@ -31,11 +31,11 @@ const FINE: [End; 2] = [End::Exited(0), End::Exited(0)];
 fn a_case_passes_when_every_process_reports_that_it_passed() {
     let lines = [(0, case("f32", "passed", "")), (1, case("f32", "passed", "slow"))];
     let verdict = feed(two(false), lines).close(&FINE);
-    assert_eq!(shown(&verdict), ["f32: Payload; rank 1 passed: slow"]);
+    assert_eq!(shown(&verdict), ["f32: Passed; rank 1 passed: slow"]);
 
     let one = Ledger::new([(Who::AllRanks, false)]);
     let verdict = feed(one, [(0, case("f32", "passed", ""))]).close(&[End::Exited(0)]);
-    assert_eq!(shown(&verdict), ["f32: Payload; "]);
+    assert_eq!(shown(&verdict), ["f32: Passed; "]);
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn a_victim_need_not_report_but_has_to_end_badly() {
     let lines = || [(0, case("f32", "passed", "")), (1, case("f32", "failed", "on purpose"))];
     for end in [End::Exited(7), End::Signal("9 (SIGKILL)".into()), End::Killed(Cause::Outlived)] {
         let verdict = feed(two(true), lines()).close(&[End::Exited(0), end.clone()]);
-        assert_eq!(shown(&verdict), ["f32: Payload; rank 1 failed: on purpose"]);
+        assert_eq!(shown(&verdict), ["f32: Passed; rank 1 failed: on purpose"]);
         let verdict = feed(two(true), [(0, case("f32", "passed", ""))]).close(&[End::Exited(0), end]);
-        assert_eq!(shown(&verdict), ["f32: Payload; "]);
+        assert_eq!(shown(&verdict), ["f32: Passed; "]);
     }
     let verdict = feed(two(true), [(0, case("f32", "passed", ""))]).close(&FINE);
     assert!(shown(&verdict)[1].contains("rank 1 was expected to end badly, and exited with code 0"));
@@ -122,7 +122,7 @@ fn a_result_that_cannot_be_read_is_a_failure_that_names_the_line() {
     // Of a victim it may be half of one.
     let mut ledger = feed(two(true), [(0, case("f32", "passed", ""))]);
     assert_eq!(ledger.line(1, "@{oops").as_deref(), Some("@{oops"));
-    assert_eq!(shown(&ledger.close(&[End::Exited(0), End::Exited(9)])), ["f32: Payload; "]);
+    assert_eq!(shown(&ledger.close(&[End::Exited(0), End::Exited(9)])), ["f32: Passed; "]);
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(super) fn run() -> Result<Outcome> {
         bail!("the MPI transport: {}", failed.join(", "));
     }
     let grids = GRIDS.map(|(nodes, each)| format!("{nodes} × {each}")).join(", ");
-    Ok(Outcome::Payload(format!("machines × ranks on each: {grids}")))
+    Ok(Outcome::Passed(format!("machines × ranks on each: {grids}")))
 }
 
 /// What each rank of a launch prints.

@@ -15,13 +15,14 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::Requests;
 use super::link::{Link, LinkError};
 use super::mailbox::{Mailboxes, Payload};
 use super::record::{EagerBytes, Record};
 use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
+use crate::trace::CurrentCall;
 
 /// How long a wait spins, and how long it sleeps between two polls afterwards.
 const SPIN: Duration = Duration::from_millis(5);
@@ -44,6 +45,8 @@ pub(in crate::comm) struct Handshake {
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
+    /// The record of this rank's calls.
+    calls: CurrentCall,
 }
 
 /// A failure on its way to the caller.
@@ -55,8 +58,8 @@ pub(in crate::comm) struct Failure {
 }
 
 impl Handshake {
-    pub(super) fn new(link: Box<dyn Link>, deadline: Duration) -> Self {
-        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None) }
+    pub(super) fn new(link: Box<dyn Link>, deadline: Duration, calls: CurrentCall) -> Self {
+        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None), calls }
     }
 
     /// Replaces records by mailboxes, on all ranks alike.
@@ -70,6 +73,11 @@ impl Handshake {
 
     pub(in crate::comm) fn link(&self) -> &dyn Link {
         &*self.link
+    }
+
+    /// The record of this rank's calls.
+    pub(super) fn calls(&self) -> &CurrentCall {
+        &self.calls
     }
 
     pub(super) fn deadline(&self) -> Duration {
@@ -102,6 +110,7 @@ impl Handshake {
                 self.tell_failure(peer, failure.error.clone());
             }
         }
+        self.calls.failed(&error);
         error.into()
     }
 
@@ -134,7 +143,7 @@ impl Handshake {
     }
 
     /// Receives the failures that other ranks have sent since the last call, without waiting.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) fn listen(&self, operation: Operation) -> Result<()> {
         self.check(operation)?;
         let heard = self.pump(operation).and_then(|()| self.look_for_failure());
@@ -149,6 +158,7 @@ impl Handshake {
     /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
     pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
+        self.calls.begin([call]);
         let outcome = self.first_round(call, payload).and_then(|received| self.second_round(call).map(|()| received));
         self.complete(call, outcome)
     }
@@ -158,12 +168,14 @@ impl Handshake {
     /// ends in any case, and until then no rank has lost anything.
     pub(super) fn agree_within_epoch(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
+        self.calls.begin([call]);
         self.complete(call, self.first_round(call, payload))
     }
 
     fn complete<T>(&self, call: Call, outcome: Result<T, Failure>) -> Result<T> {
         let given = outcome.map_err(|failure| self.fail(call.operation, failure))?;
         self.count_completed();
+        self.calls.matched();
         Ok(given)
     }
 
@@ -383,7 +395,7 @@ impl Handshake {
 
     /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
     /// call it, and each gets a failure if one has failed.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         self.take_step(operation, || match own {
             Ok(()) => self.agree_on(operation, &Record::Closed),
@@ -449,7 +461,7 @@ impl Handshake {
     }
 
     /// Waits until all messages are sent and received.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(super) fn finish(&self, operation: Operation, requests: Requests) -> Result<()> {
         let outcome = requests.finish(&*self.link, self.deadline);
         outcome.map_err(|error| self.fail(operation, self.broken(operation, &error)))

@@ -6,7 +6,7 @@ use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 use std::time::{Duration, Instant};
 
 use super::record::Record;
@@ -35,6 +35,9 @@ pub(in crate::comm) struct LinkError(pub(in crate::comm) String);
 
 /// A group of ranks, of which this process is one, and the messages among them.
 pub(in crate::comm) trait Link: fmt::Debug + Send {
+    /// The name of the transport in records of calls.
+    fn transport(&self) -> &'static str;
+
     /// This rank.
     fn rank(&self) -> usize;
 
@@ -167,7 +170,7 @@ impl Requests {
 
     /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
     /// aborted: the transport would go on to use memory after the call that has borrowed it.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(super) fn finish(mut self, link: &dyn Link, deadline: Duration) -> Result<(), LinkError> {
         let mut failed: Option<Instant> = None;
         while !self.progress() {

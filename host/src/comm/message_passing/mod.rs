@@ -29,13 +29,13 @@ use self::handshake::Handshake;
 pub(in crate::comm) use self::handshake::Wait;
 pub(in crate::comm) use self::link::{Incoming, Link, LinkError, MemoryReader, Outgoing, Pending, Requests};
 pub(in crate::comm) use self::point_to_point::Half;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
 pub(in crate::comm) use self::transfer::Transfer;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 pub(in crate::comm) use self::transfer::{Scratch, part_len};
 use self::windows::PeerMappings;
 use super::collective::check_peer;
@@ -45,6 +45,7 @@ use crate::call::scope;
 use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};
+use crate::trace::CurrentCall;
 
 /// One of several processes that run collectives on host memory. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
@@ -71,7 +72,13 @@ impl MemoryUse {
 impl MessagePassing {
     /// All ranks of the link have to call it.
     pub(in crate::comm) fn new(link: Box<dyn Link>, deadline: Duration, memory: MemoryUse) -> Result<Self> {
-        let handshake = Handshake::new(link, deadline);
+        let calls = CurrentCall::of_processes(link.transport(), link.rank(), link.world_size());
+        Self::recording(link, deadline, memory, calls)
+    }
+
+    /// With the record of this rank's calls.
+    fn recording(link: Box<dyn Link>, deadline: Duration, memory: MemoryUse, calls: CurrentCall) -> Result<Self> {
+        let handshake = Handshake::new(link, deadline, calls);
         let mut ranks = Self { handshake, mappings: PeerMappings::default(), memory };
         ranks.open_mailboxes()?;
         Ok(ranks)
@@ -134,6 +141,7 @@ impl MessagePassing {
         } else {
             self.gather_bytes(call, own, output)?;
         }
+        self.handshake.calls().finish();
         Ok(all)
     }
 
@@ -263,9 +271,9 @@ pub(in crate::comm) enum SetUp {
     Map,
     Mailboxes,
     Read,
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     Device,
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     Connect,
 }
 
@@ -299,7 +307,11 @@ impl Split for MessagePassing {
         let mut members: Vec<usize> = (0..world_size).filter(|&other| wishes[other][..2] == own[..2]).collect();
         members.sort_by_key(|&member| wishes[member][2] as i64);
         let number = self.agree_on_group()?;
-        let group = || Self::new(self.link().among(&members, number), self.handshake.deadline(), self.memory);
+        let group = || {
+            let link = self.link().among(&members, number);
+            let calls = self.handshake.calls().split(number, &members, link.rank());
+            Self::recording(link, self.handshake.deadline(), self.memory, calls)
+        };
         color.map(|_| group()).transpose()
     }
 }
@@ -318,7 +330,9 @@ impl Ranks for MessagePassing {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.handshake.agree(Call::without_data(Operation::Barrier))
+        self.handshake.agree(Call::without_data(Operation::Barrier))?;
+        self.handshake.calls().finish();
+        Ok(())
     }
 }
 
@@ -339,7 +353,9 @@ impl Communicator for MessagePassing {
             Collective::AllGather { operands } => self.run_all_gather(call, operands),
             Collective::AllToAll { input, output } => self.run_all_to_all(call, input, output),
             Collective::Broadcast { data, root } => self.run_broadcast(call, data, root),
-        }
+        }?;
+        self.handshake.calls().finish();
+        Ok(())
     }
 
     fn exchange(&self, sends: &[(usize, WireSlice<'_>)], receives: &mut [(usize, WireSliceMut<'_>)]) -> Result<()> {

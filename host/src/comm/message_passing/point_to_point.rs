@@ -46,6 +46,8 @@ pub(in crate::comm) struct Half<'a> {
     bytes: usize,
     end: Box<dyn End + 'a>,
     state: State,
+    /// Whether it was recorded that both sides have agreed.
+    is_recorded: bool,
     /// Since when nothing has moved, once it is agreed on.
     stall: Stall,
 }
@@ -65,7 +67,7 @@ enum State {
 impl<'a> Half<'a> {
     /// A transfer with `peer`, which has `bytes` bytes.
     pub(in crate::comm) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
-        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, stall: Stall::new() }
+        Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, is_recorded: false, stall: Stall::new() }
     }
 
     fn is_waiting(&self) -> bool {
@@ -94,8 +96,11 @@ struct Exchange<'m, 'a> {
 pub(in crate::comm) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
     let mut exchange = Exchange { handshake, sends, receives, failure: None };
     handshake.check(exchange.operation())?;
+    handshake.calls().begin(exchange.halves().map(|half| half.call));
     exchange.run();
-    exchange.failure.map_or(Ok(()), |(operation, failure)| Err(handshake.fail(operation, failure)))
+    exchange.failure.map_or(Ok(()), |(operation, failure)| Err(handshake.fail(operation, failure)))?;
+    handshake.calls().finish();
+    Ok(())
 }
 
 impl<'a> Exchange<'_, 'a> {
@@ -107,6 +112,7 @@ impl<'a> Exchange<'_, 'a> {
             let pumped = self.handshake.pump(operation);
             self.note(operation, pumped);
             let is_moving = self.step_out(round) | self.step_into(round);
+            self.record();
             if self.halves().all(|half| half.state == State::Done) {
                 return;
             }
@@ -123,6 +129,18 @@ impl<'a> Exchange<'_, 'a> {
             } else {
                 wait.pause();
             }
+        }
+    }
+
+    /// Records transfers that both sides have agreed on: nobody waits for another rank because of them.
+    fn record(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let agreed = |half: &&mut Half<'_>| !half.is_recorded && !half.is_waiting();
+        for half in self.sends.iter_mut().chain(&mut self.receives).filter(agreed) {
+            half.is_recorded = true;
+            self.handshake.calls().finish_transfer(half.call.operation);
         }
     }
 

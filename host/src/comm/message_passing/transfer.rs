@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::handshake::Handshake;
 use super::link::{Incoming, Outgoing};
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 use super::link::{Link, Requests};
 use super::stream::Stream;
 use crate::comm::reduction::Reduction;
@@ -186,7 +186,7 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// As for that method.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
         let link = self.handshake.link();
         let world_size = link.world_size();
@@ -233,7 +233,7 @@ impl Transfer<'_> {
     ///
     /// # Safety
     /// As for that method.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) unsafe fn pairwise_as_it_is(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
@@ -279,7 +279,7 @@ impl Transfer<'_> {
 ///
 /// # Safety
 /// As [`Link::send`] and [`Link::receive`].
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "mpi"))]
 unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], requests: &mut Requests) {
     // SAFETY: the caller's promise.
     receive.iter().for_each(|incoming| unsafe { link.receive(*incoming, requests) });

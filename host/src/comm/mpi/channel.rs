@@ -223,6 +223,10 @@ impl Channel {
 }
 
 impl Link for Channel {
+    fn transport(&self) -> &'static str {
+        "mpi"
+    }
+
     fn rank(&self) -> usize {
         self.rank
     }

@@ -63,7 +63,7 @@
 //! for the queue by other means says nothing about the comparison. So counts that differ are no way to carry on: the error is final.
 //!
 //! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, as far as the writer's count goes. So where a
-//! communicator has two ranks in one process, every call waits until it has been compared, whatever [`NcclOptions::checks`] says.
+//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] says.
 //!
 //! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by
 //! [`launch`](NcclCommunicator::launch) is one call, [`Operation::Graph`], whatever is in the graph.
@@ -114,8 +114,7 @@ use crate::sys::nccl::{RedOp, Version};
 /// Operations are those of [`Communicator`], on slices of any queue of its device. Sums are formed by NCCL: in the dtype of the
 /// data, in an order that depends on the length and on the machine, but equal on all ranks and from run to run on the same machine.
 /// Means are sums times `1/P`, applied by NCCL to the inputs where the dtype is f32 or f64 or `P` is a power of two, and by a pass over
-/// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified. Operations of 0
-/// elements move nothing.
+/// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. A
 /// [`Graph`] with its operations puts that off until the graph is dropped too.

@@ -22,7 +22,7 @@ pub struct NcclOptions {
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
     /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks. Ranks that are threads of
-    /// one process compare every call in any case, and wait for the comparison. Without checks, recorded collectives need
+    /// one process compare the calls of NCCL in any case, and wait for the comparison. Without checks, recorded collectives need
     /// `NCCL_GRAPH_REGISTER=0` in the environment if counts may differ: NCCL writes into the registered buffers of its peers.
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](super)). True by default.

@@ -191,7 +191,7 @@ impl Session {
     /// ordered on the queue.
     pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
-        self.admit(queue, calls, || {
+        self.admit(queue, calls, true, || {
             if primitives.is_empty() {
                 return Ok(Put::Nothing);
             }
@@ -217,7 +217,7 @@ impl Session {
         call: Call,
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        self.admit(queue, &[call], || {
+        self.admit(queue, &[call], false, || {
             // Launches of a graph are ordered as a whole when it runs, and the kernels in it here.
             if let Some(recording) = queue.capture_id()? {
                 let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,8 +247,8 @@ impl Session {
     }
 
     /// Lets `put` put operations into a queue, after the ranks' control channel has got them to compare, and watches over them from
-    /// then on.
-    fn admit(&self, queue: &Queue, calls: &[Call], put: impl FnOnce() -> Result<Put>) -> Result<()> {
+    /// then on. `by_nccl`: NCCL's kernels run the operations, and not our own.
+    fn admit(&self, queue: &Queue, calls: &[Call], by_nccl: bool, put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.called())?;
         if queue.ordinal() != self.device.ordinal() {
@@ -256,7 +256,10 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
-        self.announce(calls)?;
+        // Our own kernels write where their ranks have agreed that they may, whatever the call.
+        if self.options.checks || by_nccl {
+            self.announce(calls)?;
+        }
         if self.neighbours.share_process || queue.is_capturing()? {
             // Inside a process, and between buffers that it registers because a graph names them, NCCL writes to the peer's memory directly, as far
             // as the writer's count goes.

@@ -75,6 +75,10 @@ impl MemoryReader for Processes {
 }
 
 impl Link for ProcessLink {
+    fn transport(&self) -> &'static str {
+        "processes"
+    }
+
     fn rank(&self) -> usize {
         self.rank
     }
