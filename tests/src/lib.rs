@@ -4,7 +4,7 @@
 //! - [`tolerance`]: how far a correct answer may be off, with the derivation; imports nothing of gradsync;
 //! - [`inputs`]: seeded vectors of every kind that matters; imports nothing of gradsync;
 //! - [`double`]: families of `f64` vectors that show rounding errors, for the comparison with rational numbers; imports nothing of gradsync;
-//! - [`array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
+//! - [`mod@array`]: owned data of any of the four dtypes, handed to gradsync as its slices;
 //! - [`collectives`]: what every transport's collectives are tested with;
 //! - [`tensors`]: what collectives on many tensors, with factors and with outputs of their own are tested with;
 //! - [`transfers`]: what every transport's sends, receives and pipelines are tested with;

@@ -20,11 +20,12 @@ impl flags::Demo {
     }
 }
 
-/// The example's own tests, the tests of linear layers that use candle too, and a short training, in the profile that the other tests are built in.
+/// The example's own tests, the other tests that use candle, and a short training, in the profile that the other tests are built in.
 pub(crate) fn check() -> Result<()> {
     example("test", &[]).run()?;
-    let layers = ["--package", "gradsync-tests", "--features", "demo", "--test", "linear_layers"];
-    Cmd::cargo("test").args(layers).run()?;
+    let candle = ["--package", "gradsync-tests", "--package", "gradsync-candle", "--features", "gradsync-tests/demo"];
+    Cmd::cargo("test").args(candle).args(["--test", "linear_layers", "--test", "ranks"]).run()?;
+    Cmd::cargo("test").args(candle).arg("--doc").run()?;
     train("demo-quick", &[], &["--quick"])
 }
 

@@ -220,7 +220,7 @@ const FEATURE_SETS: [(&[&str], &[&str], Links); 7] = [
     (&[], &["gradsync-tests/prepared"], Links::Nothing),
     (&["gradsync"], &[], Links::Nothing),
     (&["gradsync"], &["cuda"], Links::Nothing),
-    (&["gradsync-tests"], &["demo"], Links::Nothing),
+    (&["gradsync-tests", "gradsync-candle"], &["gradsync-tests/demo"], Links::Nothing),
     (
         &[],
         &["gradsync-tests/prepared", "gradsync-tests/cuda", "gradsync-cli/cuda", "gradsync-bench/cuda"],
@@ -246,7 +246,8 @@ fn clippy() -> Result<Outcome> {
     let mut left_out = 0;
     for (packages, features, links) in FEATURE_SETS {
         let cmd = Cmd::cargo("clippy").args(["--quiet", "--all-targets"]);
-        let cmd = if packages.is_empty() { cmd.arg("--workspace") } else { cmd };
+        // candle is compiled for one of them only.
+        let cmd = if packages.is_empty() { cmd.args(["--workspace", "--exclude", "gradsync-candle"]) } else { cmd };
         let cmd = packages.iter().fold(cmd, |cmd, package| cmd.args(["--package", package]));
         let cmd = cmd.args(["--features", &features.join(",")]).args(["--", "-Dwarnings"]);
         match links {
@@ -281,13 +282,17 @@ fn docs() -> Result<Outcome> {
     if toolchain::mpi::is_here() {
         doc(&["--package", "gradsync", "--features", "cuda,mpi", "--lib"]).run()?;
     }
+    let candle =
+        ["--package", "gradsync-candle", "--package", "gradsync-tests", "--features", "gradsync-tests/demo", "--lib"];
+    doc(&candle).run()?;
     passed(doc(&["--package", "gradsync-device", "--package", "gradsync-cli"]).run())
 }
 
 fn tests() -> Result<Outcome> {
     let binary = cuda_binary()?;
     let cmd = Cmd::cargo("test")
-        .args(["--workspace", "--exclude", "xtask", "--features", "gradsync-tests/prepared"])
+        .args(["--workspace", "--exclude", "xtask", "--exclude", "gradsync-candle"]) // candle is compiled in the stage of the demo
+        .args(["--features", "gradsync-tests/prepared"])
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;

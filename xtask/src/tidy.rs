@@ -9,7 +9,7 @@ use crate::process::{Cmd, root};
 
 /// The folders of the repository, in which all members of the workspace lie.
 const FOLDERS: [&str; 4] = ["host", "device", "xtask", "tests"];
-const MEMBERS: [&str; 6] = ["host", "host/cli", "device", "xtask", "tests", "tests/bench"];
+const MEMBERS: [&str; 7] = ["host", "host/cli", "host/candle", "device", "xtask", "tests", "tests/bench"];
 /// Beyond this, a file holds more than one thing. About 400 is the aim.
 const LONGEST: usize = 600;
 

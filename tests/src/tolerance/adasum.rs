@@ -35,7 +35,7 @@
 //! *Gram*, three roundings in `f64` of every weight, `3u W_c`, and at the root `γ_{P+1} W` for the weighted sum and the one
 //! rounding to the dtype.
 //!
-//! **In `f64`**, layers of at most [`SHORT`] elements, and longer ones where a node has less than half of `Σ u_i²|x_i|²`, are *Precise*: the
+//! **In `f64`**, layers of at most `SHORT` elements, and longer ones where a node has less than half of `Σ u_i²|x_i|²`, are *Precise*: the
 //! tree in twice the precision, rounded once. All of the above holds with `w = 2^-100` in the place of `u`, which covers an oracle of
 //! the same precision too, and with one rounding to the dtype at the root; only weights are products of rounded coefficients.
 //!

@@ -216,6 +216,18 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
         self.complete()
     }
 
+    /// Ends the step for a reason of this rank's own: gradients that it could not compute, for example. It takes part in what the other ranks wait for.
+    /// Every rank's step ends without a result, as [`finish`](Self::finish) says, and the other ranks' error names this rank and quotes the reason.
+    /// Returns the error, or that of a failed communicator.
+    pub fn refuse(mut self, error: Error) -> Error {
+        self.refusal.get_or_insert(error);
+        self.is_over = true;
+        match self.complete() {
+            Err(error) => error,
+            Ok(_) => unreachable!("a refusal ends every rank's step"),
+        }
+    }
+
     /// Where a gradient is to be written, which is not in yet.
     fn place_to_write(&self, parameter: usize) -> Result<Place> {
         let reducer = &*self.reducer;

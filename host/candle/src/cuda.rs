@@ -1,0 +1,226 @@
+//! Tensors in the memory of GPUs: candle's streams and events (cudarc) beside gradsync's queues.
+//!
+//! candle computes on the stream of its device. cudarc keeps two events for each allocation, of its last read and its last write; [`DevicePtrMut`] makes a
+//! stream wait for both, and notes the end of its own work as a write. So a second stream takes a gradient as soon as that one is computed, although
+//! candle has put the whole backward pass into its stream before. `DevicePtr` would not do: candle's kernels of two operands note their output as read, and it
+//! waits for writes alone.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Layout, Shape, Tensor, bail};
+use gradsync::comm::{Collectives, Communicator, ReduceOp};
+use gradsync::driver::{DeviceSlice, DeviceSliceMut, Queue};
+use gradsync::memory::Cuda;
+use gradsync::train::{Parameter, Reducer, ReducerOptions};
+
+use crate::error::{Error, Result};
+use crate::memory::{self, Borrowed, Part, TensorMemory};
+use crate::tensor_parallel::collective::{Step, part};
+
+/// The stream on which gradients are reduced, and a queue on it.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Streams {
+    // It lives on the stream, and goes first.
+    queue: Queue,
+    stream: Arc<CudaStream>,
+}
+
+impl Streams {
+    /// # Errors
+    /// [`Error::Device`], [`Error::PerThreadStream`], CUDA's errors.
+    fn new(device: &Device, is_forked: bool) -> Result<Self> {
+        let Device::Cuda(cuda) = device else {
+            let wanted = "the memory of a GPU".into();
+            return Err(Error::Device { name: "the first of all".into(), found: device.location(), wanted });
+        };
+        let stream = cuda.cuda_stream();
+        let ordinal = stream.context().ordinal();
+        if stream.cu_stream().addr() == 2 {
+            return Err(Error::PerThreadStream { ordinal });
+        }
+        // Without its events nothing tells when a gradient is there; then all work is ordered on candle's stream.
+        let stream = if is_forked && cuda.is_event_tracking() { stream.fork().w()? } else { stream };
+        // SAFETY: a stream of the device's primary context, which cudarc retains; it is kept beside the queue, and all that is made with the queue is dropped before.
+        let queue = unsafe { Queue::from_raw_stream(ordinal as u32, stream.cu_stream().cast::<c_void>()) };
+        Ok(Self { queue: queue.map_err(gradsync::Error::from)?, stream })
+    }
+}
+
+impl TensorMemory for Cuda {
+    type Context = Streams;
+
+    fn context(device: &Device, is_forked: bool) -> Result<Streams> {
+        Streams::new(device, is_forked)
+    }
+
+    fn name(device: &Device) -> String {
+        match device.location() {
+            DeviceLocation::Cuda { gpu_id } => {
+                format!("the memory of GPU {gpu_id}, on the stream of the first variable")
+            }
+            _ => "the memory of a GPU".into(),
+        }
+    }
+
+    fn has(device: &Device, like: &Device) -> bool {
+        match (device, like) {
+            (Device::Cuda(device), Device::Cuda(like)) => {
+                device.cuda_stream().cu_stream() == like.cuda_stream().cu_stream()
+            }
+            _ => false,
+        }
+    }
+
+    fn reducer<'c>(
+        context: &Streams,
+        comm: &'c dyn Communicator<Self>,
+        parameters: Vec<Parameter>,
+        options: ReducerOptions,
+    ) -> gradsync::Result<Reducer<'c, Self>> {
+        Reducer::on_queue(&context.queue, comm, parameters, options)
+    }
+
+    fn borrow(
+        context: &Streams,
+        storage: Borrowed<'_>,
+        layout: &Layout,
+        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+    ) -> candle_core::Result<()> {
+        let Borrowed::Cuda(storage) = storage else { bail!("a tensor on the CPU in a call on GPUs") };
+        match storage.dtype() {
+            DType::F64 => borrow::<f64>(context, storage, layout, body),
+            DType::F32 => borrow::<f32>(context, storage, layout, body),
+            DType::F16 => borrow::<gradsync::f16>(context, storage, layout, body),
+            DType::BF16 => borrow::<gradsync::bf16>(context, storage, layout, body),
+            _ => bail!("elements that are not reduced"),
+        }
+    }
+
+    /// By candle's operations, so that the host waits for nothing.
+    fn clip(_: &Streams, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
+        let Some((_, first)) = tensors.first() else { return Ok((Tensor::new(0f32, &Device::Cpu)?, Vec::new())) };
+        let is_wide = tensors.iter().any(|(_, tensor)| tensor.dtype() == DType::F64);
+        let dtype = if is_wide { DType::F64 } else { DType::F32 };
+        let squares = tensors.iter().map(|(_, tensor)| tensor.to_dtype(dtype)?.sqr()?.sum_all());
+        let squares = squares.collect::<candle_core::Result<Vec<_>>>()?;
+        let norm = Tensor::stack(&squares, 0)?.sum_all()?.sqrt()?;
+        let one = Tensor::ones((), dtype, first.device())?;
+        let factor = norm.recip()?.affine(max_norm, 0.0)?.minimum(&one)?;
+        let clipped =
+            tensors.iter().map(|(_, tensor)| tensor.to_dtype(dtype)?.broadcast_mul(&factor)?.to_dtype(tensor.dtype()));
+        let clipped = clipped.collect::<candle_core::Result<Vec<_>>>()?;
+        Ok((norm.to_dtype(DType::F32)?, clipped))
+    }
+
+    unsafe fn slice_mut(context: &Streams, part: Part) -> DeviceSliceMut<'_> {
+        // SAFETY: so many elements of that dtype, whose storage is borrowed mutably as the caller says; the stream of the queue has been made to wait for
+        // all work on it, and later work on it to wait for the stream.
+        unsafe { DeviceSliceMut::from_raw_parts(&context.queue, part.address as u64, part.dtype, part.len) }
+    }
+}
+
+fn borrow<T: CudaDType + DeviceRepr>(
+    context: &Streams,
+    storage: &mut CudaStorage,
+    layout: &Layout,
+    body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+) -> candle_core::Result<()> {
+    let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("elements that are not reduced") };
+    let slice = storage.as_cuda_slice_mut::<T>()?;
+    // The guard notes the end of the work when it is dropped.
+    let (address, _guard) = slice.device_ptr_mut(&context.stream);
+    let begin = address + (layout.start_offset() * size_of::<T>()) as u64;
+    body(Part { address: std::ptr::without_provenance_mut(begin as usize), dtype, len: layout.shape().elem_count() })
+}
+
+/// The communicator of a tensor-parallel group on GPUs. Its calls are work of candle's own stream.
+pub(crate) struct SharedCommunicator {
+    comm: Mutex<Box<dyn Communicator<Cuda> + Send>>,
+    streams: Streams,
+    device: CudaDevice,
+}
+
+impl SharedCommunicator {
+    pub(crate) fn new(comm: impl Communicator<Cuda> + Send + 'static, device: &Device) -> Result<Self> {
+        let streams = Streams::new(device, false)?;
+        Ok(Self { comm: Mutex::new(Box::new(comm)), streams, device: device.as_cuda_device()?.clone() })
+    }
+
+    pub(crate) fn run(
+        &self,
+        step: Step,
+        storage: &CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        if storage.device.cuda_stream().cu_stream() != self.streams.stream.cu_stream() {
+            bail!("{}: a tensor of another device or stream than the group's", step.name());
+        }
+        match storage.dtype() {
+            DType::F64 => self.typed::<f64>(step, storage, layout),
+            DType::F32 => self.typed::<f32>(step, storage, layout),
+            DType::F16 => self.typed::<gradsync::f16>(step, storage, layout),
+            DType::BF16 => self.typed::<gradsync::bf16>(step, storage, layout),
+            _ => bail!("{}: tensors of f64, f32, f16 and bf16 only", step.name()),
+        }
+    }
+
+    fn typed<T: CudaDType + DeviceRepr>(
+        &self,
+        step: Step,
+        storage: &CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        let Some(dtype) = memory::dtype(storage.dtype()) else { bail!("{}: another dtype", step.name()) };
+        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: not contiguous", step.name()) };
+        let comm = self.comm.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let mut dims = layout.dims().to_vec();
+        let mut source = begin..end;
+        match step {
+            Step::Same | Step::Sum => {}
+            Step::Concatenate => match dims.first_mut() {
+                Some(first) => *first *= world_size,
+                None => bail!("{}: a tensor without dimensions", step.name()),
+            },
+            Step::Part | Step::SumPart => {
+                let (range, own) = part(step, &dims, rank, world_size)?;
+                dims = own;
+                if step == Step::Part {
+                    source = begin + range.start..begin + range.end;
+                }
+            }
+        }
+        let shape = Shape::from(dims);
+        let input = storage.as_cuda_slice::<T>()?.slice(source);
+        // SAFETY: every element is written below before anything reads it.
+        let mut output = unsafe { self.device.alloc::<T>(shape.elem_count()) }?;
+        let Streams { queue, stream } = &self.streams;
+        let in_place = !matches!(step, Step::Concatenate | Step::SumPart);
+        if in_place {
+            self.device.memcpy_dtod(&input, &mut output)?;
+        }
+        if !matches!(step, Step::Same | Step::Part) {
+            let (from, _from_guard) = input.device_ptr(stream);
+            let (to, _to_guard) = output.device_ptr_mut(stream);
+            // SAFETY: so many elements of that dtype, which the guards borrow; all work on them is in this stream, which has waited for any other.
+            let (from, to) = unsafe {
+                (
+                    DeviceSlice::from_raw_parts(queue, from, dtype, end - begin),
+                    DeviceSliceMut::from_raw_parts(queue, to, dtype, shape.elem_count()),
+                )
+            };
+            let outcome = match step {
+                Step::Concatenate => comm.all_gather(from, to),
+                Step::SumPart => comm.reduce_scatter(from, to, ReduceOp::Sum),
+                _ => comm.all_reduce(to, ReduceOp::Sum),
+            };
+            outcome.map_err(candle_core::Error::wrap)?;
+        }
+        Ok((CudaStorage::wrap_cuda_slice(output, self.device.clone()), shape))
+    }
+}

@@ -1,0 +1,134 @@
+//! [`Error`]: errors of candle and of gradsync, and refusals of this crate.
+
+use candle_core::{DType, DeviceLocation};
+use gradsync::comm::Ranks;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Ranks disagree, are missing or late, or a rank was refused something; the other ranks have this error too.
+    #[error(transparent)]
+    Gradsync(#[from] gradsync::Error),
+    /// candle refused an operation on this rank.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// Another rank was refused something before this call began.
+    #[error("rank {rank} refuses: {reason}")]
+    OtherRank {
+        /// The number of that rank.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+    /// A variable lies where the communicator does not reach.
+    #[error("variable {name:?} is on {found:?}, and the communicator reduces in {wanted}")]
+    Device {
+        /// The name of the variable.
+        name: String,
+        /// The device that it is on.
+        found: DeviceLocation,
+        /// The memory of the communicator and of the other variables.
+        wanted: String,
+    },
+    /// A variable has a type that is not reduced.
+    #[error(
+        "variable {name:?} has the dtype {dtype:?}; variables of f64, f32, f16 and bf16 can be reduced, and others must be left out"
+    )]
+    DType {
+        /// The name of the variable.
+        name: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// A tensor is not stored as one piece, or shares its storage with another.
+    #[error("tensor {name:?} of shape {shape:?} {reason}")]
+    Storage {
+        /// The name of the variable that it belongs to.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The property that it lacks.
+        reason: &'static str,
+    },
+    /// A number that is not fit for its purpose.
+    #[error("{name} is {value}, and must be {needs}")]
+    Number {
+        /// The parameter.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// The condition on it.
+        needs: &'static str,
+    },
+    /// The parameters of a layer do not fit it.
+    #[error("a layer of tensor parallelism: {0}")]
+    Layer(String),
+    /// The device computes on a stream that other threads cannot wait for.
+    #[error(
+        "device {ordinal} computes on the per-thread default stream (0x2), which orders nothing between threads: make it by `Device::new_cuda_with_stream({ordinal})`"
+    )]
+    PerThreadStream {
+        /// The number of the device.
+        ordinal: usize,
+    },
+}
+
+/// For training loops that return candle's errors.
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            error => candle_core::Error::wrap(error),
+        }
+    }
+}
+
+impl Error {
+    /// This error for the other ranks, which get no more of it than its text.
+    pub(crate) fn into_gradsync(self, operation: &'static str) -> gradsync::Error {
+        match self {
+            Self::Gradsync(error) => error,
+            error => gradsync::Error::InvalidArgument { operation, reason: error.to_string() },
+        }
+    }
+}
+
+/// The longest text that ranks show each other, in bytes.
+const LONGEST: usize = 2048;
+
+/// Hands back this rank's outcome if every rank's is good. All ranks have to call it.
+///
+/// # Errors
+/// On a rank with an error, its own, and on the others [`Error::OtherRank`] that quotes the first of them.
+pub(crate) fn on_every_rank<R: Ranks + ?Sized, T>(ranks: &R, outcome: Result<T>) -> Result<T> {
+    if ranks.world_size() == 1 {
+        return outcome;
+    }
+    let mut text = outcome.as_ref().err().map(ToString::to_string).unwrap_or_default().into_bytes();
+    text.truncate(LONGEST);
+    let lens = ranks.gather_words(&[text.len() as u64])?;
+    let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+    if longest == 0 {
+        return outcome;
+    }
+    text.resize(longest.next_multiple_of(8), 0);
+    let words: Vec<u64> =
+        text.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
+    let all = ranks.gather_words(&words)?;
+    outcome?;
+    let rank = lens.iter().position(|&len| len > 0).expect("a rank has a text");
+    let bytes: Vec<u8> = all
+        .chunks_exact(words.len())
+        .nth(rank)
+        .expect("every rank's text")
+        .iter()
+        .copied()
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    let reason = String::from_utf8_lossy(&bytes[..lens[rank] as usize]).into_owned();
+    Err(Error::OtherRank { rank, reason })
+}

@@ -1,0 +1,49 @@
+//! Training on several ranks with [candle](https://github.com/huggingface/candle), by [gradsync].
+//!
+//! | here | contents |
+//! |---|---|
+//! | [`DataParallel`] | `backward` with gradients reduced over ranks, accumulation, the same start, clipping |
+//! | [`Variables`] | the variables of a model by name, and which of them are frozen |
+//! | [`tensor_parallel`] | collectives with gradients, and linear layers that are divided over ranks |
+//!
+//! A program for one rank becomes one for many by five changes:
+//!
+//! 1. Ranks: [`gradsync::comm`] has threads, MPI processes and GPUs over NCCL.
+//! 2. [`DataParallel::new`] of the model's `VarMap`, and [`DataParallel::broadcast`], since every rank makes other random weights.
+//! 3. Examples: [`ShardedIndices`](gradsync::train::ShardedIndices) says which ones are this rank's.
+//! 4. [`DataParallel::backward`] in the place of `loss.backward()`; candle's optimizers take its result.
+//! 5. Losses and metrics: [`mean_over_ranks`](gradsync::train::mean_over_ranks).
+//!
+//! The example `gpt` in this crate's repository trains a small GPT.
+//!
+//! # Numerics
+//!
+//! Gradients of losses that are means over a rank's examples are reduced to their mean, which is the gradient of the mean over all ranks' examples if ranks
+//! have equally many ([`DataParallel::backward_of`] weighs otherwise). It differs from the gradient of one rank that has all examples only by rounding:
+//! sums over a batch are grouped otherwise. All ranks get the same bits. gradsync's page on architecture says more.
+//!
+//! # CUDA
+//!
+//! The feature `cuda` takes candle's CUDA toolkit to build. Variables are on a device made by `Device::new_cuda_with_stream`, and the communicator is one of
+//! device memory. `Device::new_cuda` computes on the per-thread default stream, for which other threads cannot wait; it is refused by name.
+
+mod clip;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod data_parallel;
+mod error;
+mod memory;
+pub mod tensor_parallel;
+mod variables;
+
+pub use data_parallel::DataParallel;
+pub use error::{Error, Result};
+pub use memory::TensorMemory;
+#[doc(hidden)]
+pub use memory::{Borrowed, Part};
+pub use variables::Variables;
+
+/// Compiles and runs the program in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,243 @@
+//! [`TensorMemory`]: the storages of candle's tensors as memory of gradsync, without a copy.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+
+use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use gradsync::comm::Communicator;
+use gradsync::kernels::cpu;
+use gradsync::memory::Host;
+use gradsync::train::{Parameter, Reducer, ReducerMemory, ReducerOptions};
+use gradsync::{Slice, SliceMut};
+
+use crate::clip;
+use crate::error::{Error, Result};
+
+/// Tensors that are borrowed at once. A launch on a GPU serves all of them; each takes a frame of the stack.
+pub(crate) const GROUP: usize = 64;
+
+/// Memory in which candle's tensors are reduced: [`Host`], and with the feature `cuda` gradsync's `Cuda`. Its functions are for this crate alone.
+#[allow(missing_docs)]
+pub trait TensorMemory: ReducerMemory {
+    /// The order of work on tensors, beside that of candle.
+    #[doc(hidden)]
+    type Context: std::fmt::Debug;
+
+    /// The context of tensors on this device, if it is in this memory. With `is_forked`, work on gradients has a queue of its own.
+    #[doc(hidden)]
+    fn context(device: &Device, is_forked: bool) -> Result<Self::Context>;
+
+    /// The name of the memory in errors.
+    #[doc(hidden)]
+    fn name(device: &Device) -> String;
+
+    /// Whether tensors of this device are in the memory, and ordered as those of another.
+    #[doc(hidden)]
+    fn has(device: &Device, like: &Device) -> bool;
+
+    #[doc(hidden)]
+    fn reducer<'c>(
+        context: &Self::Context,
+        comm: &'c dyn Communicator<Self>,
+        parameters: Vec<Parameter>,
+        options: ReducerOptions,
+    ) -> gradsync::Result<Reducer<'c, Self>>;
+
+    /// Runs `body` with the elements of a storage, whose layout is contiguous, and notes its work for later uses of the storage.
+    #[doc(hidden)]
+    fn borrow(
+        context: &Self::Context,
+        storage: Borrowed<'_>,
+        layout: &Layout,
+        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+    ) -> candle_core::Result<()>;
+
+    /// The norm of gradients, and the clipped gradients, if they are not clipped in place.
+    #[doc(hidden)]
+    fn clip(context: &Self::Context, tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)>;
+
+    /// # Safety
+    /// The storage of the part is borrowed mutably for as long as the slice is used, and by nothing else.
+    #[doc(hidden)]
+    unsafe fn slice_mut(context: &Self::Context, part: Part) -> Self::SliceMut<'_>;
+}
+
+/// A storage of candle, which nobody else uses.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Borrowed<'s> {
+    /// On the host.
+    Cpu(&'s mut CpuStorage),
+    /// On a GPU.
+    Cuda(&'s mut CudaStorage),
+}
+
+/// Contiguous elements.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub(crate) address: *mut u8,
+    pub(crate) dtype: gradsync::DType,
+    pub(crate) len: usize,
+}
+
+/// The dtype as gradsync has it.
+pub(crate) fn dtype(dtype: DType) -> Option<gradsync::DType> {
+    match dtype {
+        DType::F64 => Some(gradsync::DType::F64),
+        DType::F32 => Some(gradsync::DType::F32),
+        DType::F16 => Some(gradsync::DType::F16),
+        DType::BF16 => Some(gradsync::DType::BF16),
+        _ => None,
+    }
+}
+
+/// A number that tensors of one storage have in common, as long as one of them exists.
+pub(crate) fn storage_key(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    std::ptr::from_ref::<Storage>(&storage).addr()
+}
+
+/// Refuses tensors that are not contiguous or of which two have one storage.
+pub(crate) fn check(tensors: &[(&str, &Tensor)]) -> Result<()> {
+    let mut keys = HashSet::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        let refuse = |reason| Error::Storage { name: (*name).to_owned(), shape: tensor.dims().to_vec(), reason };
+        if !tensor.is_contiguous() {
+            return Err(refuse("is not contiguous"));
+        }
+        if !keys.insert(storage_key(tensor)) {
+            return Err(refuse("has the storage of another tensor of this call"));
+        }
+    }
+    Ok(())
+}
+
+/// Lends the elements of all tensors to `body` at once, at most [`GROUP`] of them. They are contiguous, and no two have one storage.
+///
+/// # Errors
+/// [`Error::Storage`] naming a tensor that is not so; errors of `body`.
+pub(crate) fn lend<M: TensorMemory, T>(
+    context: &M::Context,
+    tensors: &[(&str, &Tensor)],
+    body: impl FnOnce(Vec<M::SliceMut<'_>>) -> gradsync::Result<T>,
+) -> Result<T> {
+    assert!(tensors.len() <= GROUP, "{} tensors are lent at once", tensors.len());
+    check(tensors)?;
+    let body = Cell::new(Some(body));
+    let outcome = Cell::new(None);
+    let run = |parts: &[Part]| {
+        // SAFETY: each part is of a storage that a frame of `Lend` around this call borrows mutably, and the storages differ. The closure takes the slices
+        // for a lifetime of its own choice, so that they end with it.
+        let slices = parts.iter().map(|part| unsafe { M::slice_mut(context, *part) }).collect();
+        outcome.set(body.take().map(|body| body(slices)));
+    };
+    Lend::<M> { context, rest: tensors, parts: &RefCell::new(Vec::with_capacity(tensors.len())), run: &run }.next()?;
+    Ok(outcome.into_inner().expect("the body has run")?)
+}
+
+/// Borrows the storages of `rest`, one within the other, since candle lends a storage for the time of a call.
+struct Lend<'f, M: TensorMemory> {
+    context: &'f M::Context,
+    rest: &'f [(&'f str, &'f Tensor)],
+    parts: &'f RefCell<Vec<Part>>,
+    run: &'f dyn Fn(&[Part]),
+}
+
+impl<M: TensorMemory> Lend<'_, M> {
+    fn next(&self) -> candle_core::Result<()> {
+        match self.rest {
+            [] => {
+                (self.run)(&self.parts.borrow());
+                Ok(())
+            }
+            [(_, tensor), ..] => tensor.inplace_op1(self),
+        }
+    }
+
+    fn within(&self, storage: Borrowed<'_>, layout: &Layout) -> candle_core::Result<()> {
+        M::borrow(self.context, storage, layout, &mut |part| {
+            self.parts.borrow_mut().push(part);
+            Lend::<M> { rest: &self.rest[1..], ..*self }.next()
+        })
+    }
+}
+
+impl<M: TensorMemory> InplaceOp1 for Lend<'_, M> {
+    fn name(&self) -> &'static str {
+        "lend to gradsync"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.within(Borrowed::Cpu(storage), layout)
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.within(Borrowed::Cuda(storage), layout)
+    }
+}
+
+impl TensorMemory for Host {
+    type Context = ();
+
+    fn context(_: &Device, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn name(_: &Device) -> String {
+        "the memory of the CPU".into()
+    }
+
+    fn has(device: &Device, _: &Device) -> bool {
+        device.is_cpu()
+    }
+
+    fn reducer<'c>(
+        (): &(),
+        comm: &'c dyn Communicator,
+        parameters: Vec<Parameter>,
+        options: ReducerOptions,
+    ) -> gradsync::Result<Reducer<'c>> {
+        Reducer::new(comm, parameters, options)
+    }
+
+    fn borrow(
+        (): &(),
+        storage: Borrowed<'_>,
+        layout: &Layout,
+        body: &mut dyn FnMut(Part) -> candle_core::Result<()>,
+    ) -> candle_core::Result<()> {
+        let len = layout.shape().elem_count();
+        let range = layout.start_offset()..layout.start_offset() + len;
+        let Borrowed::Cpu(storage) = storage else { candle_core::bail!("a tensor on a GPU in a call on the CPU") };
+        let (address, dtype): (*mut u8, _) = match storage {
+            CpuStorage::F64(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F64),
+            CpuStorage::F32(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F32),
+            CpuStorage::F16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::F16),
+            CpuStorage::BF16(data) => (data[range].as_mut_ptr().cast(), gradsync::DType::BF16),
+            _ => candle_core::bail!("elements that are not reduced"),
+        };
+        body(Part { address, dtype, len })
+    }
+
+    fn clip((): &(), tensors: &[(&str, &Tensor)], max_norm: f64) -> Result<(Tensor, Vec<Tensor>)> {
+        let squares = |data: Slice<'_>| Ok(cpu::squared_norms(data, &[0..data.len()])?.iter().sum());
+        Ok((clip::by_kernels::<Self>(&(), tensors, max_norm, squares)?, Vec::new()))
+    }
+
+    unsafe fn slice_mut((): &(), part: Part) -> SliceMut<'_> {
+        let Part { address, dtype, len } = part;
+        macro_rules! slice {
+            ($type:ty) => {
+                // SAFETY: so many elements of that type, borrowed mutably as the caller says.
+                SliceMut::from(unsafe { std::slice::from_raw_parts_mut(address.cast::<$type>(), len) })
+            };
+        }
+        match dtype {
+            gradsync::DType::F64 => slice!(f64),
+            gradsync::DType::F32 => slice!(f32),
+            gradsync::DType::F16 => slice!(gradsync::f16),
+            gradsync::DType::BF16 => slice!(gradsync::bf16),
+        }
+    }
+}

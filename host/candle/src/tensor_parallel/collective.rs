@@ -1,0 +1,129 @@
+//! [`Collective`]: a collective as an operation of candle, with its way back.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use gradsync::Element;
+use gradsync::ops::tensor_parallel::{AllGather, AllReduce, HostTensor, ReduceScatter, TensorOp};
+
+use super::{Shared, TensorParallel, locked};
+
+/// A function of the ranks' tensors. Parts are along dimension 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The tensor as it is.
+    Same,
+    Sum,
+    Concatenate,
+    /// This rank's part.
+    Part,
+    /// This rank's part of the sum.
+    SumPart,
+}
+
+impl Step {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Same => "copy",
+            Self::Sum => "all-reduce",
+            Self::Concatenate => "all-gather",
+            Self::Part => "scatter",
+            Self::SumPart => "reduce-scatter",
+        }
+    }
+}
+
+/// A step forward and one back, for contiguous tensors.
+pub(super) struct Collective {
+    pub(super) group: TensorParallel,
+    pub(super) forward: Step,
+    pub(super) backward: Step,
+}
+
+/// The rows of this rank.
+pub(crate) fn part(step: Step, dims: &[usize], rank: usize, world_size: usize) -> Result<(Range<usize>, Vec<usize>)> {
+    match dims {
+        [first, rest @ ..] if first % world_size == 0 => {
+            let (rows, row) = (first / world_size, rest.iter().product::<usize>());
+            let own = [&[rows], rest].concat();
+            Ok((rank * rows * row..(rank + 1) * rows * row, own))
+        }
+        _ => bail!(
+            "{}: a dimension of {dims:?} (the divided one first) is not divided by {world_size} ranks",
+            step.name()
+        ),
+    }
+}
+
+impl Collective {
+    fn on_host<T: Element>(&self, data: &[T], dims: &[usize]) -> Result<(Vec<T>, Shape)> {
+        #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns))]
+        let Shared::Host(comm) = &*self.group.shared else {
+            bail!("{}: a tensor on the CPU in a group of ranks on GPUs", self.name())
+        };
+        if let Step::Same = self.forward {
+            return Ok((data.to_vec(), dims.into()));
+        }
+        if let Step::Part = self.forward {
+            let (range, dims) = part(self.forward, dims, self.group.rank, self.group.world_size)?;
+            return Ok((data[range].to_vec(), dims.into()));
+        }
+        let comm = locked(comm);
+        let run = || {
+            let tensor = HostTensor::new(data.to_vec(), dims)?;
+            match self.forward {
+                Step::Concatenate => AllGather.forward(tensor, &**comm),
+                Step::SumPart => ReduceScatter.forward(tensor, &**comm),
+                _ => AllReduce.forward(tensor, &**comm),
+            }
+        };
+        let result = run().map_err(candle_core::Error::wrap)?;
+        let dims = result.shape().to_vec();
+        Ok((result.into_vec().expect("the dtype that was given"), dims.into()))
+    }
+}
+
+impl CustomOp1 for Collective {
+    fn name(&self) -> &'static str {
+        self.forward.name()
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let Some((begin, end)) = layout.contiguous_offsets() else { bail!("{}: not contiguous", self.name()) };
+        macro_rules! run {
+            ($data:ident, $kind:ident) => {{
+                let (data, shape) = self.on_host(&$data[begin..end], layout.dims())?;
+                Ok((CpuStorage::$kind(data), shape))
+            }};
+        }
+        match storage {
+            CpuStorage::F64(data) => run!(data, F64),
+            CpuStorage::F32(data) => run!(data, F32),
+            CpuStorage::F16(data) => run!(data, F16),
+            CpuStorage::BF16(data) => run!(data, BF16),
+            _ => bail!("{}: tensors of f64, f32, f16 and bf16 only", self.name()),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let Shared::Cuda(comm) = &*self.group.shared else {
+            bail!("{}: a tensor on a GPU in a group of ranks on CPUs", self.name())
+        };
+        comm.run(self.forward, storage, layout)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        bail!("{}: built without the feature `cuda`", self.name())
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let Self { group, forward, backward } = self;
+        if let Step::Same = backward {
+            return Ok(Some(gradient.clone()));
+        }
+        let back = Self { group: group.clone(), forward: *backward, backward: *forward };
+        gradient.contiguous()?.apply_op1_no_bwd(&back).map(Some)
+    }
+}

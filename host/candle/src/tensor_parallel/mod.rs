@@ -1,0 +1,181 @@
+//! Tensor parallelism: one layer divided over ranks, by collectives with gradients.
+//!
+//! | call | forward | backward | Megatron-LM |
+//! |---|---|---|---|
+//! | [`all_reduce`](TensorParallel::all_reduce) | sum over ranks | identity | *g*, reduce from the region |
+//! | [`all_reduce_gradient`](TensorParallel::all_reduce_gradient) | identity | sum over ranks | *f*, copy to the region |
+//! | [`gather`](TensorParallel::gather) | concatenates the ranks' parts | this rank's part | gather from the region |
+//! | [`scatter`](TensorParallel::scatter) | this rank's part | concatenates the ranks' parts | scatter to the region |
+//! | [`all_gather`](TensorParallel::all_gather) | concatenates the ranks' parts | sums, and keeps this rank's part | gather of sequence parallelism |
+//! | [`reduce_scatter`](TensorParallel::reduce_scatter) | sums, and keeps this rank's part | concatenates the ranks' parts | reduce-scatter of sequence parallelism |
+//!
+//! `gather` and `scatter` are for ranks that go on with the same numbers, each computing the same loss, whose gradients are the same on all ranks.
+//! `all_gather` and `reduce_scatter` are for ranks that go on with numbers of their own.
+//!
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] are layers made of them.
+//!
+//! # Ownership
+//!
+//! candle keeps an operation in the graph for as long as a tensor that came of it lives, and wants it `'static`, [`Send`] and [`Sync`]. A communicator is
+//! used by one thread at a time. So a [`TensorParallel`] owns its communicator behind a mutex, and is shared: clones and operations in graphs are the same
+//! group. The lock is held while a collective runs. A rank that waits in it is not waited for by another use of the same group on this rank, as long as
+//! one thread computes, which is also the only way to have ranks make the same calls in the same order.
+
+pub(crate) mod collective;
+mod linear;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Result, Tensor};
+use gradsync::comm::Communicator;
+use gradsync::memory::Host;
+
+use self::collective::{Collective, Step};
+pub use self::linear::{ColumnParallelLinear, RowParallelLinear};
+
+/// A group of ranks that divide layers among them; see the [module](self).
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use gradsync::comm::{Ranks, local};
+/// use gradsync_candle::{Error, tensor_parallel::TensorParallel};
+///
+/// let sums = local::run(2, |comm| {
+///     let rank = comm.rank() as f32;
+///     let group = TensorParallel::new(comm);
+///     let partial = Var::new(&[rank, 10.0], &Device::Cpu)?;
+///     let sum = group.all_reduce(&partial)?;
+///     let gradients = sum.sqr()?.sum_all()?.backward()?;
+///     // The loss is the same on both ranks, and each has the gradient of its own part.
+///     Ok::<_, Error>((sum.to_vec1::<f32>()?, gradients.get(&partial).expect("used").to_vec1::<f32>()?))
+/// })?;
+/// assert_eq!(sums, vec![(vec![1.0, 20.0], vec![2.0, 40.0]); 2]);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone)]
+pub struct TensorParallel {
+    shared: Arc<Shared>,
+    rank: usize,
+    world_size: usize,
+}
+
+/// The communicator of a group.
+enum Shared {
+    Host(Mutex<Box<dyn Communicator<Host> + Send>>),
+    #[cfg(feature = "cuda")]
+    Cuda(crate::cuda::SharedCommunicator),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A communicator knows itself whether it has failed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for TensorParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorParallel(rank {} of {})", self.rank, self.world_size)
+    }
+}
+
+impl TensorParallel {
+    /// A group of ranks whose tensors are on the CPU.
+    pub fn new(comm: impl Communicator<Host> + Send + 'static) -> Self {
+        Self::from_boxed(Box::new(comm))
+    }
+
+    /// Like [`new`](Self::new), of a communicator whose type is not known.
+    pub fn from_boxed(comm: Box<dyn Communicator<Host> + Send>) -> Self {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        Self { shared: Arc::new(Shared::Host(Mutex::new(comm))), rank, world_size }
+    }
+
+    /// A group of ranks whose tensors are on a GPU.
+    ///
+    /// # Errors
+    /// [`Error::PerThreadStream`](crate::Error::PerThreadStream); [`Error::Device`](crate::Error::Device) for a device that is no GPU; CUDA's errors.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        comm: impl Communicator<gradsync::memory::Cuda> + Send + 'static,
+        device: &candle_core::Device,
+    ) -> crate::Result<Self> {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let shared = crate::cuda::SharedCommunicator::new(comm, device)?;
+        Ok(Self { shared: Arc::new(Shared::Cuda(shared)), rank, world_size })
+    }
+
+    /// The number of this rank in the group.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks the group has.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Sums the ranks' tensors, which have one shape; the gradient passes as it is.
+    ///
+    /// # Errors
+    /// On every rank: an error that names two ranks whose shapes, dtypes or calls differ; errors of the communicator. The same for all operations here.
+    pub fn all_reduce(&self, tensor: &Tensor) -> Result<Tensor> {
+        self.apply(tensor, Step::Sum, Step::Same)
+    }
+
+    /// Passes the tensor, which is the same on all ranks, as it is, and sums the ranks' gradients. The pass forward is a copy, since candle's operations have
+    /// results of their own.
+    ///
+    /// # Errors
+    /// None of its own forward; backward as [`all_reduce`](Self::all_reduce).
+    pub fn all_reduce_gradient(&self, tensor: &Tensor) -> Result<Tensor> {
+        self.apply(tensor, Step::Same, Step::Sum)
+    }
+
+    /// Concatenates the ranks' tensors, which have one shape, along a dimension, in rank order. The gradient is this rank's part, for ranks that go on with the
+    /// same numbers.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); a dimension that the tensor has not.
+    pub fn gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
+        self.along(tensor, dim, Step::Concatenate, Step::Part)
+    }
+
+    /// This rank's part, along a dimension, of a tensor that is the same on all ranks. The gradient is concatenated.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather); a dimension that the ranks do not divide evenly.
+    pub fn scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
+        self.along(tensor, dim, Step::Part, Step::Concatenate)
+    }
+
+    /// Concatenates the ranks' tensors along a dimension. The gradient is this rank's part of the sum, for ranks that go on with numbers of their own.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn all_gather(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
+        self.along(tensor, dim, Step::Concatenate, Step::SumPart)
+    }
+
+    /// Sums the ranks' tensors and keeps this rank's part along a dimension. The gradient is concatenated.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter).
+    pub fn reduce_scatter(&self, tensor: &Tensor, dim: usize) -> Result<Tensor> {
+        self.along(tensor, dim, Step::SumPart, Step::Concatenate)
+    }
+
+    /// Parts along a dimension lie in pieces, and are brought together for the ranks.
+    fn along(&self, tensor: &Tensor, dim: usize, forward: Step, backward: Step) -> Result<Tensor> {
+        match dim {
+            0 => self.apply(tensor, forward, backward),
+            dim => self.apply(&tensor.transpose(0, dim)?, forward, backward)?.transpose(0, dim),
+        }
+    }
+
+    fn apply(&self, tensor: &Tensor, forward: Step, backward: Step) -> Result<Tensor> {
+        if self.world_size == 1 {
+            return Ok(tensor.clone());
+        }
+        tensor.contiguous()?.apply_op1(Collective { group: self.clone(), forward, backward })
+    }
+}

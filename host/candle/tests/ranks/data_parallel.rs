@@ -1,0 +1,312 @@
+//! Gradients of several ranks are those of one that has all examples.
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{AdamW, Optimizer, SGD, VarMap};
+use gradsync::comm::{Communicator, local};
+use gradsync::train::{AbsentGradients, ReducerOptions, Reduction};
+use gradsync_candle::{DataParallel, Variables};
+use gradsync_tests::tensors::Case;
+
+use crate::allocations::{LARGE, during};
+
+pub(crate) const ALL: &[Case] = &[
+    Case { name: "two layers as on one rank", run: two_layers },
+    Case { name: "micro-batches as one batch", run: micro_batches },
+    Case { name: "four dtypes", run: dtypes },
+    Case { name: "unequal numbers of examples", run: uneven },
+    Case { name: "frozen variables under AdamW", run: frozen },
+    Case { name: "variables that some ranks or none use", run: unused },
+    Case { name: "one variable under two names", run: tied },
+    Case { name: "the same start for many variables", run: start },
+    Case { name: "clipping by the global norm", run: clip },
+    Case { name: "no allocation in a step", run: allocations },
+];
+
+const BATCH: usize = 8;
+const SHAPES: [(&str, &[usize]); 4] =
+    [("up.weight", &[6, 5]), ("up.bias", &[6]), ("down.weight", &[2, 6]), ("down.bias", &[2])];
+
+/// Integers from -2 to 2.
+pub(crate) fn integers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
+    let len = shape.iter().product::<usize>();
+    let value = |index: usize| ((index * 7 + seed * 13 + index * index * seed) % 5) as f64 - 2.0;
+    let data: Vec<f64> = (0..len).map(value).collect();
+    Tensor::from_vec(data, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Variables of two layers, entered in an order of each rank's own.
+fn variables(dtype: DType, rank: usize) -> VarMap {
+    let variables = VarMap::new();
+    let mut shapes = SHAPES.to_vec();
+    shapes.rotate_left(rank % SHAPES.len());
+    for (name, shape) in shapes {
+        let seed = SHAPES.iter().position(|(known, _)| *known == name).unwrap();
+        let var = Var::from_tensor(&integers(shape, dtype, seed + 1)).unwrap();
+        variables.data().lock().unwrap().insert(name.into(), var);
+    }
+    variables
+}
+
+fn named(variables: &VarMap, name: &str) -> Tensor {
+    variables.data().lock().unwrap()[name].as_tensor().clone()
+}
+
+fn forward(variables: &VarMap, input: &Tensor) -> Result<Tensor> {
+    let dense = |input: &Tensor, name: &str| {
+        let weight = named(variables, &format!("{name}.weight"));
+        input.matmul(&weight.t()?)?.broadcast_add(&named(variables, &format!("{name}.bias")))
+    };
+    dense(&dense(input, "up")?.relu()?, "down")
+}
+
+/// The mean over these examples of all.
+fn loss(variables: &VarMap, dtype: DType, examples: std::ops::Range<usize>) -> Tensor {
+    let cut = |tensor: Tensor| tensor.narrow(0, examples.start, examples.len()).unwrap();
+    let (input, target) = (cut(integers(&[BATCH, 5], dtype, 11)), cut(integers(&[BATCH, 2], dtype, 12)));
+    (forward(variables, &input).unwrap() - target).unwrap().sqr().unwrap().mean_all().unwrap()
+}
+
+fn own(comm: &dyn Communicator) -> std::ops::Range<usize> {
+    let count = BATCH / comm.world_size();
+    comm.rank() * count..(comm.rank() + 1) * count
+}
+
+fn gradients(variables: &VarMap, store: &GradStore) -> Vec<Option<Vec<f64>>> {
+    SHAPES.iter().map(|(name, _)| store.get(&named(variables, name)).map(values)).collect()
+}
+
+fn options() -> [ReducerOptions; 2] {
+    let whole = ReducerOptions::from(Reduction::Mean);
+    [whole, whole.with_first_bucket_bytes(1).with_bucket_bytes(40)]
+}
+
+/// Two steps of plain descent: after three, `f64` would round.
+fn two_layers(comm: &dyn Communicator) {
+    for (dtype, steps) in [(DType::F64, 2), (DType::F32, 1)] {
+        for options in options() {
+            let (divided, whole) = (variables(dtype, comm.rank()), variables(dtype, 0));
+            let mut parallel = DataParallel::new(&divided, comm, options).unwrap();
+            let mut optimizers = [&divided, &whole].map(|variables| SGD::new(variables.all_vars(), 0.25).unwrap());
+            for step in 0..steps {
+                let reduced = parallel.backward(&loss(&divided, dtype, own(comm))).unwrap();
+                let joined = loss(&whole, dtype, 0..BATCH).backward().unwrap();
+                assert_eq!(gradients(&divided, &reduced), gradients(&whole, &joined), "{dtype:?}, step {step}");
+                assert!(gradients(&whole, &joined).iter().flatten().flatten().any(|value| *value != 0.0));
+                optimizers[0].step(&reduced).unwrap();
+                optimizers[1].step(&joined).unwrap();
+            }
+            parallel.compare().unwrap();
+        }
+    }
+}
+
+/// Each example is a micro-batch.
+fn micro_batches(comm: &dyn Communicator) {
+    let (divided, whole) = (variables(DType::F32, comm.rank()), variables(DType::F32, 0));
+    let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
+    let joined = gradients(&whole, &loss(&whole, DType::F32, 0..BATCH).backward().unwrap());
+    for _ in 0..3 {
+        // It is forgotten again.
+        parallel.accumulate(&loss(&divided, DType::F32, 0..1)).unwrap();
+        parallel.discard_accumulated();
+        let (count, last) = (own(comm).len(), own(comm).end - 1);
+        let part = |example: usize| (loss(&divided, DType::F32, example..example + 1) / count as f64).unwrap();
+        own(comm).take(count - 1).for_each(|example| parallel.accumulate(&part(example)).unwrap());
+        let reduced = parallel.backward(&part(last)).unwrap();
+        assert_eq!(gradients(&divided, &reduced), joined);
+    }
+}
+
+fn dtypes(comm: &dyn Communicator) {
+    let kinds = [DType::F16, DType::F32, DType::BF16, DType::F64];
+    let vars: Vec<Var> = kinds
+        .iter()
+        .enumerate()
+        .map(|(seed, dtype)| Var::from_tensor(&integers(&[2, 4], *dtype, seed)).unwrap())
+        .collect();
+    let loss = |examples: std::ops::Range<usize>| {
+        let losses = vars.iter().map(|var| {
+            let input = integers(&[BATCH, 4], var.dtype(), 5).narrow(0, examples.start, examples.len())?;
+            input.matmul(&var.t()?)?.sqr()?.mean_all()?.to_dtype(DType::F64)
+        });
+        Tensor::stack(&losses.collect::<Result<Vec<_>>>().unwrap(), 0).unwrap().sum_all().unwrap()
+    };
+    let all = Variables::from_iter(vars.iter().enumerate().map(|(index, var)| (format!("{index}"), var.clone())));
+    let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+    let joined = loss(0..BATCH).backward().unwrap();
+    for _ in 0..3 {
+        let reduced = parallel.backward(&loss(own(comm))).unwrap();
+        for var in &vars {
+            let (found, expected) = (reduced.get(var).unwrap(), joined.get(var).unwrap());
+            assert_eq!(found.dtype(), var.dtype());
+            assert_eq!(values(found), values(expected), "{:?}", var.dtype());
+        }
+    }
+}
+
+/// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five of eight
+/// examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
+fn uneven(comm: &dyn Communicator) {
+    let (divided, whole) = (variables(DType::F64, comm.rank()), variables(DType::F64, 0));
+    let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();
+    let joined = loss(&whole, DType::F64, 0..BATCH).backward().unwrap();
+    let (rank, count) = (comm.rank(), BATCH / comm.world_size());
+    let last = rank + 1 == comm.world_size();
+    let begin = if rank == 0 { 0 } else { rank * count + 1 };
+    let end = if last { BATCH } else { (rank + 1) * count + 1 };
+    let own_loss = loss(&divided, DType::F64, begin..end);
+    let reduced = parallel.backward_of(Some((&own_loss, end - begin))).unwrap().unwrap();
+    for (found, expected) in gradients(&divided, &reduced).into_iter().zip(gradients(&whole, &joined)) {
+        let (found, expected) = (found.unwrap(), expected.unwrap());
+        // A rank's own gradient is at most so large: its examples' gradients are sums of a few dozen integers.
+        let largest = 1e4;
+        let bound = (4 * comm.world_size()) as f64 * f64::EPSILON * largest;
+        found.iter().zip(&expected).for_each(|(found, expected)| assert!((found - expected).abs() <= bound));
+    }
+    // All ranks have the gradients of rank 0's two examples, although only rank 0 has computed any.
+    let pair = loss(&divided, DType::F64, 0..2);
+    let reduced = parallel.backward_of((rank == 0).then_some((&pair, 2))).unwrap().unwrap();
+    assert_eq!(gradients(&divided, &reduced), gradients(&whole, &loss(&whole, DType::F64, 0..2).backward().unwrap()));
+    assert!(parallel.backward_of(None).unwrap().is_none());
+}
+
+/// A frozen layer inside the graph, and a running mean outside it.
+fn frozen(comm: &dyn Communicator) {
+    let variables = variables(DType::F32, comm.rank());
+    let mean = Var::from_tensor(&integers(&[3], DType::F32, 3)).unwrap();
+    variables.data().lock().unwrap().insert("norm.running_mean".into(), mean);
+    let read = |name: &str| values(&named(&variables, name));
+    let names = ["down.weight", "down.bias", "norm.running_mean", "up.weight"];
+    let before = names.map(read);
+    let declared = Variables::from(&variables).with_frozen(|name| name.starts_with("down"));
+    assert_eq!(declared.trained().count(), 3);
+    let mut parallel = DataParallel::new(declared, comm, ReducerOptions::default()).unwrap();
+    let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.125).unwrap();
+    for _ in 0..3 {
+        let reduced = parallel.backward(&loss(&variables, DType::F32, own(comm))).unwrap();
+        let has = SHAPES.map(|(name, _)| reduced.get(&named(&variables, name)).is_some());
+        assert_eq!(has, [true, true, false, false]);
+        optimizer.step(&reduced).unwrap();
+    }
+    let after = names.map(read);
+    assert_eq!(after[..3], before[..3]);
+    assert_ne!(after[3], before[3]);
+    parallel.compare().unwrap();
+}
+
+/// Rank 0 uses both layers, the others the second alone; nobody uses a third.
+fn unused(comm: &dyn Communicator) {
+    let vars = [1, 2, 3].map(|seed| Var::from_tensor(&integers(&[4], DType::F32, seed)).unwrap());
+    let [first, second, third] = &vars;
+    let all = || ["first", "second", "third"].into_iter().zip(vars.clone()).collect::<Variables>();
+    let loss = |rank: usize| {
+        let own = (second.as_tensor() * (rank + 1) as f64).unwrap().sum_all().unwrap();
+        if rank == 0 { (own + first.sum_all().unwrap()).unwrap() } else { own }
+    };
+    let world_size = comm.world_size();
+    let mut parallel = DataParallel::new(all(), comm, ReducerOptions::default()).unwrap();
+    for _ in 0..3 {
+        let reduced = parallel.backward(&loss(comm.rank())).unwrap();
+        let mean = (1..=world_size).sum::<usize>() as f64 / world_size as f64;
+        assert_eq!(values(reduced.get(first).unwrap()), [1.0 / world_size as f64; 4]);
+        assert_eq!(values(reduced.get(second).unwrap()), [mean; 4]);
+        assert!(reduced.get(third).is_none());
+    }
+    let mut strict =
+        DataParallel::new(all(), comm, ReducerOptions::default().with_absent(AbsentGradients::Error)).unwrap();
+    let text = strict.backward(&loss(comm.rank())).unwrap_err().to_string();
+    assert!(text.contains("\"third\"") && text.contains("rank 0"), "{text}");
+}
+
+fn tied(comm: &dyn Communicator) {
+    let var = Var::from_tensor(&integers(&[4], DType::F32, 1)).unwrap();
+    let all: Variables = [("tokens", var.clone()), ("scores", var.clone())].into_iter().collect();
+    let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+    parallel.broadcast().unwrap();
+    for _ in 0..3 {
+        let reduced =
+            parallel.backward(&(var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap()).unwrap();
+        assert_eq!(values(reduced.get(&var).unwrap()), [(comm.world_size() + 1) as f64 / 2.0; 4]);
+    }
+}
+
+fn start(comm: &dyn Communicator) {
+    let kinds = [DType::F16, DType::F32, DType::BF16, DType::F64];
+    let var = |index: usize| Var::randn_f64(0.0, 1.0, (index % 7, 3), kinds[index % 4], &Device::Cpu).unwrap();
+    let vars: Vec<Var> = (0..150).map(var).collect();
+    let all: Variables = vars.iter().enumerate().map(|(index, var)| (format!("{index}"), var.clone())).collect();
+    let parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+    if comm.world_size() > 1 {
+        let text = parallel.compare().unwrap_err().to_string();
+        assert!(text.contains("broadcast") || text.contains("Broadcast"), "{text}");
+    }
+    let before: Vec<Vec<f64>> = vars.iter().map(|var| values(var)).collect();
+    parallel.broadcast().unwrap();
+    parallel.compare().unwrap();
+    let after: Vec<Vec<f64>> = vars.iter().map(|var| values(var)).collect();
+    assert_eq!(before == after, comm.rank() == 0);
+    if comm.rank() + 1 == comm.world_size() && comm.world_size() > 1 {
+        vars[100].set(&vars[100].ones_like().unwrap()).unwrap();
+    }
+    let drifted = parallel.compare();
+    let text = drifted.map_err(|error| error.to_string());
+    assert!(comm.world_size() == 1 || text.unwrap_err().contains("\"100\""));
+}
+
+fn clip(comm: &dyn Communicator) {
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let vars = [[3.0, 0.0], [0.0, 4.0]].map(|values| {
+            Var::from_tensor(&Tensor::new(&values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()).unwrap()
+        });
+        let all: Variables = ["a", "b"].into_iter().zip(vars.clone()).collect();
+        let mut parallel = DataParallel::new(all, comm, ReducerOptions::default()).unwrap();
+        // The gradient of half the square is the variable itself.
+        let half = |var: &Var| (var.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_all().unwrap() / 2.0).unwrap();
+        let loss = (half(&vars[0]) + half(&vars[1])).unwrap();
+        let mut reduced = parallel.backward(&loss).unwrap();
+        let norm = |norm: Tensor| norm.to_dtype(DType::F64).unwrap().to_scalar::<f64>().unwrap();
+        assert_eq!(norm(parallel.clip_gradients(&mut reduced, 5.0).unwrap()), 5.0);
+        assert_eq!(values(reduced.get(&vars[0]).unwrap()), [3.0, 0.0]);
+        assert_eq!(norm(parallel.clip_gradients(&mut reduced, 2.5).unwrap()), 5.0);
+        assert_eq!(values(reduced.get(&vars[0]).unwrap()), [1.5, 0.0]);
+        assert_eq!(values(reduced.get(&vars[1]).unwrap()), [0.0, 2.0]);
+        let text = parallel.clip_gradients(&mut reduced, f64::NAN).unwrap_err().to_string();
+        assert!(text.contains("max_norm is NaN"), "{text}");
+        // Two gradients in one storage would be scaled twice.
+        let shared = reduced.get(&vars[0]).unwrap().clone();
+        reduced.insert(&vars[1], shared);
+        let text = parallel.clip_gradients(&mut reduced, 0.5).unwrap_err().to_string();
+        assert!(text.contains("\"b\"") && text.contains("storage"), "{text}");
+        assert_eq!(values(reduced.get(&vars[0]).unwrap()), [1.5, 0.0]);
+    }
+}
+
+/// From the third step on, when buckets are settled.
+fn allocations(comm: &dyn Communicator) {
+    let var = Var::zeros(LARGE / 4, DType::F32, &Device::Cpu).unwrap();
+    let mut parallel =
+        DataParallel::new([("large", var.clone())].into_iter().collect::<Variables>(), comm, ReducerOptions::default())
+            .unwrap();
+    let loss = || (var.as_tensor() * (comm.rank() + 1) as f64).unwrap().sum_all().unwrap();
+    for step in 0..4 {
+        let (_, of_candle) = during(|| loss().backward().unwrap());
+        let (_, of_both) = during(|| parallel.backward(&loss()).unwrap());
+        assert!(of_candle > 0);
+        assert!(step < 2 || of_both == of_candle, "{of_both} large allocations, {of_candle} of candle");
+    }
+    let alone = local::group(1).unwrap().remove(0);
+    let mut parallel = DataParallel::new(
+        [("large", var.clone())].into_iter().collect::<Variables>(),
+        &alone,
+        ReducerOptions::default(),
+    )
+    .unwrap();
+    let (_, of_candle) = during(|| loss().backward().unwrap());
+    let (_, of_both) = during(|| parallel.backward(&loss()).unwrap());
+    assert_eq!(of_both, of_candle, "one rank copies nothing, from the first step on");
+}

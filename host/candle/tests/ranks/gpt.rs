@@ -1,0 +1,63 @@
+//! The example's model: several ranks against one on the joined batch.
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device};
+use candle_nn::{VarBuilder, VarMap};
+use gradsync::comm::Communicator;
+use gradsync::train::ReducerOptions;
+use gradsync_candle::DataParallel;
+use gradsync_tests::tensors::Case;
+
+use crate::data_parallel::values;
+
+#[path = "../../examples/gpt.rs"]
+mod example;
+
+pub(crate) const GRADIENTS: Case = Case { name: "gradients of a GPT as on one rank", run: gradients };
+pub(crate) const LEARNS: Case = Case { name: "a GPT learns, and its ranks agree", run: learns };
+
+const BATCH: usize = 4;
+
+fn text() -> Vec<u8> {
+    include_bytes!("../../examples/gpt.rs").to_vec()
+}
+
+/// Sums over the batch are grouped otherwise, so that results differ by rounding. Errors by rounding are proportional to the unit roundoff: those of the
+/// same gradients in `f32` are measured against `f64`, for each tensor, and `f64` may have 2⁻²⁹ of them, times 16 for errors that happen to be small.
+fn gradients(comm: &dyn Communicator) {
+    let text = text();
+    let (wide, narrow) = (VarMap::new(), VarMap::new());
+    let model =
+        |variables: &VarMap, dtype| example::Gpt::new(VarBuilder::from_varmap(variables, dtype, &Device::Cpu)).unwrap();
+    let (wide_model, narrow_model) = (model(&wide, DType::F64), model(&narrow, DType::F32));
+    let mut parallel = DataParallel::new(&wide, comm, ReducerOptions::default()).unwrap();
+    parallel.broadcast().unwrap();
+    let named = |variables: &VarMap, name: &str| variables.data().lock().unwrap()[name].clone();
+    let names: Vec<String> = parallel.variables().iter().map(|(name, _)| name.to_owned()).collect();
+    for name in &names {
+        named(&narrow, name).set(&named(&wide, name).to_dtype(DType::F32).unwrap()).unwrap();
+        // Both have the numbers of f32.
+        named(&wide, name).set(&named(&narrow, name).to_dtype(DType::F64).unwrap()).unwrap();
+    }
+    let all: Vec<usize> = (0..BATCH * comm.world_size()).collect();
+    let own = &all[comm.rank() * BATCH..][..BATCH];
+    let reduced = parallel.backward(&wide_model.loss(&text, own).unwrap()).unwrap();
+    let joined = wide_model.loss(&text, &all).unwrap().backward().unwrap();
+    let rounded = narrow_model.loss(&text, &all).unwrap().backward().unwrap();
+    let read = |variables: &VarMap, store: &GradStore, name: &str| values(store.get(&named(variables, name)).unwrap());
+    let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+    for name in &names {
+        let joined = read(&wide, &joined, name);
+        let bound = 16.0 * 2f64.powi(-29) * distance(&joined, &read(&narrow, &rounded, name));
+        let found = distance(&joined, &read(&wide, &reduced, name));
+        assert!(found <= bound, "{name}: {found:e} apart, at most {bound:e}");
+    }
+}
+
+/// The loss of guessing is that of 256 equal bytes.
+fn learns(comm: &dyn Communicator) {
+    let loss = example::train(comm, &Device::Cpu, &text(), 30).unwrap();
+    assert!(loss < 256f64.ln() - 0.5, "{loss}");
+    let all = comm.gather_words(&[loss.to_bits()]).unwrap();
+    assert!(all.iter().all(|word| *word == loss.to_bits()));
+}
