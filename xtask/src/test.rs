@@ -292,7 +292,7 @@ fn tests() -> Result<Outcome> {
     let binary = cuda_binary()?;
     let cmd = Cmd::cargo("test")
         .args(["--workspace", "--exclude", "xtask", "--exclude", "gradsync-candle"]) // candle is compiled in the stage of the demo
-        .args(["--features", "gradsync-tests/prepared"])
+        .args(["--features", "gradsync-tests/prepared", "--no-fail-fast"])
         .env("GRADSYNC_PYTHONPATH", python::packages_folder())
         .env("GRADSYNC_CUDA_BINARY", &binary);
     cmd.run()?;

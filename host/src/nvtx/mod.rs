@@ -14,14 +14,15 @@ use std::{cell::RefCell, ffi::CString};
 /// The phase of a transfer that a range covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Shapes are told, memory is made.
-    PreSend,
-    /// Tensors are packed.
+    /// Tensors are packed; before the rest, so that a receiver only accepts a payload that exists.
     SendMemcpy,
+    /// Shapes are told, and the receiver answers.
+    PreSend,
     /// The payload goes.
     Send,
     /// Memory of the transfer is released.
     PostSend,
+    /// Shapes are received, and memory is made for the payload.
     PreRecv,
     Recv,
     /// Tensors are unpacked.

@@ -93,7 +93,7 @@ fn a_profiler_sees_every_phase() {
             _ => {}
         }
     });
-    let sender = ["PreSend-3", "SendMemcpy-3", "Send-3", "PostSend-3"];
+    let sender = ["SendMemcpy-3", "PreSend-3", "Send-3", "PostSend-3"];
     let receiver = ["PreRecv-1", "Recv-1", "RecvMemcpy-1", "PostRecv-1"];
     let twice = |names: [&str; 4], color| {
         let batch: Vec<String> = names.iter().map(|name| format!("Batch-7 {name}")).collect();
@@ -119,8 +119,8 @@ fn a_profiler_sees_every_phase() {
     let both = |peer| {
         let both = |send, recv| [begin(send, peer, RED), begin(recv, peer, GREEN), None, None];
         let one = |name, color| [begin(name, peer, color), None];
-        let mut told = both("PreSend", "PreRecv").to_vec();
-        told.extend(one("SendMemcpy", RED));
+        let mut told = one("SendMemcpy", RED).to_vec();
+        told.extend(both("PreSend", "PreRecv"));
         told.extend(both("Send", "Recv"));
         told.extend(one("RecvMemcpy", GREEN));
         told.extend(both("PostSend", "PostRecv"));

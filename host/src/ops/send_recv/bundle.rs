@@ -111,8 +111,8 @@ impl<'a, M: BundleMemory> Bundle<'a, M> {
         match (&self.content, packed) {
             (Content::Lying(payload), _) => M::byte_range(*payload, 0..self.layout.len),
             (Content::Apart(_), packed) => {
-                let room = packed.as_ref().expect("room is made for tensors that lie apart");
-                M::at(room, 0..self.layout.len, DataType::U8)
+                let packed = packed.as_ref().expect("tensors that lie apart were packed");
+                M::at(packed, 0..self.layout.len, DataType::U8)
             }
         }
     }

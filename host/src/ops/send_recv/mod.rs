@@ -255,7 +255,7 @@ enum Landing<'p, 't, M: BundleMemory> {
     New(Received<M>),
 }
 
-/// For each send that was accepted, and for each receive, memory.
+/// The packed payload of each send, or the reason why it does not go; and the memory of each receive.
 type Prepared<'p, 't, M> =
     (Vec<Result<Option<<M as BundleMemory>::Payload>>>, Vec<(usize, Result<Landing<'p, 't, M>>)>);
 
@@ -273,17 +273,23 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         for (_, bundle) in sends {
             M::check_queue(name, self.queue, bundle.queue())?;
         }
+        // Before a receiver accepts: packing can fail, for want of memory for example, and then nobody waits for the payload.
+        let packed = sends.iter().map(|(peer, bundle)| {
+            let _range = range(Phase::SendMemcpy, *peer);
+            bundle.packed()
+        });
+        let packed = packed.collect();
         let (accepted, landings) = {
             let _sends = ranges(Phase::PreSend, to.iter().copied());
             let _receives = ranges(Phase::PreRecv, from.iter().copied());
-            self.prepare(sends, receives)?
+            self.prepare(sends, packed, receives)?
         };
-        // Rooms are kept until the exchange has taken the payloads; on a GPU their next owner is ordered behind it.
-        let mut rooms = Vec::with_capacity(sends.len());
+        // Packed payloads are kept until the exchange has taken them; on a GPU the next owner of their memory is ordered behind it.
+        let mut payloads = Vec::with_capacity(sends.len());
         let mut refused = Vec::new();
         for ((peer, bundle), accepted) in sends.iter().zip(accepted) {
             match accepted {
-                Ok(room) => rooms.push((*peer, bundle, room)),
+                Ok(packed) => payloads.push((*peer, bundle, packed)),
                 Err(error) => refused.push(error),
             }
         }
@@ -296,7 +302,9 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         }
         {
             let mut outgoing = Vec::new();
-            rooms.iter().for_each(|(peer, bundle, room)| push_parts::<M>(&mut outgoing, *peer, bundle.payload(room)));
+            for (peer, bundle, packed) in &payloads {
+                push_parts::<M>(&mut outgoing, *peer, bundle.payload(packed));
+            }
             let mut incoming = Vec::new();
             for (peer, landing) in &mut landed {
                 let payload = match landing {
@@ -322,29 +330,24 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         }
         let _sends = ranges(Phase::PostSend, to.into_iter());
         let _receives = ranges(Phase::PostRecv, from.into_iter());
-        drop(rooms);
+        drop(payloads);
         first_error(refused)?;
         Ok(received)
     }
 
+    /// Negotiates with the receivers of bundles whose packing succeeded, and makes memory for each bundle that comes.
     fn prepare<'p, 't>(
         &self,
         sends: &[(usize, &Bundle<'_, M>)],
+        packed: Vec<Result<Option<M::Payload>>>,
         receives: Vec<(usize, Place<'p, 't, M>)>,
     ) -> Result<Prepared<'p, 't, M>> {
-        let (mut offers, mut wants, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
-        for (peer, bundle) in sends {
-            // Before the receiver accepts: packing can fail, for want of memory for example, and then nobody waits for the payload.
-            let _range = range(Phase::SendMemcpy, *peer);
-            let room = bundle.packed();
-            match bundle.shapes {
-                Shapes::Known => rooms.push(Ok(room?)),
-                Shapes::Described { tag } => {
-                    let described = |_: &Option<M::Payload>| encode(bundle.specs(), tag);
-                    let header = room.as_ref().map_or_else(|error| Ok(withdrawal(error)), described);
-                    offers.push(Offer { peer: *peer, header: header? });
-                    rooms.push(room);
-                }
+        let (mut offers, mut wants) = (Vec::new(), Vec::new());
+        for ((peer, bundle), packed) in sends.iter().zip(&packed) {
+            if let Shapes::Described { tag } = bundle.shapes {
+                let described = |_: &Option<M::Payload>| encode(bundle.specs(), tag);
+                let header = packed.as_ref().map_or_else(|error| Ok(withdrawal(error)), described)?;
+                offers.push(Offer { peer: *peer, header });
             }
         }
         for (peer, place) in &receives {
@@ -371,11 +374,11 @@ impl<M: BundleMemory> SendRecv<'_, M> {
         })?;
         let mut answers = outcome.offers.into_iter();
         let mut described = outcome.wants.into_iter();
-        let accepted = sends.iter().zip(rooms).map(|((_, bundle), room)| match bundle.shapes {
-            Shapes::Known => room,
+        let accepted = sends.iter().zip(packed).map(|((_, bundle), packed)| match bundle.shapes {
+            Shapes::Known => packed,
             Shapes::Described { .. } => {
                 let answer = answers.next().expect("one for each offer");
-                room.and_then(|room| answer.map(|()| room))
+                packed.and_then(|packed| answer.map(|()| packed))
             }
         });
         let landings = landings.into_iter().map(|(peer, landing)| {
