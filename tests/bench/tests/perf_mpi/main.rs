@@ -134,7 +134,7 @@ fn what_the_job_cannot_do_is_refused() {
     let cases: [(usize, &[&str], &str); 4] = [
         (2, &["all_reduce", "-g", "3"], "-g 3: the launcher started 2 ranks"),
         (3, &["adasum", "--algorithm", "tree", "-b", "1K"], "needs a power of two, not 3 ranks"),
-        (2, &["all_reduce", "--ordinary-buffers"], "--ordinary-buffers: only adasum with --transport mpi or process has others"),
+        (2, &["all_reduce", "--ordinary-buffers"], "only adasum with --transport mpi or process has others"),
         (2, &["all_reduce", "-b", "1K", "--json", "missing/out.json"], "missing/out.json: its folder does not exist"),
     ];
     for (ranks, arguments, reason) in cases {
