@@ -38,6 +38,29 @@
 //!
 //! Modules in plain type are there with the feature `cuda` or `mpi`, and `comm::process` on Unix.
 //!
+//! # A program
+//!
+//! Ranks that are threads; processes, MPI processes and GPUs differ in the communicator alone ([`comm`]).
+//!
+//! ```
+//! use gradsync::comm::{Ranks, local};
+//! use gradsync::ops::{AdasumOptions, adasum_all_reduce, in_place_accumulate_v2};
+//! use gradsync::{DType, Error, GradientBuffer};
+//!
+//! fn main() -> Result<(), Error> {
+//!     let results = local::run(4, |comm| {
+//!         let tensors = [("weight", vec![2, 3]), ("bias", vec![3])];
+//!         let mut gradients = GradientBuffer::new(DType::F32, 4, tensors)?;
+//!         let micro_batch = vec![comm.rank() as f32; 3]; // what `backward()` gave for "bias"
+//!         in_place_accumulate_v2(gradients.tensor_mut(1), &micro_batch, false)?;
+//!         adasum_all_reduce(&comm, &mut gradients, AdasumOptions::default())?;
+//!         Ok::<_, Error>(gradients.tensor(1).data().to_f64_vec())
+//!     })?;
+//!     assert!(results.iter().all(|result| *result == [1.75; 3])); // the same bits on every rank
+//!     Ok(())
+//! }
+//! ```
+//!
 //! # Features
 //!
 //! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
@@ -81,8 +104,3 @@ pub use error::{CommError, Error, Result};
 pub use half::{bf16, f16};
 pub use memory::{TensorView, TensorViewMut};
 pub use slice::{Element, Slice, SliceMut};
-
-/// Compiles and runs the program in the README.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -1,8 +1,11 @@
 //! Programs that tests start: the C compiler, for libraries that stand in for others, the test program itself, for cases that need a
 //! process of their own, and what a run of any program left.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+
+use gradsync::bootstrap::{Launch, Secret};
 
 /// Makes a shared library of a C source; `arguments` are the compiler's, on top of its strictness.
 ///
@@ -31,6 +34,27 @@ pub fn printed_by(test: &str, prepare: impl FnOnce(&mut Command)) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{printed}{errors}");
     printed.into_owned()
+}
+
+/// Commands that start a test of this program in so many processes, with the variables by which a launcher tells ranks who they are.
+///
+/// # Panics
+/// If there is no free port.
+pub fn started_as_ranks(test: &str, world_size: usize) -> Vec<Command> {
+    // Free a moment ago: nobody else listens here meanwhile but by chance.
+    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).expect("a free port").port();
+    let secret = Secret::generate().expect("random bytes").reveal();
+    let start = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
+        command.args([test, "--exact", "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
+        for other in Launch::variables() {
+            command.env_remove(other);
+        }
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("GRADSYNC_SECRET", &secret);
+        command
+    };
+    (0..world_size).map(start).collect()
 }
 
 /// Makes a named pipe, `pipe`, in a folder.

@@ -9,8 +9,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+#[cfg(unix)]
+use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::Communicator;
 use gradsync::comm::local::{LocalCommunicator, run_each};
+#[cfg(unix)]
+use gradsync::comm::process::ProcessCommunicator;
 
 /// What every rank returned, in rank order; a panic of a rank is the panic of the test.
 pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> T + Sync) -> Vec<T> {
@@ -28,6 +32,30 @@ pub fn on_ranks<T: Send>(world_size: usize, body: impl Fn(LocalCommunicator) -> 
         }
     }
     results
+}
+
+/// Runs `body` on threads that connect as processes do, and returns the result of each, in rank order.
+///
+/// # Panics
+/// If a rank cannot join or connect, or panics.
+#[cfg(unix)]
+pub fn on_processes<T: Send>(
+    world_size: usize,
+    deadline: Duration,
+    body: impl Fn(ProcessCommunicator) -> T + Sync,
+) -> Vec<T> {
+    let rendezvous = Rendezvous::in_process();
+    thread::scope(|scope| {
+        let start = |rank: usize| {
+            let (rendezvous, body) = (rendezvous.clone(), &body);
+            scope.spawn(move || {
+                let member = rendezvous.join(rank, world_size).expect("all join");
+                body(ProcessCommunicator::new_within(member, deadline).expect("all connect"))
+            })
+        };
+        let threads: Vec<_> = (0..world_size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
 }
 
 /// The common result of all ranks; fails, naming the first rank that differs from rank 0.

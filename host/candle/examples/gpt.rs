@@ -1,17 +1,14 @@
 //! A small GPT that learns to continue a text, character by character, on any number of ranks.
 //!
 //! ```sh
-//! cargo run --release --example gpt -- text.txt 500 4               # four ranks that are threads
-//! gradsync launch -n 4 -- target/release/examples/gpt text.txt 500 # four that are processes
+//! cargo build --release --example gpt # with `--features cuda` for GPUs
+//! gradsync launch -n 4 -- target/release/examples/gpt text.txt 500
 //! ```
-
-use std::time::Instant;
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss, ops, rms_norm};
-use gradsync::bootstrap::{Launch, Rendezvous};
-use gradsync::comm::{Communicator, local, process::ProcessCommunicator};
 use gradsync::train::{ReducerOptions, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
+use gradsync::{bootstrap::Launch, comm::Communicator};
 use gradsync_candle::{DataParallel, Result, TensorMemory};
 
 /// Bytes that the model sees at once.
@@ -81,7 +78,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     parallel.broadcast()?; // every rank has made other random weights
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
     let mut indices = ShardedIndices::new(trained, rank, world_size, ShardOptions::default())?;
-    let start = Instant::now();
+    let start = std::time::Instant::now();
     for step in 1..=end {
         if indices.remaining() < BATCH {
             indices.next_epoch()?;
@@ -104,16 +101,20 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     Ok(loss)
 }
 
-#[allow(dead_code)] // a test has the model without the program
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, steps, threads @ ..] = &arguments[..] else { panic!("usage: gpt TEXT STEPS [THREADS]") };
+    let [path, steps] = &arguments[..] else { panic!("usage: gpt TEXT STEPS") };
     let text = std::fs::read(path).map_err(candle_core::Error::from)?;
-    let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"));
-    if let [ranks] = threads {
-        return local::run(number(ranks), |comm| train(&comm, &Device::Cpu, &text, number(steps))).map(drop);
-    }
+    let steps = steps.parse().unwrap_or_else(|_| panic!("{steps:?} is no number"));
     let launch = Launch::from_env()?; // which rank this process is
-    let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
-    train(&ProcessCommunicator::new(member)?, &Device::Cpu, &text, number(steps)).map(drop)
+    #[cfg(not(feature = "cuda"))]
+    let (comm, device) = (gradsync::comm::process::ProcessCommunicator::new(launch.join()?)?, Device::Cpu);
+    #[cfg(feature = "cuda")]
+    let (comm, device) = {
+        use gradsync::{comm::nccl::*, driver::Queue};
+        let queue = Queue::new(launch.device())?;
+        let comm = NcclCommunicator::new(launch.join()?, &queue, &NcclOptions::default())?;
+        (comm, Device::new_cuda_with_stream(launch.device() as usize)?)
+    };
+    train(&comm, &device, &text, steps).map(drop)
 }

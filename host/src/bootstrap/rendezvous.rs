@@ -36,6 +36,16 @@ pub struct Rendezvous {
     generation: u64,
 }
 
+impl Launch {
+    /// Joins the group that the launcher has started, at the [rendezvous of its variables](Rendezvous::from_env), and blocks until all ranks have.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::from_env`] and [`Rendezvous::join`].
+    pub fn join(&self) -> Result<Member> {
+        Rendezvous::from_env(self)?.join(self.rank, self.world_size)
+    }
+}
+
 impl Rendezvous {
     fn new(way: Way) -> Self {
         Rendezvous { way, deadline: DEFAULT_DEADLINE, generation: 0 }

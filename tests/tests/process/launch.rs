@@ -1,12 +1,11 @@
 //! Starts ranks as processes of this program, in a role; and is what such a process does.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradsync::bootstrap::Secret;
+use gradsync_tests::programs::started_as_ranks;
 
 /// What a process is to do; without it, [`rank`] does nothing.
 const ROLE: &str = "GRADSYNC_TEST_ROLE";
@@ -29,23 +28,12 @@ impl Launched {
         world_size: usize,
         variables: impl Fn(usize) -> Vec<(&'static str, String)>,
     ) -> Self {
-        // Free a moment ago: nobody else listens here meanwhile but by chance.
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let port = listener.local_addr().expect("its port").port();
-        drop(listener);
-        let secret = Secret::generate().expect("random bytes").reveal();
-        let start = |rank: usize| {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.args(["launch::rank", "--exact", "--nocapture", "--test-threads=1"]);
-            for other in ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"] {
-                command.env_remove(other);
-            }
-            command.env_remove("SLURM_NTASKS").env(ROLE, role).env("GRADSYNC_SECRET", &secret);
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
-            command.envs(variables(rank)).stdin(Stdio::null()).spawn().expect("a process")
-        };
-        Self((0..world_size).map(start).collect())
+        let ranks = started_as_ranks("launch::rank", world_size).into_iter().enumerate();
+        Self(
+            ranks
+                .map(|(rank, mut command)| command.env(ROLE, role).envs(variables(rank)).spawn().expect("a process"))
+                .collect(),
+        )
     }
 
     pub(crate) fn process(&mut self, rank: usize) -> &mut Child {

@@ -2,27 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use gradsync::bootstrap::Rendezvous;
 use gradsync::comm::process::ProcessCommunicator;
 use gradsync::comm::{Collectives, CommError, Departure, Ranks, ReduceOp, Split};
 use gradsync::{Error, Result};
-use gradsync_tests::ranks::guarded;
+use gradsync_tests::ranks::{guarded, on_processes};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn on_ranks<T: Send>(world_size: usize, body: impl Fn(ProcessCommunicator) -> T + Sync) -> Vec<T> {
-    let rendezvous = Rendezvous::in_process();
-    std::thread::scope(|scope| {
-        let start = |rank: usize| {
-            let (rendezvous, body) = (rendezvous.clone(), &body);
-            scope.spawn(move || {
-                let member = rendezvous.join(rank, world_size).expect("all join");
-                body(ProcessCommunicator::new_within(member, DEADLINE).expect("all connect"))
-            })
-        };
-        let threads: Vec<_> = (0..world_size).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
+    on_processes(world_size, DEADLINE, body)
 }
 
 #[test]

@@ -26,7 +26,7 @@ static ROOT: OnceLock<Member> = OnceLock::new();
 /// Joins, and makes the first communicator of all ranks.
 pub(crate) fn start() -> Result<Comm> {
     let launch = Launch::from_env()?;
-    let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
+    let member = launch.join()?;
     ROOT.set(member).expect("it starts once");
     try_fresh(DEADLINE)
 }

@@ -80,6 +80,22 @@ pub(super) fn run() -> Result<String> {
     Ok(format!("on {RANKS:?} ranks, in memory of each other and by messages, {large}; `perf`"))
 }
 
+/// The cases of training with candle, on ranks of an MPI job.
+pub(super) fn candle() -> Result<String> {
+    let build = ["--no-run", "--package", "gradsync-candle", "--features", "mpi", "--test", "ranks"];
+    let program = bundle::executable(Cmd::cargo("test").args(build), "ranks")?;
+    let mpirun = Mpirun::find().map_err(|why| anyhow!("cannot start ranks: {why}"))?;
+    for ranks in [2, 4] {
+        let mut command = mpirun.command(ranks, DEADLINE);
+        command.arg(&program).args(["rank_of_an_mpi_job", "--exact", "--ignored", "--test-threads=1"]);
+        match watch(command, DEADLINE)? {
+            End::Exited(0) => {}
+            end => bail!("candle on {ranks} ranks of MPI {end}"),
+        }
+    }
+    Ok("candle on 2 and 4 ranks of MPI too".to_owned())
+}
+
 fn start_ranks(mpirun: &Mpirun, program: &Path, ranks: usize, environment: &[(&str, &str)]) -> Result<End> {
     let mut command = mpirun.command(ranks, DEADLINE);
     command.arg(program).envs(environment.iter().copied());

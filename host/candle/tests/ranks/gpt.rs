@@ -10,6 +10,7 @@ use gradsync_tests::tensors::Case;
 
 use crate::data_parallel::values;
 
+#[allow(dead_code)] // the model without the program
 #[path = "../../examples/gpt.rs"]
 mod example;
 

@@ -5,14 +5,23 @@
 
 mod allocations;
 mod data_parallel;
+/// README's program, as it stands there.
+mod first {
+    include!("../../examples/first.rs");
+
+    pub(crate) fn run() {
+        main().unwrap();
+    }
+}
 mod gpt;
 mod refused;
 mod tensor_parallel;
 
-use gradsync::bootstrap::Rendezvous;
-use gradsync::comm::Communicator;
-use gradsync::comm::process::ProcessCommunicator;
-use gradsync_tests::ranks::{guarded, on_ranks};
+use std::process::Stdio;
+
+use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
+use gradsync_tests::programs::{Finished, started_as_ranks};
+use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
 use gradsync_tests::tensors::Case;
 
 fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
@@ -28,22 +37,6 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
 
 /// An owned communicator, as groups take it.
 type Owned = Box<dyn Communicator + Send>;
-
-/// Runs `body` on threads that connect as processes do.
-fn connected(world_size: usize, body: impl Fn(ProcessCommunicator) + Sync) {
-    let rendezvous = Rendezvous::in_process();
-    std::thread::scope(|scope| {
-        let start = |rank: usize| {
-            let (rendezvous, body) = (rendezvous.clone(), &body);
-            scope.spawn(move || {
-                let member = rendezvous.join(rank, world_size).expect("all join");
-                body(ProcessCommunicator::new(member).expect("all connect"));
-            })
-        };
-        let threads: Vec<_> = (0..world_size).map(start).collect();
-        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    });
-}
 
 #[test]
 fn data_parallel_on_several_ranks() {
@@ -66,9 +59,9 @@ fn ranks_that_connect_as_processes() {
     guarded(240, || {
         for case in data_parallel::ALL.iter().chain(refused::ALL) {
             println!("{}", case.name);
-            connected(2, |comm| (case.run)(&comm));
+            on_processes(2, DEFAULT_DEADLINE, |comm| (case.run)(&comm));
         }
-        connected(2, |comm| tensor_parallel::all(Box::new(comm)));
+        on_processes(2, DEFAULT_DEADLINE, |comm| tensor_parallel::all(Box::new(comm)));
     });
 }
 
@@ -79,4 +72,37 @@ fn layers_divided_over_ranks() {
             on_ranks(world_size, |comm| tensor_parallel::all(Box::new(comm)));
         }
     });
+}
+
+/// One rank of an MPI job, which `cargo xtask test --only demo` starts.
+#[cfg(feature = "mpi")]
+#[test]
+#[ignore = "started by mpirun"]
+fn rank_of_an_mpi_job() {
+    let comm = gradsync::comm::mpi::MpiCommunicator::world().unwrap();
+    for case in data_parallel::ALL.iter().chain(refused::ALL).chain(&[gpt::GRADIENTS]) {
+        (case.run)(&comm);
+    }
+    tensor_parallel::all(Box::new(comm));
+}
+
+/// One rank of the next test, which starts this one in processes of their own.
+#[test]
+#[ignore = "started by the next test"]
+fn rank_of_the_first_example() {
+    first::run();
+}
+
+#[test]
+fn the_first_example_learns() {
+    let ranks = started_as_ranks("rank_of_the_first_example", 4).into_iter().map(|mut command| {
+        command.arg("--ignored").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a process")
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let ends = ranks.into_iter().map(|rank| Finished::of(rank.wait_with_output().expect("its output")));
+    let ends: Vec<_> = ends.enumerate().map(|(rank, end)| end.succeeded(&format!("rank {rank}"))).collect();
+    let (_, loss) = ends[0].stdout.split_once("step 100: loss ").expect("rank 0 tells its last loss");
+    let loss: f32 = loss.lines().next().and_then(|loss| loss.trim().parse().ok()).expect("a number");
+    // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.
+    assert!(loss < 0.1, "{loss}");
 }

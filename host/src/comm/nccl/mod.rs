@@ -6,7 +6,7 @@
 //! arithmetic, except that factors which NCCL cannot apply are applied by the `scale` kernel.
 //!
 //! ```no_run
-//! use gradsync::bootstrap::{Launch, Rendezvous};
+//! use gradsync::bootstrap::Launch;
 //! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 //! use gradsync::comm::{Communicator, Ranks};
 //! use gradsync::driver::Queue;
@@ -15,7 +15,7 @@
 //! use gradsync::{DType, GradientBuffer};
 //!
 //! let launch = Launch::from_env()?;
-//! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
+//! let member = launch.join()?;
 //! let queue = Queue::new(launch.device())?;
 //! let comm = NcclCommunicator::new(member, &queue, &NcclOptions::default())?;
 //!

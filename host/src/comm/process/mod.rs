@@ -1,7 +1,7 @@
 //! Ranks as processes without MPI: every collective on host memory, on one machine through memory in common, and between machines for small data.
 //!
 //! ```
-//! use gradsync::bootstrap::{Launch, Rendezvous};
+//! use gradsync::bootstrap::Launch;
 //! use gradsync::comm::process::ProcessCommunicator;
 //! use gradsync::comm::{Collectives, Ranks, ReduceOp};
 //!
@@ -9,7 +9,7 @@
 //! # let launched = || -> Result<_, gradsync::Error> {
 //! // A process that a launcher has started: it sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GRADSYNC_SECRET.
 //! let launch = Launch::from_env()?;
-//! let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
+//! let member = launch.join()?;
 //! # Ok(member)
 //! # };
 //! # let _ = launched;

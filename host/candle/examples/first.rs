@@ -1,0 +1,37 @@
+// The program of the project's README: a linear model on any number of ranks.
+//
+// ```sh
+// cargo build --release --example first # with `--features cuda` for GPUs
+// gradsync launch -n 4 -- target/release/examples/first
+// ```
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};
+use gradsync::bootstrap::Launch;
+use gradsync::comm::{Communicator, process::ProcessCommunicator};
+use gradsync::train::{ReducerOptions, mean_over_ranks};
+use gradsync_candle::{DataParallel, Error, TensorMemory};
+
+fn train<M: TensorMemory>(comm: &dyn Communicator<M>, device: &Device) -> Result<(), Error> {
+    let variables = VarMap::new();
+    let model = linear(8, 1, VarBuilder::from_varmap(&variables, DType::F32, device))?;
+    let mut parallel = DataParallel::new(&variables, comm, ReducerOptions::default())?;
+    parallel.broadcast()?; // every rank has made other random weights
+    let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.05)?;
+    for step in 1..=100 {
+        let examples = Tensor::rand(-1f32, 1f32, (32, 8), device)?; // each rank has its own
+        let loss = mse(&model.forward(&examples)?, &examples.sum_keepdim(1)?)?;
+        let gradients = parallel.backward(&loss)?; // instead of `loss.backward()`: means over ranks
+        optimizer.step(&gradients)?;
+        let loss = mean_over_ranks(comm, loss.to_scalar::<f32>()?.into(), 1)?.expect("a loss");
+        if step % 20 == 0 && comm.rank() == 0 {
+            println!("step {step:3}: loss {loss:.4}");
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Error> {
+    let member = Launch::from_env()?.join()?; // which rank this process is, among which others
+    train(&ProcessCommunicator::new(member)?, &Device::Cpu)
+}
