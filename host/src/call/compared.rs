@@ -1,4 +1,4 @@
-//! [`Value`]: what ranks compare of a call, line by line.
+//! [`Value`]: the values by which ranks compare a call, line by line.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ pub(crate) enum Value<'a> {
     DType(DType),
     Number(usize),
     Shape(&'a [usize]),
-    /// A text of the caller's.
+    /// A text of the caller.
     Name(&'a str),
-    /// A text of this crate's.
+    /// A text of this crate.
     Words(&'static str),
 }
 
