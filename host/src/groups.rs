@@ -9,7 +9,24 @@
 //! use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
 //! use gradsync::plan::groups::{GroupKind, Sizes};
 //!
-//! The gradients of a stage are summed over the ranks that have this stage.
+//! // Two stages, each of which sees different data on two ranks: ranks 0 and 1 are the first, ranks 2 and 3 the second.
+//! let sizes = Sizes { world: 4, local: 4, data: 2, horizontal: 1, pipeline: 2 };
+//! let outcomes = local::run(4, |world| -> gradsync::Result<_> {
+//!     let rank = world.rank();
+//!     let groups = Groups::new(world, sizes)?;
+//!     // The gradients of a stage are summed over the ranks that have this stage.
+//!     let mut gradients = [rank as f32];
+//!     groups.get(GroupKind::Data)?.all_reduce(&mut gradients, ReduceOp::Sum)?;
+//!     // The first stage sends its activation to the second, on the rank that sees the same data.
+//!     let pipeline = groups.get(GroupKind::Pipeline)?;
+//!     let mut activation = [if pipeline.rank() == 0 { 10.0 + rank as f32 } else { 0.0 }];
+//!     match pipeline.rank() {
+//!         0 => pipeline.send(&activation, 1)?,
+//!         _ => pipeline.recv(&mut activation, 0)?,
+//!     }
+//!     Ok((gradients[0], activation[0]))
+//! })?;
+//! assert_eq!(outcomes, [(1.0, 10.0), (1.0, 11.0), (5.0, 10.0), (5.0, 11.0)]);
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 

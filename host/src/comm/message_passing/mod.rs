@@ -248,8 +248,8 @@ impl MessagePassing {
 
     /// Broadcasts the message of `root`; the messages of other ranks are ignored.
     #[cfg(feature = "mpi")]
-    pub(in crate::comm) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
-        let transfer = self.agree(what.call())?;
+    pub(in crate::comm) fn tell(&self, kind: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
+        let transfer = self.agree(kind.call())?;
         let mut message = if self.rank() == root { message } else { Vec::new() };
         let mut len = (message.len() as u64).to_ne_bytes();
         // SAFETY: so many bytes.

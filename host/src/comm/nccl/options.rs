@@ -62,7 +62,7 @@ impl NcclOptions {
     }
 
     /// What is wrong with them.
-    pub(super) fn trouble(&self) -> Option<String> {
+    pub(super) fn invalid_reason(&self) -> Option<String> {
         for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
             if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
                 return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));

@@ -30,7 +30,7 @@ const HOST_VARIABLE: &str = "NCCL_HOSTID";
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Hello {
     /// Why this rank cannot take part.
-    trouble: Option<String>,
+    failure: Option<String>,
     version: i32,
     device: [u8; 16],
     /// The process that it is in, which no other in the world is.
@@ -72,7 +72,7 @@ pub(super) fn connect(
         Ok((nccl, device, meeting_point)) => {
             Hello { version: nccl.version().0, device: *device, meeting_point: meeting_point.clone(), ..nothing }
         }
-        Err(error) => Hello { trouble: Some(error.to_string()), ..nothing },
+        Err(error) => Hello { failure: Some(error.to_string()), ..nothing },
     };
     let hellos = exchange(member, &hello, options.deadline)?;
     let (nccl, ..) = prepared?;
@@ -83,10 +83,10 @@ pub(super) fn connect(
     let meeting_point = unique_id(&hellos[0].meeting_point, member)?;
     let outcome = init(nccl, member, queue, options, meeting_point);
     // Nobody goes on before all ranks have it.
-    let done = Hello { trouble: outcome.as_ref().err().map(ToString::to_string), ..hello };
+    let done = Hello { failure: outcome.as_ref().err().map(ToString::to_string), ..hello };
     let answers = exchange(member, &done, options.deadline);
     let handle = outcome?;
-    let all = answers.and_then(|answers| trouble(&answers));
+    let all = answers.and_then(|answers| first_failure(&answers));
     if let Err(error) = all {
         // SAFETY: made just now, and used by nobody.
         unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
@@ -122,7 +122,7 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
 }
 
 fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
-    if let Some(reason) = options.trouble() {
+    if let Some(reason) = options.invalid_reason() {
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
     let nccl = Nccl::get()?;
@@ -152,15 +152,15 @@ fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<He
 }
 
 /// The first rank that cannot take part, as an error.
-fn trouble(hellos: &[Hello]) -> Result<()> {
-    let first = hellos.iter().enumerate().find_map(|(rank, hello)| Some((rank, hello.trouble.clone()?)));
+fn first_failure(hellos: &[Hello]) -> Result<()> {
+    let first = hellos.iter().enumerate().find_map(|(rank, hello)| Some((rank, hello.failure.clone()?)));
     first
         .map_or(Ok(()), |(rank, reason)| Err(CommError::Transport { operation: Operation::SetUp, rank, reason }.into()))
 }
 
 /// Refuses what NCCL would fail on, or hang.
 fn check(hellos: &[Hello]) -> Result<()> {
-    trouble(hellos)?;
+    first_failure(hellos)?;
     let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
     for (rank, hello) in hellos.iter().enumerate() {
         if hello.version != hellos[0].version {
