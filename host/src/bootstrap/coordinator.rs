@@ -195,7 +195,8 @@ impl State {
     fn release(&mut self, mut completed: Vec<(usize, PendingCalls)>) {
         // A rank with a contribution waits in a collective of all ranks, so all are released at once.
         if completed.len() == self.routes.len() && completed.iter().any(|(_, pending)| pending.contribution.is_some()) {
-            let contribution = |(_, pending): &mut (usize, PendingCalls)| pending.contribution.take().unwrap_or_default();
+            let contribution =
+                |(_, pending): &mut (usize, PendingCalls)| pending.contribution.take().unwrap_or_default();
             let all: Vec<Vec<u8>> = completed.iter_mut().map(contribution).collect();
             for batch in batches(&all) {
                 self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });

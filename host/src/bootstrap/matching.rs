@@ -32,7 +32,8 @@ struct WaitingCalls {
 impl WaitingCalls {
     fn new(calls: &[Call]) -> Self {
         let operation = calls.first().map_or(Operation::Exchange, Call::called);
-        let mut own = WaitingCalls { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
+        let mut own =
+            WaitingCalls { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
         for &call in calls {
             let (to, from) = call.operation.peers();
             if to.is_none() && from.is_none() {

@@ -179,7 +179,8 @@ impl Member {
                     self.check_wait(plan, &missing)?;
                     let is_local = |peer: &usize| plan.hosts[*peer] == plan.hosts[rank];
                     if let Some(listener) = local.as_ref().filter(|_| missing.iter().any(is_local)) {
-                        let came = listener.accept(&plan.secret).map_err(|error| self.connect_error(error.to_string()))?;
+                        let came =
+                            listener.accept(&plan.secret).map_err(|error| self.connect_error(error.to_string()))?;
                         came.into_iter().for_each(|(identity, socket)| {
                             admit(&mut peers, plan, identity, Peer { socket, session: None });
                         });

@@ -67,7 +67,11 @@ impl Pending {
     ///
     /// # Errors
     /// [`CommError::Mismatch`] if some calls can never be completed.
-    pub(super) fn post(&mut self, rank: usize, pending: PendingCalls) -> Result<Vec<Vec<(usize, PendingCalls)>>, CommError> {
+    pub(super) fn post(
+        &mut self,
+        rank: usize,
+        pending: PendingCalls,
+    ) -> Result<Vec<Vec<(usize, PendingCalls)>>, CommError> {
         self.queues[rank].calls += pending.calls.len();
         self.queues[rank].later.push_back(pending);
         let mut completed = Vec::new();

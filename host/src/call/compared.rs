@@ -31,6 +31,6 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on two ranks whose
-/// earlier lines are the same.
+/// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on
+/// two ranks whose earlier lines are the same.
 pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;

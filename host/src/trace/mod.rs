@@ -1,10 +1,11 @@
 //! Traces: the record of each rank's last calls, written to a file on a failure or on request, to find out why a job hangs.
 //!
-//! Every communicator keeps its last 32 calls while the variable `GRADSYNC_TRACE_DIR` names a folder. A rank writes them to `rank-N.json` there
+//! Every communicator keeps its last 32 calls while the variable `GRADSYNC_TRACE_DIR` names a folder. A rank writes them to `rank-N.json`
+//! there
 //!
 //! * when a call or a join fails, for example by a deadline, and once more when a further failure occurs;
-//! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the variable
-//!   is set; handlers that were there before are still called.
+//! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the
+//!   variable is set; handlers that were there before are still called.
 //!
 //! The files are written under another name and renamed, so that no reader sees a partial one; only their owner can read them. A process
 //! writes one file, named by its rank; if ranks are threads of a process without a rank of its own, it writes one file for each of them.
@@ -74,8 +75,8 @@ pub struct GroupTrace {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TracedCall {
-    /// The number of collectives that the rank has called in this group, this one included. Ranks whose calls match have the same collective under the
-    /// same number. A transfer between two ranks has the number of the collective before it.
+    /// The number of collectives that the rank has called in this group, this one included. Ranks whose calls match have the same
+    /// collective under the same number. A transfer between two ranks has the number of the collective before it.
     pub sequence: u64,
     /// The state of the call.
     pub state: CallState,

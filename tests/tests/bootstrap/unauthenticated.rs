@@ -214,7 +214,9 @@ struct Crowd(Child);
 impl Crowd {
     fn come(kind: &str, meeting: &Meeting) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["unauthenticated::crowd", "--exact", "--nocapture"]).env(CROWD, format!("{kind} {}", meeting.port));
+        command
+            .args(["unauthenticated::crowd", "--exact", "--nocapture"])
+            .env(CROWD, format!("{kind} {}", meeting.port));
         let mut crowd = Crowd(command.stdout(Stdio::piped()).spawn().expect("a child process"));
         let lines = BufReader::new(crowd.0.stdout.take().expect("piped")).lines();
         assert!(lines.map_while(Result::ok).any(|line| line == "the crowd is there"), "the crowd did not come");

@@ -1,4 +1,5 @@
-//! Notification of the threads of a group when their shared state changes: waiting threads spin for a while, and then sleep until they are woken.
+//! Notification of the threads of a group when their shared state changes: waiting threads spin for a while, and then sleep until they
+//! are woken.
 //!
 //! Waking a sleeping thread takes longer than a small collective. This module knows only the lock around the shared state.
 

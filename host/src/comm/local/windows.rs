@@ -19,8 +19,8 @@ pub(super) struct Epochs {
 }
 
 impl Rendezvous {
-    /// Waits for all ranks, runs `work` on the calls of all ranks, and waits until the work of all ranks has ended. `work` may make any other call of
-    /// the group.
+    /// Waits for all ranks, runs `work` on the calls of all ranks, and waits until the work of all ranks has ended. `work` may make any
+    /// other call of the group.
     pub(super) fn expose(
         &self,
         rank: usize,

@@ -153,7 +153,8 @@ impl Handshake {
         self.agree_with(call, Payload::EMPTY).map(drop)
     }
 
-    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
+    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this
+    /// rank's own.
     pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
         self.calls.begin([call]);

@@ -111,7 +111,8 @@ impl Handshake {
         let longest = ROUND_BYTES / reduction.dtype.size_bytes();
         for begin in (0..len).step_by(longest) {
             let round = begin..len.min(begin + longest);
-            // SAFETY: the round lies within the vectors; other ranks read their own parts of this rank's vector, and of this part nothing yet.
+            // SAFETY: the round lies within the vectors; other ranks read their own parts of this rank's vector, and of this part nothing
+            // yet.
             let reduced = unsafe { vectors.reduce(reduction, own, part(&round, rank, world_size), rank) };
             self.readable(operation, reduced)?;
             self.wait_for_step(operation)?;

@@ -67,8 +67,8 @@ impl Pipeline<'_> {
             let offset = rank * self.part * size;
             let inputs: Vec<_> = (0..world_size).map(|peer| self.mailboxes.slot(peer).wrapping_add(offset)).collect();
             let along = self.mailboxes.next_slot().wrapping_add(behind_chunk);
-            // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no other rank
-            // reads yet.
+            // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no
+            // other rank reads yet.
             unsafe { reduction.run(&inputs, &[data.add(begin * size), along], len) };
         }
         Ok(())
@@ -77,7 +77,8 @@ impl Pipeline<'_> {
     /// Writes the reduction of all ranks' shards for this rank to `output`, in chunks of a part of every shard.
     ///
     /// # Safety
-    /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all ranks.
+    /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all
+    /// ranks.
     pub(super) unsafe fn reduce_scatter(
         &self,
         reduction: Reduction,

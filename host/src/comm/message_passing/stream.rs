@@ -118,8 +118,8 @@ impl Stream {
             .is_copied()
             .then(|| self.rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES.min(self.bytes)].into_boxed_slice()));
         let mut requests = Requests::default();
-        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or for ever;
-        // a stream without buffers is not abandoned before its messages are over.
+        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or
+        // for ever; a stream without buffers is not abandoned before its messages are over.
         unsafe {
             let memory = self.start.add(begin);
             let start = room.as_mut().map_or(memory, |room| room.as_mut_ptr());

@@ -29,8 +29,8 @@ pub(in crate::comm) struct Transfer<'a> {
     pub(in crate::comm) operation: Operation,
 }
 
-/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
-/// agree on all ranks.
+/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function
+/// returns; lengths agree on all ranks.
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.

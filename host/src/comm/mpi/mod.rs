@@ -24,16 +24,19 @@
 //!
 //! # Failures
 //!
-//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
-//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or whose process has ended, because
-//!   MPI does not tell. A rank that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the
+//!   same two ranks everywhere if all are in collectives; a rank's own bad operands are
+//!   [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
+//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or
+//!   whose process has ended, because MPI does not tell. A rank that panics while it holds its communicator is
+//!   [`CommError::PeerGone`](crate::CommError::PeerGone).
 //! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is
 //!   stopped. Messages are pieces in buffers of this module, which then stay with MPI. A process that dies usually ends the whole job, by
 //!   MPI's launcher.
 //! * Communicators are made within a deadline too. MPI continues to wait for a rank that did not call [`MpiCommunicator::world`] in time,
 //!   and the job makes no other communicator of all ranks.
-//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end
+//!   the process, by MPI's rules.
 //!
 //! The first failure is permanent, as with every communicator. A failed communicator of all ranks, or one with a failed group, is not
 //! freed before the process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot continue.

@@ -96,8 +96,8 @@ impl ProcessCommunicator {
         Self::new_within(member, DEFAULT_DEADLINE)
     }
 
-    /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as with
-    /// [`with_deadline`](Self::with_deadline).
+    /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
+    /// with [`with_deadline`](Self::with_deadline).
     ///
     /// # Errors
     /// As [`new`](Self::new).
