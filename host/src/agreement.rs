@@ -1,11 +1,11 @@
-//! The agreement of ranks before any of them begins an operation: each publishes its plan, or the reason why it has none.
+//! The agreement of ranks before an operation begins: each rank publishes its plan, or the reason why it has none.
 //!
-//! Whatever is wrong with one rank's call becomes an error on every rank, so that nobody waits for a rank that has refused. For that,
-//! no step that may fail on one rank alone returns between the beginning of a call and its agreement: its outcome is part of the agreement.
+//! An error in one rank's call becomes an error on every rank, so that no rank waits for a rank that has refused. Therefore no step that
+//! may fail on one rank alone returns before the agreement of a call: its outcome is part of the agreement.
 //!
-//! Ranks compare a [`Plan`], a list of lines. Its hash and the texts of an error are made of the same lines, so an error can name every possible
-//! difference. Ranks exchange only hashes as long as these are equal; where they differ, they find the first different line by bisection, and exchange
-//! only its text.
+//! Ranks compare a [`Plan`], which is a list of lines. Its hash and the texts of an error are computed from the same lines, so an error
+//! can name every possible difference. Ranks exchange only hashes as long as these are equal; otherwise they find the first different
+//! line by bisection, and exchange only its text.
 
 use std::hash::{Hash, Hasher};
 
@@ -16,9 +16,9 @@ use crate::call::{Value, Visit, scope};
 use crate::comm::Ranks;
 use crate::error::{Disagreement, Error, Operation, Result};
 
-/// Bytes in one number that a communicator carries.
+/// The bytes of one word.
 const WORD: usize = size_of::<u64>();
-/// The longest text that ranks show each other.
+/// The longest text that ranks exchange.
 const LONGEST_TEXT: usize = 2048;
 
 /// The operation of a rank and all its arguments that must be equal on all ranks.
@@ -26,9 +26,9 @@ const LONGEST_TEXT: usize = 2048;
 pub(crate) struct Plan<'a> {
     /// The operation that is called.
     pub(crate) operation: Operation,
-    /// Its arguments by label, without the arguments that are part of `operation`.
+    /// The arguments by label, without the arguments that are part of `operation`.
     pub(crate) lines: &'a [(&'a str, Value<'a>)],
-    /// A label, and an ordered list of names under it.
+    /// A label and an ordered list of names.
     pub(crate) names: (&'a str, &'a [&'a str]),
     /// The tables of tensors, each with its name in errors if there are several.
     pub(crate) tables: &'a [(&'static str, &'a TensorTable)],
@@ -40,8 +40,8 @@ impl<'a> Plan<'a> {
         Self { operation, lines: &[], names: ("", &[]), tables: &[] }
     }
 
-    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines. It is XXH3, because ranks may be programs of
-    /// different Rust releases, and the standard library's default hash may change between them.
+    /// A hash of all lines, in which the stored fingerprint of each table stands for its lines. The hash is XXH3, because ranks may be
+    /// programs of different Rust releases, and the standard library's default hash may change between them.
     pub(crate) fn hash(&self) -> u64 {
         let mut hasher = XxHash3_64::new();
         self.visit_head(&mut |_, value| value.hash(&mut hasher));
@@ -71,7 +71,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Hashes of the beginnings of the list, each of one line more.
+    /// The hashes of all prefixes of the list of lines.
     fn beginnings(&self) -> Vec<u64> {
         let (mut hasher, mut beginnings) = (XxHash3_64::new(), Vec::new());
         self.visit(&mut |_, value| {
@@ -81,7 +81,7 @@ impl<'a> Plan<'a> {
         beginnings
     }
 
-    /// The label and the value of a line; empty past the last.
+    /// The label and the value of a line; empty past the last line.
     fn line(&self, wanted: usize) -> [String; 2] {
         let (mut index, mut found) = (0, [String::new(), String::new()]);
         self.visit(&mut |label, value| {
@@ -94,18 +94,18 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Every rank's words, in rank order, in a comparison of calls.
+/// Gathers every rank's words, in rank order, for a comparison of calls.
 pub(crate) fn gather<R: Ranks + ?Sized>(ranks: &R, words: &[u64]) -> Result<Vec<u64>> {
     let _comparing = scope::comparing();
     ranks.gather_words(words)
 }
 
-/// Hands back what this rank has `prepared`, if every rank could prepare its own and all of them have the same plan. One exchange of two
-/// words where all is well; texts travel only where it is not.
+/// Returns `prepared` if every rank could prepare its own part and all ranks have the same plan. Without an error, this costs one
+/// exchange of two words; texts are sent only for an error.
 ///
 /// # Errors
-/// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. Where
-/// plans differ, the same [`Error::Disagreement`] on every rank. Errors of the ranks' communicator.
+/// On a rank that could not prepare, its own error, and on the others [`Error::InvalidArgument`] that quotes the first such rank. If
+/// plans differ, the same [`Error::Disagreement`] on every rank. The errors of the ranks' communicator.
 pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: Result<T>) -> Result<T> {
     let scope = scope::within(plan.operation);
     let tensors: usize = plan.tables.iter().map(|(_, table)| table.tensor_count()).sum();
@@ -114,11 +114,11 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
     let refusal = prepared.as_ref().err().map(ToString::to_string);
     let all = match gather(&[plan.hash(), u64::from(refusal.is_some())]) {
         Ok(all) => all,
-        // This rank's own error is nearer to the cause than the failed exchange.
+        // This rank's own error is closer to the cause than the failed exchange.
         Err(error) => return prepared.and(Err(error)),
     };
     let of_ranks: Vec<&[u64]> = all.chunks_exact(2).collect();
-    // Every rank sees the same numbers, so that every rank takes the same way from here on.
+    // Every rank has the same words, so every rank takes the same branch.
     if let Some(refusing) = of_ranks.iter().position(|words| words[1] != 0) {
         let refusals = gather_texts(gather, &refusal.unwrap_or_default());
         prepared?;
@@ -130,7 +130,7 @@ pub(crate) fn agree<R: Ranks + ?Sized, T>(ranks: &R, plan: &Plan<'_>, prepared: 
     Err(Box::new(first_difference(gather, plan, (0, odd))?).into())
 }
 
-/// The first line in which the plans of two ranks differ, which they do. All ranks have to call it.
+/// Finds the first line in which the plans of two ranks differ; the caller knows that they differ. All ranks have to call it.
 fn first_difference(
     gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>,
     plan: &Plan<'_>,
@@ -139,7 +139,7 @@ fn first_difference(
     let own = plan.beginnings();
     let lens = gather(&[own.len() as u64])?;
     let (mut from, mut to) = (0, (lens[left_rank].max(lens[right_rank]) as usize).saturating_sub(1));
-    // They differ in a line from `from` to `to`.
+    // The first difference is in a line from `from` to `to`.
     while from < to {
         let middle = from + (to - from) / 2;
         let beginnings = gather(&[own.get(middle).copied().unwrap_or_default()])?;
@@ -163,10 +163,10 @@ fn first_difference(
     })
 }
 
-/// An error on every rank if ranks differ in the tensors of their buffers or in `lines`, if a buffer is divided among another number of ranks than
-/// there are, or if `checked` is an error on one rank. The host waits for the other ranks.
+/// Compares the tensors of the ranks' buffers and `lines`. Returns an error on every rank if they differ, if a buffer is divided among
+/// another number of ranks than there are, or if `checked` is an error on one rank. The host waits for the other ranks.
 ///
-/// Counts alone do not tell: tensors of two ranks may lie in another order in arenas of one length.
+/// Comparing counts is not enough: tensors of two ranks may lie in different orders in arenas of the same length.
 pub(crate) fn same_plan<R: Ranks + ?Sized>(
     operation: Operation,
     ranks: &R,
@@ -178,13 +178,14 @@ pub(crate) fn same_plan<R: Ranks + ?Sized>(
     agree(ranks, &Plan { lines, tables: &[("", table)], ..Plan::of(operation) }, checked)
 }
 
-/// Returns `prepared`, after the ranks' plans were compared, if every rank could prepare its own part; an error on every rank if one rank, for example,
-/// lacks memory. The host waits for the other ranks.
+/// Compares the ranks' plans and returns `prepared` if every rank could prepare its own part; returns an error on every rank if one rank
+/// could not, for example for lack of memory. The host waits for the other ranks.
 pub(crate) fn all_prepared<R: Ranks + ?Sized, T>(operation: Operation, ranks: &R, prepared: Result<T>) -> Result<T> {
     agree(ranks, &Plan::of(operation), prepared)
 }
 
-/// As [`agree`], without an exchange where the group remembers the plan from an earlier call, because the same checks have passed then.
+/// Like [`agree`], but without an exchange if the group remembers the plan from an earlier call, because the same checks have passed
+/// then.
 pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked: Result<()>) -> Result<()> {
     if ranks.world_size() == 1 {
         return checked;
@@ -199,7 +200,7 @@ pub(crate) fn agree_once<R: Ranks + ?Sized>(ranks: &R, plan: &Plan<'_>, checked:
     Ok(())
 }
 
-/// Every rank's text, in rank order; long ones are cut.
+/// Gathers every rank's text, in rank order; long texts are shortened.
 fn gather_texts(gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>, text: &str) -> Result<Vec<String>> {
     let text = shortened(text);
     let lens = gather(&[text.len() as u64])?;
@@ -220,7 +221,7 @@ fn gather_texts(gather: &dyn Fn(&[u64]) -> Result<Vec<u64>>, text: &str) -> Resu
     Ok(lens.iter().enumerate().map(text_of).collect())
 }
 
-/// The beginning of a text that is longer than ranks show each other.
+/// Shortens a text to the limit of an exchange.
 fn shortened(text: &str) -> String {
     if text.len() <= LONGEST_TEXT {
         return text.to_owned();

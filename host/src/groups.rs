@@ -1,8 +1,8 @@
-//! A rank's communicators of every kind of parallel group: data, horizontal, pipeline, and the two halves of the data
-//! group on and across nodes.
+//! A rank's communicators of every kind of parallel group: data, horizontal and pipeline, and the two parts of the data group within and
+//! across nodes.
 //!
-//! Which ranks form a group is [`plan::groups`](crate::plan::groups)' to say; here they come together, and stay.
-//! Nothing is reduced here.
+//! [`plan::groups`](crate::plan::groups) determines which ranks form a group; this module makes and keeps the communicators. It does not
+//! reduce data.
 //!
 //! ```
 //! use gradsync::groups::Groups;
@@ -14,10 +14,10 @@
 //! let outcomes = local::run(4, |world| -> gradsync::Result<_> {
 //!     let rank = world.rank();
 //!     let groups = Groups::new(world, sizes)?;
-//!     // The gradients of a stage are added up over the ranks that have it, and over no others.
+//!     // The gradients of a stage are summed over the ranks that have this stage.
 //!     let mut gradients = [rank as f32];
 //!     groups.get(GroupKind::Data)?.all_reduce(&mut gradients, ReduceOp::Sum)?;
-//!     // What the first stage has computed goes to the second, on the ranks that see the same data.
+//!     // The first stage sends its activation to the second, on the rank that sees the same data.
 //!     let pipeline = groups.get(GroupKind::Pipeline)?;
 //!     let mut activation = [if pipeline.rank() == 0 { 10.0 + rank as f32 } else { 0.0 }];
 //!     match pipeline.rank() {
@@ -43,22 +43,22 @@ const OPERATION: &str = "groups";
 
 /// A rank's communicators of every kind of parallel group, split off at their first use and kept.
 ///
-/// Kinds whose groups are the same sets of ranks share a communicator: without tensor and pipeline parallelism, the
-/// data group is the world itself. A rank's number in a group's communicator is its index in the group.
+/// Kinds with the same groups share a communicator: without tensor and pipeline parallelism, the data group is the world itself. A rank's
+/// number in a group's communicator is its index in the group.
 #[derive(Debug)]
 pub struct Groups<C> {
     world: C,
     topology: Topology,
-    /// By kind; only the first of those that share one has it. The world's stays empty.
+    /// The communicators by kind; of kinds that share a communicator, only the first has it. The world's entry stays empty.
     split: [OnceCell<C>; GroupKind::ALL.len()],
 }
 
 impl<C: Ranks + Split> Groups<C> {
-    /// Divides all ranks, those of `world`. All of them have to call it.
+    /// Divides the ranks of `world` into groups. All ranks have to call it.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] on every rank, naming two ranks whose sizes differ; [`Error::InvalidArgument`] as
-    /// [`Topology::new`], or for a size of the world that is not the communicator's; and those of a collective.
+    /// [`Error::Disagreement`] on every rank, naming two ranks with different sizes; [`Error::InvalidArgument`] as [`Topology::new`], or
+    /// for a world size that is not the communicator's; and the errors of a collective.
     pub fn new(world: C, sizes: Sizes) -> Result<Self> {
         let Sizes { world: ranks, local, data, horizontal, pipeline } = sizes;
         let _scope = scope::within(Operation::Groups);
@@ -69,7 +69,7 @@ impl<C: Ranks + Split> Groups<C> {
             ("horizontal size", Value::Number(horizontal)),
             ("pipeline size", Value::Number(pipeline)),
         ];
-        // Before anything that a rank might refuse alone.
+        // The comparison precedes all checks that may fail on one rank alone.
         agree(&world, &Plan { lines: &lines, ..Plan::of(Operation::Groups) }, Ok(()))?;
         let (rank, world_size) = (world.rank(), world.world_size());
         if ranks != world_size {
@@ -80,19 +80,19 @@ impl<C: Ranks + Split> Groups<C> {
         Ok(Self { world, topology, split: Default::default() })
     }
 
-    /// This rank's place among all others.
+    /// The position of this rank in all groups.
     pub fn topology(&self) -> Topology {
         self.topology
     }
 
     /// The communicator of this rank's group of a kind.
     ///
-    /// The first call for a kind splits the world: all ranks have to make it, at the same place among the world's other
-    /// calls. Later ones only look it up.
+    /// The first call for a kind splits the world: all ranks have to make it, at the same place among the world's other calls. Later
+    /// calls only look the communicator up.
     ///
     /// # Errors
-    /// As [`Topology::group`], on every rank and before any communication; [`Error::Disagreement`] on every rank if two
-    /// ranks, which it names, ask for other kinds; and those of [`Split::split`].
+    /// As [`Topology::group`], on every rank and before any communication; [`Error::Disagreement`] on every rank, naming two ranks, if
+    /// they ask for different kinds; and the errors of [`Split::split`].
     pub fn get(&self, kind: GroupKind) -> Result<&C> {
         let group = self.topology.group(kind)?;
         let kind = self.first_like(kind);
@@ -106,7 +106,7 @@ impl<C: Ranks + Split> Groups<C> {
         let operation = Operation::Group(kind);
         let _scope = scope::within(operation);
         agree(&self.world, &Plan::of(operation), Ok(()))?;
-        // There are fewer ranks than `plan::groups::MOST_RANKS`: both fit.
+        // There are at most `plan::groups::MOST_RANKS` ranks, so both numbers fit.
         let comm = self.world.split(Some(group.id as u64), group.index as i64)?.ok_or_else(|| {
             let reason = format!("the split of the world gave rank {} no {kind} group", self.topology.rank());
             Error::InvalidArgument { operation: OPERATION, reason }
@@ -114,9 +114,9 @@ impl<C: Ranks + Split> Groups<C> {
         Ok(slot.get_or_init(|| comm))
     }
 
-    /// The first kind that has the same groups.
+    /// The first kind with the same groups as `kind`.
     fn first_like(&self, kind: GroupKind) -> GroupKind {
-        // Cross-node data groups may be refused; then they are like no others.
+        // If cross-node data groups are refused, they equal no other groups.
         let is_like = |other: &GroupKind| self.topology.same_groups(*other, kind).unwrap_or(false);
         GroupKind::ALL.into_iter().find(is_like).unwrap_or(kind)
     }

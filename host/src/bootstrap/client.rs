@@ -1,5 +1,5 @@
-//! The other ranks' side of a group that spans processes: they look for rank 0 until the deadline, prove themselves,
-//! wait for the others, and keep the connection.
+//! The join of every rank but rank 0 in a group that spans processes: such a rank looks for rank 0 until the deadline, authenticates
+//! itself, waits for the other ranks, and keeps the connection.
 
 use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -19,12 +19,12 @@ use super::seal::{Seal, Session};
 use super::secret::Secret;
 use crate::error::BootstrapError;
 
-/// How long one attempt to connect may take, and one handshake.
+/// The time limit of one attempt to connect, and of one handshake.
 const ATTEMPT_TIME: Duration = Duration::from_secs(5);
-/// Between attempts: at first, and at most.
+/// The pause between attempts: the first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// Where rank 0 is to be found.
+/// The addresses of rank 0, and the group's secret.
 #[derive(Debug)]
 pub(super) struct Invitation {
     pub(super) hosts: Vec<String>,
@@ -32,8 +32,7 @@ pub(super) struct Invitation {
     pub(super) secret: Secret,
 }
 
-/// Joins as another rank than 0. What `invite` gives, and which errors end the search, depends on the kind of
-/// rendezvous.
+/// Joins as another rank than 0. The kind of rendezvous determines the invitation that `invite` returns, and which errors end the search.
 pub(super) fn join(
     applicant: &Applicant,
     invite: impl Fn() -> Result<Invitation, BootstrapError>,
@@ -58,14 +57,14 @@ pub(super) fn join(
             refusal = Some(error.clone());
         }
         if applicant.left() == Some(Duration::ZERO) {
-            // Who has been refused knows more than who has found nobody since.
+            // A refusal by rank 0 says more than a later failure to reach it.
             return Err(refusal.unwrap_or(error));
         }
     }
 }
 
-/// Tries every address once. Where several answer wrongly, the first that is known to be wrong is reported; where none answers, why each
-/// does not.
+/// Tries every address once. If no attempt succeeds, returns the first error of a process that answered wrongly; if no process answered,
+/// the reason of each address.
 fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) -> Result<Member, BootstrapError> {
     let (mut wrong, mut silent) = (None, Vec::new());
     for host in hosts::nearest_first(&invitation.hosts) {
@@ -75,7 +74,7 @@ fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) ->
             Vec::new()
         });
         for address in addresses {
-            // Which of the addresses of a name.
+            // The text names the address, because a host name may have several.
             let name =
                 if host.parse::<IpAddr>().is_ok() { address.to_string() } else { format!("{name} ({})", address.ip()) };
             match approach(applicant, &name, address, &invitation.secret) {
@@ -98,7 +97,7 @@ fn attempt(applicant: &Applicant, invitation: &Invitation, names: &mut Names) ->
     }))
 }
 
-/// Connects and proves itself.
+/// Connects to an address and authenticates this rank there.
 pub(super) fn approach(
     applicant: &Applicant,
     name: &str,
@@ -108,7 +107,7 @@ pub(super) fn approach(
     let deadline = applicant.deadline;
     let unreachable = |reason| BootstrapError::Unreachable { address: name.to_owned(), deadline, reason };
     let connect = || -> io::Result<TcpStream> {
-        // A timeout of nothing is refused.
+        // The system refuses a timeout of zero.
         let time = applicant.at_most(ATTEMPT_TIME).max(Duration::from_millis(1));
         let socket = TcpStream::connect_timeout(&address, time)?;
         socket.set_nodelay(true)?;
@@ -131,7 +130,7 @@ pub(super) fn approach(
     Ok((socket, session))
 }
 
-/// Waits for the others, at the other end of a proven connection.
+/// Waits on an authenticated connection until all ranks have joined.
 fn wait(
     applicant: &Applicant,
     name: &str,
@@ -143,7 +142,7 @@ fn wait(
         let mut end = applicant.end;
         match (Timed { socket, end }).wait() {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                // Rank 0 knows who is missing.
+                // Rank 0's answer names the missing ranks.
                 end = Instant::now().checked_add(LINGER);
                 let give_up = frame::encode(&Request::GiveUp { deadline: applicant.deadline }, FRAME_LIMIT)?;
                 let tag = session.outgoing.tag(&give_up);
@@ -174,7 +173,7 @@ fn wait(
     })
 }
 
-/// All have joined: the connection gets its threads.
+/// Starts the threads of the connection, after all ranks have joined.
 fn enter(
     applicant: &Applicant,
     socket: Arc<TcpStream>,
@@ -188,7 +187,7 @@ fn enter(
     let (reading, answers, events) = (socket.clone(), outbox.clone(), endpoint.clone());
     let read = move || {
         listen(&reading, session.incoming, &answers, &events);
-        // A member that is never told of this would keep the writing thread.
+        // If no member is ever made, nothing else ends the writing thread.
         answers.close();
     };
     if let Err(error) = threads.spawn("gradsync-read", read) {
@@ -198,7 +197,7 @@ fn enter(
     Ok(Member::remote(Link { outbox, socket, secret, threads }, endpoint, network))
 }
 
-/// Takes events until the connection ends.
+/// Delivers the events of rank 0 until the connection ends.
 fn listen(socket: &TcpStream, mut seal: Seal, answers: &Outbox, endpoint: &Endpoint) {
     let mut socket = BufReader::new(socket);
     loop {

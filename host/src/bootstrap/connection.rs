@@ -1,8 +1,8 @@
-//! The connections of the control channel, and the threads that serve them: [`Link`] on a member's side, [`Connections`] on rank 0's.
-//! Threads are counted, so that the end of a group can wait for them.
+//! The connections of the control channel and their threads: [`Link`] is a member's side, [`Connections`] is rank 0's side. Threads are
+//! counted, so that the end of a group can wait for them.
 //!
-//! Each connection has a thread that reads and one that writes, so that no call ever waits for a peer that has stopped
-//! reading. The meaning of the messages is no concern of this module.
+//! Each connection has a reading and a writing thread, so that no call ever waits for a peer that has stopped reading. This module does
+//! not interpret messages.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -18,13 +18,13 @@ use super::frame::{FRAME_LIMIT, Timed, encode};
 use super::seal::Seal;
 use super::secret::Secret;
 
-/// How long the end of a connection waits for the other side to read the last words.
+/// The longest time for which a closing connection waits until the other side has read the last messages.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
-/// Frames are joined to writes of about so many bytes.
+/// Queued frames are joined to writes of about this many bytes.
 const TOGETHER: usize = 8 << 10;
 
-/// A number of running threads.
+/// A counter of running threads.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     running: Mutex<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Runs `body` on a thread of its own, called `name`.
+    /// Runs `body` on a new thread with the name `name`.
     pub(super) fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let guard = Running::new(self.clone());
         let body = move || {
@@ -42,7 +42,7 @@ impl Threads {
         thread::Builder::new().name(name.to_owned()).spawn(body).map(|_| ())
     }
 
-    /// Waits until none is running, or until the time is over; says whether none is.
+    /// Waits until no thread is running, but at most `time`. Returns whether no thread is running.
     pub(super) fn wait(&self, time: Duration) -> bool {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(running, time, |running| *running > 0);
@@ -50,7 +50,7 @@ impl Threads {
     }
 }
 
-/// One of them, for as long as it lives.
+/// Counts one running thread until it is dropped.
 struct Running(Arc<Threads>);
 
 impl Running {
@@ -69,12 +69,12 @@ impl Drop for Running {
 
 /// The sending side of a connection: a queue, and a thread that empties it into the socket.
 ///
-/// The queue stays short: a member has one post at a time, and a group fails only once.
+/// The queue stays short: a member waits in one call at a time, and a group fails only once.
 #[derive(Clone, Debug)]
 pub(super) struct Outbox(Sender<Option<Arc<[u8]>>>);
 
 impl Outbox {
-    /// `seal` tags the frames that are sent.
+    /// Starts the writing thread, which tags each frame by `seal`.
     pub(super) fn start(socket: &Arc<TcpStream>, seal: Seal, threads: &Arc<Threads>) -> io::Result<Self> {
         let (sender, queue) = channel();
         let socket = socket.clone();
@@ -89,12 +89,12 @@ impl Outbox {
         }
     }
 
-    /// Sends what [`encode`] made. To a connection that is gone, nothing is sent; its reader has noticed.
+    /// Sends a frame that [`encode`] made. If the connection is broken, nothing is sent; the connection's reader reports that.
     pub(super) fn send_frame(&self, frame: Arc<[u8]>) {
         let _ = self.0.send(Some(frame));
     }
 
-    /// Ends the sending side once everything before is written.
+    /// Ends the sending side once all earlier frames are written.
     pub(super) fn close(&self) {
         let _ = self.0.send(None);
     }
@@ -111,7 +111,7 @@ fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: 
         let Ok(Some(frame)) = queue.recv() else { break };
         bytes.clear();
         append(&mut bytes, &frame);
-        // Small frames that wait together go together.
+        // Frames that are queued already go into one write.
         while bytes.len() < TOGETHER {
             match queue.try_recv() {
                 Ok(Some(frame)) => append(&mut bytes, &frame),
@@ -123,7 +123,7 @@ fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: 
             }
         }
         if socket.write_all(&bytes).is_err() {
-            // The reader of this connection must notice too. A socket that is gone already cannot be shut.
+            // The shutdown makes the connection's reader notice. An error means that the socket is closed already.
             let _ = socket.shutdown(Shutdown::Both);
             return;
         }
@@ -131,8 +131,8 @@ fn empty(queue: &Receiver<Option<Arc<[u8]>>>, mut socket: &TcpStream, mut seal: 
     let _ = socket.shutdown(Shutdown::Write);
 }
 
-/// Reads until the other side has closed, for a moment: a socket that is dropped with bytes unread resets its
-/// connection, and the other side may lose the last words.
+/// Reads until the other side has closed, for at most [`LINGER`]: a socket that is dropped with unread bytes resets its connection, and
+/// the other side may lose the last messages.
 pub(super) fn drain(socket: &TcpStream) {
     let end = Instant::now() + LINGER;
     let mut rest = [0; 4096];
@@ -140,7 +140,7 @@ pub(super) fn drain(socket: &TcpStream) {
     while Instant::now() < end && matches!(timed.read(&mut rest), Ok(1..)) {}
 }
 
-/// Whether the other side of a connection that does not block has closed it, with nothing left to read, or it is broken.
+/// Whether a non-blocking connection is broken, or closed by the other side with no bytes left to read.
 pub(super) fn is_closed(socket: &TcpStream) -> bool {
     match socket.peek(&mut [0]) {
         Ok(bytes) => bytes == 0,
@@ -158,11 +158,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Ends the connection: in good order within a moment, or by force.
+    /// Ends the connection: in good order if the peer answers within [`LINGER`], else by force.
     pub(super) fn finish(&self) {
         self.outbox.close();
         self.threads.wait(LINGER);
-        // A socket that is gone already cannot be shut, and need not be.
+        // An error means that the socket is closed already.
         let _ = self.socket.shutdown(Shutdown::Both);
         if !self.threads.wait(LINGER) {
             tracing::warn!("a thread of the control channel did not end");
@@ -170,7 +170,7 @@ impl Link {
     }
 }
 
-/// The connections of rank 0's process that have proven themselves, and the means to end them; with the group's secret.
+/// The authenticated connections of rank 0's process, with the group's secret.
 #[derive(Debug)]
 pub(super) struct Connections {
     secret: Secret,
@@ -182,7 +182,7 @@ pub(super) struct Connections {
 struct Sockets {
     next: u64,
     open: HashMap<u64, Arc<TcpStream>>,
-    /// Nobody is admitted any more.
+    /// No further connection is admitted.
     is_closed: bool,
 }
 
@@ -199,7 +199,7 @@ impl Connections {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new connection, or `None` if nobody is admitted any more.
+    /// Adds a connection and returns its number, or `None` after [`close`](Self::close).
     pub(super) fn enter(&self, socket: &Arc<TcpStream>) -> Option<u64> {
         let mut sockets = self.lock();
         if sockets.is_closed {
@@ -215,17 +215,17 @@ impl Connections {
         self.lock().open.remove(&id);
     }
 
-    /// Admits nobody any more.
+    /// Admits no further connection.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
     }
 
-    /// Ends all connections: in good order within a moment, or by force.
+    /// Ends all connections: in good order if the peers answer within [`LINGER`], else by force.
     pub(super) fn finish(&self) {
         self.threads.wait(LINGER);
         let mut sockets = self.lock();
         sockets.is_closed = true;
-        // A socket that is gone already cannot be shut, and need not be.
+        // An error means that the socket is closed already.
         sockets.open.values().for_each(|socket| _ = socket.shutdown(Shutdown::Both));
         drop(sockets);
         if !self.threads.wait(LINGER) {

@@ -1,7 +1,7 @@
 //! The coordinator of a group: the pending calls of all ranks, departed ranks, and the first failure. It lives in rank 0's process.
 //!
-//! It receives the requests of all members, by calls from its own process and through connections from others; every answer is
-//! an event for one member or for all. It owns no thread and no clock: members report when their deadlines pass.
+//! It receives the requests of all members, by calls from its own process and over connections from others; every answer is an event for
+//! one member or for all. It owns no thread and no clock: members report when their deadlines pass.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::endpoint::Endpoint;
 use super::frame::{FRAME_LIMIT, encode};
 use super::matching::check;
 use super::message::{CALLS_LIMIT, CONTRIBUTION_LIMIT, Event, Network, Request};
-use super::pending::{Pending, Post};
+use super::pending::{Pending, PendingCalls};
 use crate::error::{CommError, Departure, Operation};
 
 /// The most bytes of contributions in one frame.
@@ -61,11 +61,11 @@ struct State {
     routes: Vec<Route>,
     pending: Pending,
     departed: Vec<Option<(Departure, u64)>>,
-    /// The first failure; after it, nothing is matched any more.
+    /// The first failure; after it, no calls are matched any more.
     failure: Option<CommError>,
     inquiry: Option<Inquiry>,
     inquiries: u64,
-    /// Rank 0 has left, and takes the connections with it.
+    /// Rank 0 has left, and its process ends the connections.
     is_closed: bool,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Coordinator {
 }
 
 impl Coordinator {
-    /// A coordinator of members in rank order; members at the other end of a connection are told that the group is complete.
+    /// Makes the coordinator of the members that `routes` reach, in rank order, and tells each member that the group is complete.
     pub(super) fn new(routes: Vec<Route>, network: Network) -> Self {
         Route::tell_all(&routes, || Event::Start(network.clone()));
         let world_size = routes.len();
@@ -108,10 +108,10 @@ impl Coordinator {
         }
         match request {
             Request::Post { calls, contribution } => {
-                state.post(rank, Post { calls, contribution, is_awaited: true })?
+                state.post(rank, PendingCalls { calls, contribution, is_awaited: true })?
             }
             Request::Announce { calls } => {
-                state.post(rank, Post { calls, contribution: None, is_awaited: false })?;
+                state.post(rank, PendingCalls { calls, contribution: None, is_awaited: false })?;
             }
             Request::Confirm { calls } => state.confirm(rank, calls),
             Request::Unconfirmed { calls, deadline } => state.unconfirmed(rank, calls, deadline),
@@ -121,7 +121,7 @@ impl Coordinator {
             Request::Progress { inquiry, sequence } => state.answer(rank, inquiry, sequence),
             Request::Fail(failure) => state.fail(failure),
             Request::Leave { departure, sequence } => state.depart(rank, departure, sequence),
-            // Sent before the sender learnt that the group is complete.
+            // The sender's deadline passed before it learnt that the group is complete.
             Request::GiveUp { .. } => {}
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Coordinator {
         state.fail(CommError::PeerGone { operation: Operation::Exchange, rank, departure });
     }
 
-    /// Rank 0 has left, and remote members lose the coordinator with it.
+    /// Closes the connections after rank 0 has left.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -165,45 +165,46 @@ impl State {
         }
     }
 
-    fn post(&mut self, rank: usize, post: Post) -> Result<(), Violation> {
-        let calls = &post.calls;
+    fn post(&mut self, rank: usize, pending: PendingCalls) -> Result<(), Violation> {
+        let calls = &pending.calls;
         if calls.is_empty() || calls.len() > CALLS_LIMIT || check(calls, rank, self.routes.len()).is_err() {
             return Err(Violation("a post of calls that its own side should have refused"));
         }
-        if post.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
+        if pending.contribution.as_ref().is_some_and(|bytes| bytes.len() > CONTRIBUTION_LIMIT) {
             return Err(Violation("a contribution that its own side should have refused"));
         }
-        // Another thread of the rank may have left just now.
+        // Another thread of the rank may have left in the meantime.
         if self.failure.is_some() || self.departed[rank].is_some() {
             return Ok(());
         }
-        if post.is_awaited && self.pending.is_awaiting(rank) {
+        if pending.is_awaited && self.pending.is_awaiting(rank) {
             return Err(Violation("a post of a rank that waits in another"));
         }
         if !self.pending.has_room(rank, calls.len()) {
             return Err(Violation("more calls than its own side should have announced"));
         }
-        match self.pending.post(rank, post) {
-            Ok(completed) => completed.into_iter().for_each(|posts| self.release(posts)),
+        match self.pending.post(rank, pending) {
+            Ok(completed) => completed.into_iter().for_each(|completed| self.release(completed)),
             Err(mismatch) => self.fail(mismatch),
         }
         self.miss();
         Ok(())
     }
 
-    /// These posts have been completed at once.
-    fn release(&mut self, mut posts: Vec<(usize, Post)>) {
+    /// Reports calls of several ranks that were completed together.
+    fn release(&mut self, mut completed: Vec<(usize, PendingCalls)>) {
         // A rank with a contribution waits in a collective of all ranks, so all are released at once.
-        if posts.len() == self.routes.len() && posts.iter().any(|(_, post)| post.contribution.is_some()) {
-            let contribution = |(_, post): &mut (usize, Post)| post.contribution.take().unwrap_or_default();
-            let all: Vec<Vec<u8>> = posts.iter_mut().map(contribution).collect();
+        if completed.len() == self.routes.len() && completed.iter().any(|(_, pending)| pending.contribution.is_some()) {
+            let contribution =
+                |(_, pending): &mut (usize, PendingCalls)| pending.contribution.take().unwrap_or_default();
+            let all: Vec<Vec<u8>> = completed.iter_mut().map(contribution).collect();
             for batch in batches(&all) {
                 self.tell_all(|| Event::Gathered { contributions: batch.to_vec() });
             }
         }
-        let awaited = posts.iter().filter(|(_, post)| post.is_awaited);
+        let awaited = completed.iter().filter(|(_, pending)| pending.is_awaited);
         Route::tell_all(awaited.map(|(rank, _)| &self.routes[*rank]), || Event::Released);
-        for (rank, _) in posts {
+        for (rank, _) in completed {
             let news = self.pending.news(rank);
             self.tell_progress(rank, news);
         }
@@ -222,7 +223,7 @@ impl State {
     }
 
     fn unconfirmed(&mut self, rank: usize, calls: u64, deadline: Duration) {
-        // If no call is unmatched, the report has crossed this request.
+        // If all these calls are matched by now, the report has crossed this request.
         if self.pending.lacks(rank, calls) {
             self.be_late(rank, deadline);
         }
@@ -235,7 +236,7 @@ impl State {
         }
     }
 
-    /// The posts of `rank` are not complete in time.
+    /// Fails the group with a timeout, because the pending calls of `rank` are not complete in time.
     fn be_late(&mut self, rank: usize, deadline: Duration) {
         if let Some(operation) = self.pending.operation(rank) {
             let missing = self.pending.missing(rank);
@@ -243,7 +244,7 @@ impl State {
         }
     }
 
-    /// Fails if a post needs a rank that has left.
+    /// Fails the group if a pending call needs a rank that has left.
     fn miss(&mut self) {
         if self.failure.is_some() {
             return;
@@ -259,7 +260,7 @@ impl State {
             return;
         }
         if rank == 0 {
-            // The coordinator may end with rank 0, so the others get the last report of their matched calls now.
+            // The coordinator may end with rank 0, so the other ranks get their last reports of matched calls now.
             for other in 0..self.routes.len() {
                 let news = self.pending.last_news(other);
                 self.tell_progress(other, news);
@@ -323,7 +324,7 @@ fn batches(mut all: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     while !all.is_empty() {
         let mut bytes = 0;
         let full = all.iter().position(|contribution| {
-            // Beside itself, a contribution costs its length in the frame.
+            // In the frame, a contribution is preceded by its length.
             bytes += contribution.len() + 10;
             bytes > BATCH
         });

@@ -1,7 +1,7 @@
-//! A member's end of the control channel: its own state, as the coordinator's events describe it.
+//! A member's endpoint of the control channel: the rank's own state, as the coordinator's events describe it.
 //!
-//! Events arrive by a call or by the thread that reads the connection; the member's methods wait for them here.
-//! Decides nothing about other ranks.
+//! Events arrive by a call or by the thread that reads the connection; the member's methods wait for them here. The endpoint makes no
+//! decisions about other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use super::message::Event;
 use crate::error::{CommError, Departure, Operation};
 use crate::trace::Recorder;
 
-/// The post that this rank waits in.
+/// The pending call that this rank waits in.
 #[derive(Debug)]
 struct Waiting {
     operation: Operation,
@@ -21,7 +21,7 @@ struct Waiting {
 
 #[derive(Debug)]
 struct State {
-    /// The first failure of the group; nothing after it counts.
+    /// The first failure of the group; later failures are ignored.
     failure: Option<CommError>,
     /// Ranks that have left in good order, each with the last collective that it started.
     departed: Vec<Option<(Departure, u64)>>,
@@ -35,13 +35,13 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Endpoint {
     rank: usize,
-    /// Whether the coordinator is at the other end of a connection, and ends with rank 0.
+    /// Whether the coordinator is reached over a connection, and ends with rank 0.
     is_remote: bool,
     /// Set with the failure, so that checking for one takes no lock.
     has_failed: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
-    /// The last calls of this rank.
+    /// The recorder of this rank's last calls.
     pub(super) recorder: Arc<Recorder>,
 }
 
@@ -66,7 +66,7 @@ impl Endpoint {
         self.lock().departed.len()
     }
 
-    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,7 +115,7 @@ impl Endpoint {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// The connection to the coordinator has ended: a failure, unless one of the two sides has left before.
+    /// Records that the connection to the coordinator has ended: a failure, unless this rank or rank 0 has left before.
     pub(super) fn disconnected(&self) {
         let mut state = self.lock();
         if state.left.is_none() && state.departed[0].is_none() {
@@ -126,7 +126,7 @@ impl Endpoint {
         self.changed.notify_all();
     }
 
-    /// This rank leaves; false if it had left before.
+    /// Records that this rank leaves. Returns false if it had left before.
     pub(super) fn leave(&self, departure: Departure) -> bool {
         let mut state = self.lock();
         let is_first = state.left.is_none();
@@ -137,7 +137,7 @@ impl Endpoint {
         is_first
     }
 
-    /// Begins to wait in a post.
+    /// Begins a call that this rank will wait in.
     pub(super) fn begin(&self, operation: Operation) -> Result<(), CommError> {
         let mut state = self.lock();
         self.check(&mut state, operation)?;
@@ -145,8 +145,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Waits until the post is complete or the group has failed; returns `None` if neither has happened by `end`. A failure
-    /// after the release does not concern this post.
+    /// Waits until the current call is complete or the group has failed; returns `None` if neither has happened by `end`. A failure after
+    /// the release does not concern this call.
     pub(super) fn wait(&self, end: Option<Instant>) -> Option<Result<Vec<Vec<u8>>, CommError>> {
         let mut state = self.lock();
         loop {
@@ -214,7 +214,7 @@ impl Endpoint {
         state.left.is_none() && !(self.is_remote && state.departed[0].is_some())
     }
 
-    /// Why no call of this rank can complete any more, as the error of `operation`, if so.
+    /// The error of `operation` if no call of this rank can complete any more.
     pub(super) fn refusal(&self, operation: Operation) -> Option<CommError> {
         self.check(&mut self.lock(), operation).err()
     }
@@ -226,7 +226,7 @@ impl Endpoint {
             .find_map(|(rank, (departure, last))| (last < sequence).then_some((rank, departure)))
     }
 
-    /// Sleeps until something changes; `None` if it is past `end`.
+    /// Sleeps until the state changes; returns `None` once `end` has passed.
     fn sleep<'a>(&self, state: MutexGuard<'a, State>, end: Option<Instant>) -> Option<MutexGuard<'a, State>> {
         let Some(end) = end else {
             return Some(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));

@@ -1,7 +1,7 @@
 //! [`Launch`]: the rank and the world size of this process, from its launcher's environment variables.
 //!
-//! Launchers' variables are read and compared, never guessed: where two launchers disagree, it is unknown which of
-//! them started this process.
+//! The variables of all known launchers are read and compared: where two launchers disagree, it is unknown which of them started this
+//! process, and that is an error.
 
 use crate::error::BootstrapError;
 use crate::error::Result;
@@ -47,7 +47,7 @@ impl Family {
     }
 }
 
-/// A number, and the variable that it comes from.
+/// A number and the variable that it was read from.
 #[derive(Clone, Copy)]
 struct Setting {
     variable: &'static str,
@@ -57,7 +57,7 @@ struct Setting {
 /// The variables of one family: rank, world size, local rank, local world size.
 type Settings = [Option<Setting>; 4];
 
-/// The place of this process in its group, as its launcher has set it.
+/// The rank of this process and the world size, as its launcher has set them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launch {
@@ -65,16 +65,16 @@ pub struct Launch {
     pub rank: usize,
     /// How many ranks there are.
     pub world_size: usize,
-    /// The number of this rank among the ranks of its machine.
+    /// The number of this rank among the ranks of its machine (the local rank).
     pub local_rank: Option<usize>,
-    /// How many ranks this machine has.
+    /// The number of ranks on this machine.
     pub local_world_size: Option<usize>,
-    /// The address on which rank 0 is to listen: `MASTER_ADDR` and `MASTER_PORT`.
+    /// The host and the port on which rank 0 listens: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
 }
 
 impl Launch {
-    /// The ordinal of the GPU for this rank: its number on its machine, or 0 where the launcher does not say it.
+    /// The ordinal of the GPU for this rank: its local rank, or 0 where the launcher does not set one.
     pub fn device(&self) -> u32 {
         self.local_rank.unwrap_or(0) as u32
     }
@@ -88,8 +88,8 @@ impl Launch {
     /// | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID` |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` |
     ///
-    /// Several may be set, if they agree. `MASTER_ADDR` and `MASTER_PORT` count whichever is. From now on, this process answers to SIGUSR1 if
-    /// `GRADSYNC_TRACE_DIR` is set ([`trace`](crate::trace)).
+    /// Several launchers' variables may be set, if they agree. `MASTER_ADDR` and `MASTER_PORT` are read with every launcher. From now on,
+    /// this process writes traces on SIGUSR1 if `GRADSYNC_TRACE_DIR` is set ([`trace`](crate::trace)).
     ///
     /// # Errors
     /// [`BootstrapError::NoLauncher`] if none is set; [`BootstrapError::MissingVariable`] for one half of a pair,
@@ -97,17 +97,17 @@ impl Launch {
     /// [`BootstrapError::ConflictingVariables`] if launchers disagree, as inside the shell of an outer Slurm job.
     pub fn from_env() -> Result<Self> {
         trace::start();
-        // A value that is not Unicode is no number either, and is refused as such.
+        // A value that is not Unicode is not a number, and is refused as such.
         Launch::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// The names of all variables by which launchers tell a process its rank, the world size and its place on the machine. A program that starts
-    /// ranks removes them before it sets its own.
+    /// The names of all variables by which launchers tell a process its rank, the world size, and its number on the machine. A program
+    /// that starts ranks removes them before it sets its own.
     pub fn variables() -> impl Iterator<Item = &'static str> {
         FAMILIES.iter().flat_map(Family::variables)
     }
 
-    /// Like [`from_env`](Self::from_env), where `variable` gives the value of a variable that is set.
+    /// Like [`from_env`](Self::from_env), with `variable` in place of the environment: it returns the value of a variable that is set.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -139,7 +139,7 @@ impl Launch {
     }
 }
 
-/// The settings of a family, if it is present: if its rank and its world size are set.
+/// The settings of a family if its rank and its world size are set.
 fn read(family: &Family, variable: &impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, BootstrapError> {
     let get = |name: Option<&'static str>| match name {
         Some(name) => number(name, variable(name)),
@@ -214,8 +214,8 @@ fn master(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, 
     }
 }
 
-/// The generation of the group, which a launcher counts up with every restart: `GRADSYNC_GENERATION`, or 0. torchrun's count of restarts does not serve,
-/// since its machines may count apart.
+/// The generation of the group, which a launcher counts up with every restart: `GRADSYNC_GENERATION`, or 0. torchrun's restart count is
+/// not used, because its machines may count separately.
 pub(super) fn generation() -> Result<u64, BootstrapError> {
     const VARIABLE: &str = "GRADSYNC_GENERATION";
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(0) };
@@ -231,11 +231,11 @@ fn number(variable: &'static str, text: Option<String>) -> Result<Option<Setting
     }
 }
 
-fn below(what: &str, rank: Setting, size: Setting) -> Result<(), BootstrapError> {
+fn below(description: &str, rank: Setting, size: Setting) -> Result<(), BootstrapError> {
     if rank.value < size.value {
         return Ok(());
     }
-    let reason = format!("a {what} must be less than {}, which is {}", size.variable, size.value);
+    let reason = format!("a {description} must be less than {}, which is {}", size.variable, size.value);
     Err(invalid(rank.variable, rank.value.to_string(), reason))
 }
 

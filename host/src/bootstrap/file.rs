@@ -1,7 +1,8 @@
-//! The rendezvous file: where rank 0 listens and the secret of this one group, for ranks that share a file system.
+//! The rendezvous file: the address of rank 0 and the secret of one group, for ranks that share a file system.
 //!
-//! Only its owner can read it, and it exists only while ranks join. A file that another user may have put there is not read. A rank that has
-//! read a file still has to prove the secret to the process at its address, and that process to it, so that a file of a former group does no harm.
+//! Only its owner can read the file, and it exists only while ranks join. A file that another user may have put in its place is not read.
+//! A rank that has read the file and the process at the address still prove the secret to each other, so the file of a former group does
+//! no harm.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,7 +20,7 @@ use crate::error::BootstrapError;
 
 /// The first line of the file. A file of another version counts as no file.
 const MAGIC: &[u8] = b"gradsync rendezvous 2\n";
-/// More than a rendezvous file ever holds; of anything else that lies there, no more is read.
+/// The most bytes to read from the path: more than a rendezvous file ever has.
 const LONGEST: u64 = 1 << 16;
 
 #[derive(Serialize, Deserialize)]
@@ -29,7 +30,7 @@ struct Content {
     secret: [u8; 32],
 }
 
-/// Rank 0's file, which goes when this goes.
+/// The rendezvous file of rank 0, which is removed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RendezvousFile {
     path: PathBuf,
@@ -37,23 +38,24 @@ pub(super) struct RendezvousFile {
 }
 
 impl RendezvousFile {
-    /// Writes the file in the place that [`prepare`] has made, and in one step: who reads it finds all of it or nothing.
+    /// Writes the file at a path that [`prepare`] has returned, and in one step: a reader finds either the whole file or none.
     pub(super) fn publish(path: PathBuf, bytes: Vec<u8>) -> Result<Self, BootstrapError> {
-        // Beside the file, as only a rename within a file system is one step; under a name that no other process takes.
+        // The temporary file is in the same folder, because only a rename within a file system is atomic, and its name has the process
+        // id, so no other process uses it.
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
         let temporary = path.with_file_name(name);
         let write = || -> Result<(), Refusal> {
             remove(&temporary)?;
             let mut file = create_private(&temporary)?;
-            // Some file systems give files other permissions, or another owner, than they were asked for.
+            // Some file systems ignore the requested permissions, or set another owner.
             trust::check_file(&path, &file.metadata()?)?;
             file.write_all(&bytes)?;
             drop(file);
             Ok(uninterrupted(|| fs::rename(&temporary, &path))?)
         };
         if let Err(refusal) = write() {
-            // Best effort: the error that led here is the one to report.
+            // The removal is best effort; the earlier error is reported.
             let _ = remove(&temporary);
             return Err(refusal.or(|error| failure(&path, &error)));
         }
@@ -61,7 +63,7 @@ impl RendezvousFile {
     }
 }
 
-/// Removes a file that a former group has left there, and returns the resolved path.
+/// Removes a file that a former group has left at `path`, and returns the resolved path.
 pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
     let clear = || -> Result<PathBuf, Refusal> {
         let place = trust::resolve(path)?;
@@ -78,7 +80,7 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, BootstrapError> {
 
 impl Drop for RendezvousFile {
     fn drop(&mut self) {
-        // A rank 0 of a later group may have put its own in place.
+        // A later group's rank 0 may have replaced the file by its own.
         if !bytes(&self.path).is_ok_and(|bytes| bytes == self.bytes) {
             return;
         }
@@ -88,7 +90,7 @@ impl Drop for RendezvousFile {
     }
 }
 
-/// The contents of the file, if it exists, can be trusted and has this version.
+/// Reads the invitation in the file, if the file exists, can be trusted and has this version.
 pub(super) fn read(path: &Path) -> Result<Invitation, Refusal> {
     Ok(understand(&bytes(path)?)?)
 }
@@ -99,14 +101,14 @@ fn bytes(path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-/// The content of a rendezvous file: where this process listens. May ask the name server for at most `time`.
+/// The content of a rendezvous file that says where this process listens. It may query the name server, for at most `time`.
 pub(super) fn describe(port: u16, secret: &Secret, time: Duration) -> Vec<u8> {
     let content = Content { hosts: hosts::own(port, time), port, secret: *secret.bytes() };
     let body = postcard::to_stdvec(&content).expect("plain data");
     [MAGIC, &body].concat()
 }
 
-/// Parses the content that [`describe`] makes, of this version.
+/// Parses the content that [`describe`] has made in this version.
 pub(super) fn understand(bytes: &[u8]) -> io::Result<Invitation> {
     let body = bytes.strip_prefix(MAGIC).ok_or(io::ErrorKind::InvalidData)?;
     let Content { hosts, port, secret } = decode(body)?;
@@ -129,7 +131,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Repeats a call as long as signals interrupt it, which happens on file systems over a network.
+/// Repeats a call as long as signals interrupt it, which happens on network file systems.
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

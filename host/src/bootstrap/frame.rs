@@ -1,7 +1,7 @@
 //! Frames on a connection: four bytes of length, then one message in postcard's format.
 //!
-//! A length beyond the limit is refused before anything is allocated. The meaning of messages and the tags
-//! behind frames (see [`seal`](super::seal)) are no concern of this module.
+//! A length beyond the limit is refused before memory is allocated. This module does not interpret messages; the tags that follow frames
+//! are made in [`seal`](super::seal).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 
 /// The longest frame of the control channel.
 pub(super) const FRAME_LIMIT: usize = 1 << 20;
-/// The bytes of a frame that say how many follow.
+/// The number of bytes of a frame's length field.
 pub(super) const LENGTH: usize = 4;
 
-/// A message as it travels.
+/// Encodes a message as a frame.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] if it would be longer than `limit`.
@@ -31,7 +31,7 @@ pub(super) fn encode(message: &impl Serialize, limit: usize) -> io::Result<Vec<u
     Ok(frame)
 }
 
-/// The message in `bytes`, which must hold nothing else.
+/// Decodes the message in `bytes`, which must hold nothing else.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(bytes).map_err(invalid)? {
         (message, []) => Ok(message),
@@ -42,7 +42,7 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
 /// Reads one frame, with its length.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] if it is too long, and whatever the connection says.
+/// [`io::ErrorKind::InvalidData`] if the frame is longer than `limit`; else the errors of the connection.
 pub(super) fn read(connection: &mut impl Read, limit: usize) -> io::Result<Vec<u8>> {
     let mut length = [0; LENGTH];
     connection.read_exact(&mut length)?;
@@ -60,25 +60,25 @@ fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::E
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-/// How long a call waits at least: less is no timeout, or none that every system knows.
+/// The shortest timeout of a call: zero means no timeout, and some systems reject shorter ones.
 const LEAST_WAIT: Duration = Duration::from_millis(1);
 
-/// A connection with an end: reading and writing fail with [`io::ErrorKind::TimedOut`] after it, however slowly bytes
-/// drip in. Signals end no call early. Bytes that lie there already can be read after the end too, as this process may
-/// have been stopped while they came.
+/// A connection with a deadline: after it, reading and writing fail with [`io::ErrorKind::TimedOut`], however slowly bytes arrive.
+/// Interruptions by signals are retried. Bytes that have arrived already can be read after the deadline too, because this process may
+/// have been stopped while they arrived.
 pub(super) struct Timed<'a> {
     pub(super) socket: &'a TcpStream,
-    /// `None` if the clock does not reach that far.
+    /// The deadline; `None` if the clock cannot represent it.
     pub(super) end: Option<Instant>,
 }
 
 impl Timed<'_> {
-    /// Waits until there is something to read, the end of the connection included, and takes nothing of it.
+    /// Waits until bytes, or the end of the connection, can be read. Consumes no bytes.
     pub(super) fn wait(&self) -> io::Result<()> {
         self.until_end(TcpStream::set_read_timeout, |socket| socket.peek(&mut [0])).map(|_| ())
     }
 
-    /// Makes a call of the socket, whose timeout `limit` sets, until one is not interrupted.
+    /// Calls `call` until it is not interrupted, each time after setting the remaining time by `limit`.
     fn until_end(
         &self,
         limit: impl Fn(&TcpStream, Option<Duration>) -> io::Result<()>,
@@ -91,7 +91,7 @@ impl Timed<'_> {
             let Err(error) = &outcome else { return outcome };
             match error.kind() {
                 io::ErrorKind::Interrupted if left != Some(Duration::ZERO) => {}
-                // Systems disagree on the name of a timeout. A call that is interrupted has found nothing either.
+                // Systems disagree on the error code of a timeout. An interrupted call has found nothing either.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Err(io::ErrorKind::TimedOut.into()),
                 _ => return outcome,
             }

@@ -1,7 +1,8 @@
-//! The gathering of a group: the ranks that have joined, until all have and the coordinator starts.
+//! The gathering of a group: it collects the ranks that join, until all have joined and the coordinator starts.
 //!
-//! Threads of rank 0's process arrive here by calls, other ranks through the threads that serve their connections. Ranks are admitted
-//! or refused here; secrets are proven before. Groups that are split off in one process gather in places that their parent group holds.
+//! Threads of rank 0's process arrive by calls, other ranks through the threads that serve their connections. Ranks are admitted or
+//! refused here, after they have authenticated themselves. The subgroups of a group in one process gather in [`Subgroups`], which their
+//! parent group holds.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,12 +24,12 @@ pub(super) struct Applicant {
     pub(super) deadline: Duration,
     /// The time at which the deadline passes; `None` if the clock cannot represent it.
     pub(super) end: Option<Instant>,
-    /// Of the group that it joins.
+    /// The recorder of the group that the rank joins.
     pub(super) recorder: Arc<Recorder>,
 }
 
 impl Applicant {
-    /// Runs this rank's join, as a call that is recorded.
+    /// Runs this rank's join, and records it as a call.
     pub(super) fn joining<T>(&self, join: impl FnOnce() -> Result<T, BootstrapError>) -> Result<T, BootstrapError> {
         let recorded = self.recorder.record([Call::without_data(Operation::SetUp)]);
         let outcome = join();
@@ -39,7 +40,7 @@ impl Applicant {
         outcome
     }
 
-    /// Its end of the control channel.
+    /// Makes the rank's endpoint of the control channel.
     pub(super) fn endpoint(&self, is_remote: bool) -> Arc<Endpoint> {
         Arc::new(Endpoint::new(self.rank, self.world_size, is_remote, self.recorder.clone()))
     }
@@ -55,18 +56,18 @@ impl Applicant {
     }
 }
 
-/// A rank that has arrived.
+/// A rank that has joined.
 #[derive(Debug)]
 struct Arrival {
     route: Route,
-    /// The origin of its connection.
+    /// The address from which it has connected.
     address: Option<IpAddr>,
 }
 
 #[derive(Debug)]
 struct State {
     arrivals: Vec<Option<Arrival>>,
-    strangers: Strangers,
+    unauthenticated: Strangers,
     outcome: Option<Result<Arc<Coordinator>, BootstrapError>>,
 }
 
@@ -74,18 +75,18 @@ struct State {
 pub(super) struct Gathering {
     world_size: usize,
     generation: u64,
-    /// The loopback address that the group is confined to, if it is.
+    /// The loopback address, if the group is confined to it.
     loopback: Option<IpAddr>,
     state: Mutex<State>,
     changed: Condvar,
-    /// For members in this process, if all are.
+    /// The subgroups, for members of a group in one process.
     pub(super) subgroups: Arc<Subgroups>,
 }
 
 impl Gathering {
     pub(super) fn new(world_size: usize, generation: u64, loopback: Option<IpAddr>) -> Self {
         let arrivals = (0..world_size).map(|_| None).collect();
-        let state = Mutex::new(State { arrivals, strangers: Strangers::default(), outcome: None });
+        let state = Mutex::new(State { arrivals, unauthenticated: Strangers::default(), outcome: None });
         Gathering { world_size, generation, loopback, state, changed: Condvar::new(), subgroups: Arc::default() }
     }
 
@@ -94,7 +95,7 @@ impl Gathering {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has ended, one way or the other.
+    /// Whether the gathering has ended, by success or failure.
     pub(super) fn is_over(&self) -> bool {
         self.lock().outcome.is_some()
     }
@@ -104,10 +105,10 @@ impl Gathering {
         self.lock().outcome.clone()?.ok()
     }
 
-    /// Admits a rank. The last one starts the coordinator.
+    /// Admits a rank. The last rank to arrive starts the coordinator.
     ///
     /// # Errors
-    /// The reason for which the rank is refused. A rank with another world size fails the whole gathering.
+    /// The reason why the rank is refused. A rank with another world size fails the whole gathering.
     pub(super) fn arrive(
         &self,
         (rank, world_size, generation): (usize, usize, u64),
@@ -186,16 +187,16 @@ impl Gathering {
         }
     }
 
-    /// Counts a connection that proved no secret. Returns how many there have been.
-    pub(super) fn turn_away(&self, origin: SocketAddr, reason: String) -> u64 {
-        let strangers = &mut self.lock().strangers;
-        *strangers = Strangers { connections: strangers.connections + 1, last: origin.to_string(), reason };
-        strangers.connections
+    /// Counts an unauthenticated connection. Returns the number of such connections so far.
+    pub(super) fn count_unauthenticated(&self, origin: SocketAddr, reason: String) -> u64 {
+        let unauthenticated = &mut self.lock().unauthenticated;
+        *unauthenticated = Strangers { connections: unauthenticated.connections + 1, last: origin.to_string(), reason };
+        unauthenticated.connections
     }
 
     fn expire(&self, state: &mut State, deadline: Duration) {
         let missing = (0..state.arrivals.len()).filter(|&rank| state.arrivals[rank].is_none()).collect();
-        self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers: state.strangers.clone() });
+        self.refuse_all(state, BootstrapError::Missing { missing, deadline, strangers: state.unauthenticated.clone() });
     }
 
     fn refuse_all(&self, state: &mut State, error: BootstrapError) {
@@ -214,12 +215,12 @@ impl Gathering {
     }
 }
 
-/// The gatherings of ranks that are threads of one process, one after another.
+/// The successive gatherings of ranks that are threads of one process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InProcess(Arc<Mutex<Option<Arc<Gathering>>>>);
 
 impl InProcess {
-    /// Admits a rank to the current gathering, or to a new one if that is over.
+    /// Admits a rank to the current gathering, or to a new one if the current one has ended.
     ///
     /// # Errors
     /// As [`Gathering::arrive`].
@@ -238,17 +239,17 @@ impl InProcess {
     }
 }
 
-/// Where groups gather that are being split off from a group in one process: by the number of the split, and colour.
+/// The gatherings of subgroups in one process, by the number of the split and the colour.
 #[derive(Debug, Default)]
 pub(super) struct Subgroups(Mutex<HashMap<(u64, u64), InProcess>>);
 
 impl Subgroups {
-    /// Where the ranks of one colour gather.
+    /// The gathering of the ranks of one colour.
     pub(super) fn of(&self, split: u64, color: u64) -> InProcess {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry((split, color)).or_default().clone()
     }
 
-    /// Drops the entry of a colour, whose ranks have joined or have failed to.
+    /// Removes the entry of a colour once its ranks have joined or failed to join.
     pub(super) fn remove(&self, split: u64, color: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(split, color));
     }

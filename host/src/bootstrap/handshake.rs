@@ -1,14 +1,14 @@
-//! How two ranks prove to each other that they know the secret, before either believes anything.
+//! The handshake: two ranks prove to each other that they know the secret, before either acts on the other's messages.
 //!
 //! 1. Rank 0 greets every connection with a nonce.
-//! 2. The joining rank answers in one message of fixed size: a nonce of its own, who it is, and its proof.
-//! 3. Rank 0 answers with its own proof, or with zeros if the other's was wrong.
+//! 2. The joining rank answers in one message of fixed size: its own nonce, its identity, and its proof.
+//! 3. Rank 0 answers with its own proof, or with zeros if the joining rank's proof was wrong.
 //!
-//! Both sides make two keys by HKDF-SHA256 (RFC 5869) of the secret: the salt is both nonces, the joining rank's first, and the context is
-//! the protocol, its version, and the side that uses the key. A proof is the tag of a side's first frame under its key (see
-//! [`seal`](super::seal)), so that none can be sent back, or again, or in another conversation; all frames that follow are tagged under
-//! the same keys. An impostor in rank 0's place receives a proof, and can test guesses of the secret on it: that is why a [`Secret`] cannot be one
-//! that a person chose.
+//! Both sides derive two keys from the secret by HKDF-SHA256 (RFC 5869): the salt is both nonces, the joining rank's first, and the
+//! context is the protocol, its version, and the side that uses the key. A proof is the tag of a side's first frame under its key (see
+//! [`seal`](super::seal)), so that no proof can be reflected, replayed, or used in another connection; all later frames are tagged under
+//! the same keys. An impostor in rank 0's place receives a proof, and can test guesses of the secret on it: that is why a [`Secret`]
+//! cannot be one that a person chose.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -21,22 +21,22 @@ use crate::error::BootstrapError;
 
 /// The first bytes of every greeting and answer.
 const MAGIC: [u8; 8] = *b"gradsync";
-/// Ranks of different versions refuse each other. The version goes up with every change of the messages, and so also with every change of the
-/// bytes of a [`Call`](crate::Call), an operation or an error.
+/// The version of the protocol; ranks of different versions refuse each other. It goes up with every change of the messages, and so also
+/// with every change of the encoding of a [`Call`](crate::Call), an operation or an error.
 pub(super) const VERSION: u32 = 4;
 
-/// The magic, the version and a nonce.
+/// The length of a greeting: the magic, the version and a nonce.
 const GREETING: usize = 44;
-/// Where the nonce begins.
+/// The offset of the nonce in a greeting.
 const NONCE_AT: usize = 12;
-/// The numbers of an [`Identity`].
+/// The length of an encoded [`Identity`].
 const IDENTITY: usize = 24;
-/// The whole answer of a joining rank.
+/// The length of a joining rank's answer.
 const ANSWER: usize = GREETING + IDENTITY + TAG;
 
 type Nonce = [u8; 32];
 
-/// The identity that a rank claims; it is used only after the proof.
+/// The identity that a rank claims; it is used only after the proof was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) rank: u64,
@@ -52,7 +52,7 @@ pub(super) enum HandshakeError {
     #[error("the other side closed the connection during the handshake")]
     Closed,
     #[error("the other side does not speak this protocol")]
-    Stranger,
+    ForeignProtocol,
     #[error("the other side speaks version {0} of the protocol")]
     Version(u32),
     #[error("the other side does not have the same secret")]
@@ -61,7 +61,7 @@ pub(super) enum HandshakeError {
     Randomness(#[from] BootstrapError),
 }
 
-/// Rank 0's side of a handshake, with the bytes of the other side's answer that have arrived.
+/// Rank 0's side of a handshake, with the bytes of the answer that have arrived.
 #[derive(Debug)]
 pub(super) struct Challenge {
     nonce: Nonce,
@@ -79,8 +79,8 @@ impl Challenge {
         greeting(self.nonce)
     }
 
-    /// Reads the bytes that have arrived, and none behind the answer. When the answer is complete and its proof right, sends rank 0's own proof and
-    /// returns the identity of the joining rank; `None` if the answer is not complete and the connection does not block.
+    /// Reads the bytes that have arrived, but none beyond the answer. When the answer is complete and its proof right, sends rank 0's
+    /// proof and returns the identity of the joining rank; returns `None` if the answer is incomplete and the connection does not block.
     pub(super) fn hear(
         &mut self,
         connection: &mut (impl Read + Write),
@@ -108,7 +108,7 @@ impl Challenge {
     }
 }
 
-/// The joining rank's side.
+/// Runs the joining rank's side of the handshake.
 pub(super) fn introduce(
     connection: &mut (impl Read + Write),
     secret: &Secret,
@@ -125,7 +125,8 @@ pub(super) fn introduce(
 }
 
 impl HandshakeError {
-    /// The same, as a joining rank reports it about `address`; otherwise what to say about the attempt.
+    /// Converts the error to the joining rank's error about `address`; `Err` has the text of an error for which the address counts as
+    /// unreachable.
     pub(super) fn about(self, address: String) -> Result<BootstrapError, String> {
         match self {
             HandshakeError::Secret => Ok(BootstrapError::WrongSecret { address }),
@@ -147,14 +148,14 @@ impl Identity {
     }
 }
 
-/// The side of a connection that sends.
+/// The two sides of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Joining,
     Coordinator,
 }
 
-/// The keys of a conversation.
+/// Derives the keys of a connection, as `side` uses them.
 fn session(secret: &Secret, side: Side, (joining, coordinator): (Nonce, Nonce)) -> Session {
     let keys = Hkdf::<Sha256>::new(Some(&[joining, coordinator].concat()), secret.bytes());
     let seal = |name: &[u8]| {
@@ -178,10 +179,10 @@ fn nonce(greeting: &[u8]) -> Nonce {
     fixed(&greeting[NONCE_AT..GREETING])
 }
 
-/// Refuses what does not begin as a greeting of this version does, as early as it shows.
+/// Refuses bytes that do not begin like a greeting of this version, as soon as the first difference has arrived.
 fn check(bytes: &[u8]) -> Result<(), HandshakeError> {
     if bytes.iter().zip(&MAGIC).any(|(theirs, ours)| theirs != ours) {
-        return Err(HandshakeError::Stranger);
+        return Err(HandshakeError::ForeignProtocol);
     }
     match bytes.get(MAGIC.len()..NONCE_AT).map(|version| u32::from_le_bytes(fixed(version))) {
         Some(version) if version != VERSION => Err(HandshakeError::Version(version)),
@@ -215,7 +216,7 @@ mod tests {
         Secret::from_bytes([byte; 32])
     }
 
-    /// Runs rank 0's side and another over a connection.
+    /// Runs rank 0's side of a handshake, and `joining` as the other side of the connection.
     fn with_coordinator<T>(
         joining: impl FnOnce(&mut TcpStream) -> T,
     ) -> (Result<Option<(Identity, Session)>, HandshakeError>, T) {
@@ -244,7 +245,7 @@ mod tests {
         assert!(matches!(coordinator, Err(HandshakeError::Secret)) && matches!(joining, Err(HandshakeError::Secret)));
     }
 
-    /// Whatever is altered on the way to rank 0, and an answer to another greeting, is no proof.
+    /// An answer that was altered on the way to rank 0, or that belongs to another greeting, is no proof.
     #[test]
     fn every_byte_of_an_answer_is_proven() {
         struct Recorder<'a>(&'a mut TcpStream, Vec<u8>);
@@ -310,6 +311,6 @@ mod tests {
         greeting[8] = 1;
         assert!(check(&greeting[..11]).is_ok());
         assert!(matches!(check(&greeting[..12]), Err(HandshakeError::Version(1))));
-        assert!(matches!(check(b"graft"), Err(HandshakeError::Stranger)));
+        assert!(matches!(check(b"graft"), Err(HandshakeError::ForeignProtocol)));
     }
 }

@@ -1,7 +1,7 @@
-//! The addresses at which ranks of other machines may reach this one, the order in which to try the addresses that another rank gives, and the
-//! addresses of names.
+//! Host addresses: the addresses at which ranks of other machines may reach this one, the order in which to try another rank's addresses,
+//! and name look-ups with a deadline.
 //!
-//! It never connects to a rank, and trusts no address: the process that answers there has to prove that it belongs to the group.
+//! This module never connects to a rank, and trusts no address: the process that answers there has to prove that it belongs to the group.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,14 +12,15 @@ use std::time::Duration;
 
 use if_addrs::{IfAddr, IfOperStatus, Interface};
 
-/// Addresses of interfaces, at most: machines that run many containers have hundreds.
+/// The most interface addresses to publish: machines that run many containers have hundreds.
 const MOST_ADDRESSES: usize = 32;
 
-/// How long rank 0 waits for the addresses of its own name. The others can ask for them too, and its interfaces are known without.
+/// How long rank 0 waits for the addresses of its own name. Other ranks can look the name up too, and rank 0's interfaces are known
+/// without a look-up.
 pub(super) const OWN_NAME_TIME: Duration = Duration::from_millis(500);
 
-/// All that may lead to this machine: loopback for ranks on it, which answers at once, what its name stands for, the addresses of its
-/// interfaces, and its name if that stands for nothing here that others could use, or for nothing within `time`.
+/// All addresses that may lead to this machine: loopback for ranks on it, which answers at once; the addresses of its host name; the
+/// addresses of its interfaces; and the host name itself if it has no address that others could use, or none within `time`.
 pub(super) fn own(port: u16, time: Duration) -> Vec<String> {
     let name = gethostname::gethostname().to_string_lossy().into_owned();
     let of_name: Vec<IpAddr> = match Names::default().resolve(&name, port, time) {
@@ -40,11 +41,10 @@ pub(super) fn own(port: u16, time: Duration) -> Vec<String> {
     hosts
 }
 
-/// The addresses of names, with a deadline that the system's own look-up does not have: a name server that is silent may
-/// take minutes.
+/// Name look-ups with a deadline, which the system's own look-up does not have: a silent name server may take minutes.
 ///
-/// Each look-up has a thread. One that is not over in time is left behind, to end when the system gives up; who asks for
-/// the same name again waits for the same look-up.
+/// Each look-up has a thread. One that exceeds its time is left to end when the system gives up; a second query of the same name waits
+/// for the same look-up.
 #[derive(Debug)]
 pub(super) struct Names {
     look_up: fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
@@ -59,7 +59,7 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The addresses of a host, within `time`. One that is an address itself is not looked up.
+    /// Returns the addresses of a host, within `time`. A host that is an address already is not looked up.
     pub(super) fn resolve(&mut self, host: &str, port: u16, time: Duration) -> io::Result<Vec<SocketAddr>> {
         if let Ok(ip) = host.parse() {
             return Ok(vec![SocketAddr::new(ip, port)]);
@@ -82,20 +82,21 @@ impl Names {
 
     fn ask(&self, (host, port): (String, u16)) -> io::Result<Receiver<io::Result<Vec<SocketAddr>>>> {
         let ((sender, answer), look_up) = (channel(), self.look_up);
-        // Nobody may be left to hear the answer.
+        // The receiver may be gone.
         let body = move || _ = sender.send(look_up(&host, port));
         thread::Builder::new().name("gradsync-resolve".into()).spawn(body)?;
         Ok(answer)
     }
 
-    /// Names for a test, where `look_up` finds their addresses.
+    /// Makes look-ups for a test, with `look_up` as the system's look-up.
     #[cfg(test)]
     pub(super) fn with(look_up: fn(&str, u16) -> io::Result<Vec<SocketAddr>>) -> Self {
         Names { look_up, ..Names::default() }
     }
 }
 
-/// The same hosts, those first that answer at once or are in a network of this machine: an address that nothing leads to takes its time.
+/// Sorts `hosts` by distance: loopback addresses first, then addresses in a network of this machine, then the rest, because a connection
+/// to an address without a route takes long to fail.
 pub(super) fn nearest_first(hosts: &[String]) -> Vec<&str> {
     let networks: Vec<IfAddr> = interfaces().into_iter().map(|interface| interface.addr).collect();
     let distance = |host: &&str| match host.parse::<IpAddr>() {
@@ -108,7 +109,7 @@ pub(super) fn nearest_first(hosts: &[String]) -> Vec<&str> {
     hosts
 }
 
-/// Those by which other machines could reach this one.
+/// The network interfaces by which other machines could reach this one.
 fn interfaces() -> Vec<Interface> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
         tracing::debug!(%error, "the system does not tell its network interfaces");

@@ -1,5 +1,5 @@
-//! Connections between processes of one machine and one user, for [`mesh`](super::mesh): Unix sockets in Linux's abstract namespace. Other systems
-//! have no such names, and their ranks connect by TCP.
+//! Connections between processes of one machine and one user, for [`mesh`](super::mesh): Unix sockets in Linux's abstract namespace.
+//! Other systems have no such namespace, and their ranks connect by TCP.
 
 #[cfg(target_os = "linux")]
 pub(super) use self::linux::{Listener, connect};
@@ -11,14 +11,14 @@ use std::time::Duration;
 /// The random name of a socket.
 pub(super) type Name = [u8; 16];
 
-/// How long the other side of a connection may take to prove itself, before this rank looks whether it has failed.
+/// How long the other side of a connection may take to authenticate itself, before this rank checks whether the group has failed.
 pub(super) const PROOF_TIME: Duration = Duration::from_secs(1);
 
-/// With this variable, ranks with different values behave as on different machines.
+/// The variable that overrides the identity of the machine: ranks with different values behave as if on different machines.
 const HOST_VARIABLE: &str = "GRADSYNC_HOSTID";
 
-/// What tells the processes that reach each other's sockets and memory from all others: a kernel from its start to its end, a network namespace,
-/// and a user.
+/// The identity of this process's host, equal on processes that can reach each other's sockets and memory: the boot of a kernel, the
+/// network namespace, and the user.
 pub(super) fn host() -> String {
     let named = std::env::var(HOST_VARIABLE).ok().filter(|name| !name.is_empty());
     let read = || -> std::io::Result<String> {
@@ -27,7 +27,7 @@ pub(super) fn host() -> String {
         let user = rustix::process::geteuid().as_raw();
         Ok(format!("{} {} {user}", booted.trim(), network.display()))
     };
-    // A process that cannot say where it is has no neighbours.
+    // A process whose host cannot be identified counts as alone on its machine.
     named
         .or_else(|| read().ok())
         .unwrap_or_else(|| format!("{} {}", gethostname::gethostname().to_string_lossy(), std::process::id()))
@@ -49,10 +49,10 @@ mod linux {
     use super::super::secret::Secret;
     use super::{Name, PROOF_TIME};
 
-    /// Ranks that may wait to be accepted.
+    /// The number of connections that may wait to be accepted.
     const BACKLOG: i32 = 4096;
 
-    /// A socket to which other processes of this user connect. Its name is gone with it.
+    /// A socket to which other processes of this user connect. Its name disappears with it.
     #[derive(Debug)]
     pub(in super::super) struct Listener(UnixListener);
 
@@ -70,7 +70,7 @@ mod linux {
             Ok((Self(listener), name))
         }
 
-        /// The next process that proves itself, if one has come. Others are turned away.
+        /// Accepts and authenticates the next connection, if there is one. Returns `None` also for a connection that was rejected.
         ///
         /// # Errors
         /// The system's error, for example that this process has no descriptor left.
@@ -91,18 +91,18 @@ mod linux {
             }
         }
 
-        /// Waits for a process to connect, at most so long.
+        /// Waits at most `time` for a connection.
         pub(in super::super) fn wait(&self, time: Duration) {
             let time = Timespec::try_from(time).ok();
-            // Who waits looks again in any case.
+            // An error does not matter, because the caller checks again in any case.
             let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], time.as_ref());
         }
     }
 
     fn hear(mut socket: &UnixStream, secret: &Secret) -> io::Result<Identity> {
-        let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "another user's process");
+        let other_user = || io::Error::new(io::ErrorKind::PermissionDenied, "another user's process");
         if socket_peercred(socket)?.uid != geteuid() {
-            return Err(stranger());
+            return Err(other_user());
         }
         limit(socket, PROOF_TIME)?;
         let mut challenge = Challenge::new().map_err(io::Error::other)?;
@@ -111,11 +111,11 @@ mod linux {
         proven.map(|(identity, _)| identity).ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
 
-    /// Connects to a process, and proves itself.
+    /// Connects to a process and authenticates this rank there.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if the process has not answered within `time`; else the system's error, or that the other side is not the right
-    /// one.
+    /// [`io::ErrorKind::WouldBlock`] if the process has not answered within `time`; [`io::ErrorKind::PermissionDenied`] if the handshake
+    /// fails; else the system's error.
     pub(in super::super) fn connect(
         name: &Name,
         secret: &Secret,

@@ -1,11 +1,12 @@
-//! The matching of posts, for [`Member::agree`](super::Member::agree), as a pure state machine.
+//! The matching of calls, for [`Member::agree`](super::Member::agree), as a pure state machine.
 //!
-//! Posts go in; releases and mismatches come out. Nothing here knows of time, threads, connections or departed ranks.
+//! Its input is the calls that ranks post; its output is the ranks to release, and mismatches. It does not depend on time, threads,
+//! connections or departed ranks.
 //!
-//! A rank has at most one post at a time, and each of its calls must find a counterpart in another rank's post while
-//! both are waiting. So an incomplete post waits for *further* posts of certain ranks, and for each of
-//! them: these waits are the edges of a graph of the ranks, and posts on a cycle can never complete. A new cycle leads
-//! through the newest post.
+//! A rank posts one list of calls at a time and waits until all of them are matched: each call must find its counterpart in another
+//! rank's list while both ranks wait. So a rank with unmatched calls waits for *further* calls of certain ranks, and for each of them:
+//! these waits are the edges of a graph of the ranks, and calls on a cycle can never complete. A new cycle leads through the rank that
+//! posted last.
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -14,36 +15,37 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::{Call, CommError, Operation};
 
-/// Calls without a counterpart yet, in order, by the rank that has to make the counterpart.
+/// Unmatched calls in order, by the rank that has to make the counterpart.
 type Unmatched = BTreeMap<usize, VecDeque<Call>>;
 
-/// The post that a rank waits in.
+/// The calls that a rank waits in.
 #[derive(Debug)]
-struct Post {
-    /// Its name in errors: the operation of its first call, or the operation of which this call is a step.
+struct WaitingCalls {
+    /// The operation that errors name: the operation of the first call, or the operation that this call is a step of.
     operation: Operation,
-    /// Its collectives, in order; none are left once every rank's post has the same.
+    /// The collectives, in order; cleared once every rank has posted the same list.
     collectives: Vec<Call>,
     sends: Unmatched,
     receives: Unmatched,
 }
 
-impl Post {
+impl WaitingCalls {
     fn new(calls: &[Call]) -> Self {
         let operation = calls.first().map_or(Operation::Exchange, Call::called);
-        let mut post = Post { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
+        let mut own =
+            WaitingCalls { operation, collectives: Vec::new(), sends: Unmatched::new(), receives: Unmatched::new() };
         for &call in calls {
             let (to, from) = call.operation.peers();
             if to.is_none() && from.is_none() {
-                post.collectives.push(call);
+                own.collectives.push(call);
             }
-            for (queues, peer) in [(&mut post.sends, to), (&mut post.receives, from)] {
+            for (queues, peer) in [(&mut own.sends, to), (&mut own.receives, from)] {
                 if let Some(peer) = peer {
                     queues.entry(peer).or_default().push_back(call);
                 }
             }
         }
-        post
+        own
     }
 
     fn is_complete(&self) -> bool {
@@ -51,8 +53,7 @@ impl Post {
     }
 }
 
-/// Refuses calls that name a rank which does not exist, and sends of `rank` to itself without a receive in the same
-/// post, or the reverse.
+/// Refuses calls that name a rank which does not exist, and sends of `rank` to itself without a receive in the same list, or the reverse.
 pub(super) fn check(calls: &[Call], rank: usize, world_size: usize) -> Result<(), CommError> {
     let invalid = |operation, peer| Err(CommError::InvalidPeer { operation, peer, rank, world_size });
     let (mut to_itself, mut from_itself) = (Vec::new(), Vec::new());
@@ -73,35 +74,35 @@ pub(super) fn check(calls: &[Call], rank: usize, world_size: usize) -> Result<()
     }
 }
 
-/// The posts of all ranks. After a mismatch it is not to be used again.
+/// The calls that all ranks wait in. Not to be used after a mismatch.
 #[derive(Debug)]
 pub(super) struct Matching {
-    posts: Vec<Option<Post>>,
+    waiting: Vec<Option<WaitingCalls>>,
 }
 
 impl Matching {
     pub(super) fn new(world_size: usize) -> Self {
-        Matching { posts: (0..world_size).map(|_| None).collect() }
+        Matching { waiting: (0..world_size).map(|_| None).collect() }
     }
 
-    /// `rank`, which waits in no post, makes one of `calls`, which [`check`] has passed. Returns the ranks whose posts
-    /// are now complete, in order.
+    /// Posts the calls of `rank`, which waits in no call; [`check`] has accepted them. Returns the ranks whose calls are now complete, in
+    /// order.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] if some post can never be completed.
+    /// [`CommError::Mismatch`] if the calls of some rank can never be completed.
     pub(super) fn post(&mut self, rank: usize, calls: &[Call]) -> Result<Vec<usize>, CommError> {
-        let mut post = Post::new(calls);
-        self.match_transfers(rank, &mut post)?;
-        self.compare_collectives(rank, &post)?;
-        self.posts[rank] = Some(post);
-        if (0..self.posts.len()).all(|rank| self.has_collectives(rank)) {
-            self.posts.iter_mut().flatten().for_each(|post| post.collectives.clear());
+        let mut own = WaitingCalls::new(calls);
+        self.match_transfers(rank, &mut own)?;
+        self.compare_collectives(rank, &own)?;
+        self.waiting[rank] = Some(own);
+        if (0..self.waiting.len()).all(|rank| self.has_collectives(rank)) {
+            self.waiting.iter_mut().flatten().for_each(|waiting| waiting.collectives.clear());
         }
 
-        let is_complete = |rank: &usize| self.posts[*rank].as_ref().is_some_and(Post::is_complete);
-        let released: Vec<usize> = (0..self.posts.len()).filter(is_complete).collect();
+        let is_complete = |rank: &usize| self.waiting[*rank].as_ref().is_some_and(WaitingCalls::is_complete);
+        let released: Vec<usize> = (0..self.waiting.len()).filter(is_complete).collect();
         for &rank in &released {
-            self.posts[rank] = None;
+            self.waiting[rank] = None;
         }
         match self.cycle(rank) {
             Some((one, other)) => Err(CommError::mismatch(one, other)),
@@ -109,29 +110,29 @@ impl Matching {
         }
     }
 
-    /// Removes the post of `rank`, if it has one.
+    /// Removes the calls of `rank`, if it has any.
     pub(super) fn withdraw(&mut self, rank: usize) {
-        self.posts[rank] = None;
+        self.waiting[rank] = None;
     }
 
-    /// The name of the post of `rank` in errors, if it has one.
+    /// The operation that errors about the calls of `rank` name, if it has calls.
     pub(super) fn operation(&self, rank: usize) -> Option<Operation> {
-        self.posts[rank].as_ref().map(|post| post.operation)
+        self.waiting[rank].as_ref().map(|waiting| waiting.operation)
     }
 
-    /// Whether `rank` waits for a further post of `peer`.
+    /// Whether `rank` waits for further calls of `peer`.
     pub(super) fn needs(&self, rank: usize, peer: usize) -> bool {
         self.waits(rank).iter().any(|(awaited, _)| *awaited == peer)
     }
 
-    /// The ranks without a post for which `rank` waits, directly or through other ranks that wait for them.
+    /// The ranks without calls for which `rank` waits, directly or through other ranks that wait for them.
     pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
         let mut missing = BTreeSet::new();
         let mut seen = BTreeSet::from([rank]);
         let mut open = vec![rank];
         while let Some(rank) = open.pop() {
             for (peer, _) in self.waits(rank) {
-                if self.posts[peer].is_none() {
+                if self.waiting[peer].is_none() {
                     missing.insert(peer);
                 } else if seen.insert(peer) {
                     open.push(peer);
@@ -142,54 +143,55 @@ impl Matching {
     }
 
     fn has_collectives(&self, rank: usize) -> bool {
-        self.posts[rank].as_ref().is_some_and(|post| !post.collectives.is_empty())
+        self.waiting[rank].as_ref().is_some_and(|waiting| !waiting.collectives.is_empty())
     }
 
-    /// Matches the sends and receives of a new post with the waiting ones.
-    fn match_transfers(&mut self, rank: usize, post: &mut Post) -> Result<(), CommError> {
-        match_pairs((rank, &mut post.sends), (rank, &mut post.receives))?;
-        for (peer, other) in self.posts.iter_mut().enumerate() {
+    /// Matches the sends and receives of new calls with those of waiting ranks.
+    fn match_transfers(&mut self, rank: usize, own: &mut WaitingCalls) -> Result<(), CommError> {
+        match_pairs((rank, &mut own.sends), (rank, &mut own.receives))?;
+        for (peer, other) in self.waiting.iter_mut().enumerate() {
             if let Some(other) = other {
-                match_pairs((rank, &mut post.sends), (peer, &mut other.receives))?;
-                match_pairs((peer, &mut other.sends), (rank, &mut post.receives))?;
+                match_pairs((rank, &mut own.sends), (peer, &mut other.receives))?;
+                match_pairs((peer, &mut other.sends), (rank, &mut own.receives))?;
             }
         }
         Ok(())
     }
 
-    /// The waiting collectives are all the same, so comparing with one rank's is enough.
-    fn compare_collectives(&self, rank: usize, post: &Post) -> Result<(), CommError> {
-        let Some(&last) = post.collectives.last() else { return Ok(()) };
-        let Some(peer) = (0..self.posts.len()).find(|&peer| self.has_collectives(peer)) else { return Ok(()) };
-        let theirs = self.posts[peer].as_ref().map_or(&[][..], |other| &other.collectives);
-        let longest = theirs.len().max(post.collectives.len());
-        // Where one list ends early, the call before its end is named for it.
+    /// Compares the collectives of new calls with those of one waiting rank: all waiting ranks have the same list.
+    fn compare_collectives(&self, rank: usize, own: &WaitingCalls) -> Result<(), CommError> {
+        let Some(&last) = own.collectives.last() else { return Ok(()) };
+        let Some(peer) = (0..self.waiting.len()).find(|&peer| self.has_collectives(peer)) else { return Ok(()) };
+        let theirs = self.waiting[peer].as_ref().map_or(&[][..], |other| &other.collectives);
+        let longest = theirs.len().max(own.collectives.len());
+        // Where one list ends early, its last call is named.
         let at = |calls: &[Call], index: usize| calls.get(index).or(calls.last()).copied().unwrap_or(last);
-        let fits = |index: usize| match (post.collectives.get(index), theirs.get(index)) {
-            (Some(own), Some(other)) => own.fits(other),
+        let fits = |index: usize| match (own.collectives.get(index), theirs.get(index)) {
+            (Some(call), Some(other)) => call.fits(other),
             _ => false,
         };
         match (0..longest).find(|&index| !fits(index)) {
-            Some(index) => Err(CommError::mismatch((rank, at(&post.collectives, index)), (peer, at(theirs, index)))),
+            Some(index) => Err(CommError::mismatch((rank, at(&own.collectives, index)), (peer, at(theirs, index)))),
             None => Ok(()),
         }
     }
 
-    /// The ranks of which the post of `rank` needs a further post, each with the call that needs it.
+    /// The ranks from which `rank` needs further calls, each with the call that needs them.
     fn waits(&self, rank: usize) -> Vec<(usize, Call)> {
-        let Some(post) = &self.posts[rank] else { return Vec::new() };
-        let transfers = post.sends.iter().chain(&post.receives).map(|(&peer, calls)| (peer, calls[0]));
-        let collectives = post.collectives.first().into_iter().flat_map(|&call| {
-            (0..self.posts.len()).filter(|&peer| !self.has_collectives(peer)).map(move |peer| (peer, call))
+        let Some(waiting) = &self.waiting[rank] else { return Vec::new() };
+        let transfers = waiting.sends.iter().chain(&waiting.receives).map(|(&peer, calls)| (peer, calls[0]));
+        let collectives = waiting.collectives.first().into_iter().flat_map(|&call| {
+            (0..self.waiting.len()).filter(|&peer| !self.has_collectives(peer)).map(move |peer| (peer, call))
         });
         transfers.chain(collectives).collect()
     }
 
-    /// If `rank` waits for itself, through others: its call and the next rank's.
+    /// If `rank` waits for itself through other ranks, returns its call and the next rank's call.
     fn cycle(&self, rank: usize) -> Option<((usize, Call), (usize, Call))> {
-        // A collective waits for ranks without one. Where there are only collectives, these ranks wait for no rank.
-        let has_transfers = |post: &Post| !(post.sends.is_empty() && post.receives.is_empty());
-        if !self.posts.iter().flatten().any(has_transfers) {
+        // A collective waits for ranks that have posted no collective. If no rank has transfers, those ranks do not wait, and there is no
+        // cycle.
+        let has_transfers = |waiting: &WaitingCalls| !(waiting.sends.is_empty() && waiting.receives.is_empty());
+        if !self.waiting.iter().flatten().any(has_transfers) {
             return None;
         }
         let mut seen = BTreeSet::new();
@@ -199,7 +201,7 @@ impl Matching {
         })
     }
 
-    /// The call by which `from` waits for `target`, directly or through others.
+    /// The call by which `from` waits for `target`, directly or through other ranks.
     fn path(&self, from: usize, target: usize, seen: &mut BTreeSet<usize>) -> Option<Call> {
         if !seen.insert(from) {
             return None;
@@ -210,7 +212,7 @@ impl Matching {
     }
 }
 
-/// Removes the sends of one rank and the receives of another that match, in order.
+/// Removes matching sends of one rank and receives of another, in order.
 fn match_pairs(
     (sender, sends): (usize, &mut Unmatched),
     (receiver, receives): (usize, &mut Unmatched),

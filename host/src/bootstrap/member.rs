@@ -1,6 +1,6 @@
 //! [`Member`]: one rank's end of the control channel.
 //!
-//! It turns calls into requests to the coordinator and waits for the answers. The coordinator does the matching.
+//! A member turns calls into requests to the coordinator and waits for the answers. The coordinator does the matching.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,40 +24,40 @@ const COORDINATOR_TIME: Duration = Duration::from_secs(1);
 /// How a member reaches the coordinator.
 #[derive(Debug)]
 pub(super) enum Uplink {
-    /// By calls, where all ranks are in this process.
+    /// By calls, if all ranks are in this process.
     InProcess { coordinator: Arc<Coordinator>, subgroups: Arc<Subgroups> },
-    /// By calls, from rank 0 of a group that spans processes; it answers for the connections of the others.
+    /// By calls, from rank 0 of a group that spans processes; rank 0 also owns the connections of the other ranks.
     Server { coordinator: Arc<Coordinator>, connections: Arc<Connections> },
-    /// By a connection, from the other ranks.
+    /// By a connection, from all other ranks.
     Remote(Link),
 }
 
-/// One rank's end of the control channel of a group: what [`Rendezvous::join`](super::Rendezvous::join) returns.
+/// One rank's endpoint of a group's control channel, as [`Rendezvous::join`](super::Rendezvous::join) returns it.
 ///
-/// Any thread may call anything at any time, but a rank makes one [`agree`](Self::agree),
-/// [`all_gather`](Self::all_gather) or [`split`](Self::split) at a time: a second thread's waits for the first to end,
-/// and its deadline begins then. Dropping it is [`leave`](Self::leave).
+/// Any thread may call any method at any time, but a rank makes one [`agree`](Self::agree), [`all_gather`](Self::all_gather) or
+/// [`split`](Self::split) at a time: the call of a second thread waits for the first to end, and its deadline begins then. Dropping a
+/// member calls [`leave`](Self::leave).
 ///
-/// The first failure is permanent, as [`CommError`] says. The coordinator runs in rank 0's process; calls that need it fail once rank
-/// 0 has left a group that spans processes.
+/// The first failure is permanent, as [`CommError`] says. The coordinator runs in rank 0's process: in a group that spans processes,
+/// calls that need the coordinator fail once rank 0 has left.
 #[derive(Debug)]
 pub struct Member {
     endpoint: Arc<Endpoint>,
     pub(super) uplink: Uplink,
     pub(super) network: Network,
-    /// Held by the call that waits in a post.
+    /// Held by the call that waits for other ranks.
     turn: Mutex<()>,
     /// Held while calls are announced.
     announcing: Mutex<()>,
-    /// How many calls have been announced, and for how many of them the coordinator was asked to report when they have been matched.
+    /// The number of announced calls, and the number of them that the coordinator was asked to confirm.
     announced: AtomicU64,
     asked: AtomicU64,
-    /// How many groups were split off; all ranks count alike.
+    /// The number of splits so far, equal on all ranks.
     pub(super) splits: Mutex<u64>,
 }
 
 impl Member {
-    /// A member of a group in one process.
+    /// Makes a member of a group in one process.
     pub(super) fn in_process(
         coordinator: Arc<Coordinator>,
         endpoint: Arc<Endpoint>,
@@ -67,7 +67,7 @@ impl Member {
         Member::new(endpoint, Uplink::InProcess { coordinator, subgroups }, network)
     }
 
-    /// Rank 0 of a group that spans processes.
+    /// Makes the member of rank 0 in a group that spans processes.
     pub(super) fn server(
         coordinator: Arc<Coordinator>,
         endpoint: Arc<Endpoint>,
@@ -77,12 +77,12 @@ impl Member {
         Member::new(endpoint, Uplink::Server { coordinator, connections }, network)
     }
 
-    /// A member at the other end of a connection.
+    /// Makes a member that reaches the coordinator over a connection.
     pub(super) fn remote(link: Link, endpoint: Arc<Endpoint>, network: Network) -> Self {
         Member::new(endpoint, Uplink::Remote(link), network)
     }
 
-    /// The only member of its group.
+    /// Makes the only member of a group of one.
     pub(super) fn single(recorder: Arc<Recorder>) -> Self {
         let endpoint = Arc::new(Endpoint::new(0, 1, false, recorder));
         let coordinator = Coordinator::new(vec![Route::Local(endpoint.clone())], Network::default());
@@ -113,11 +113,10 @@ impl Member {
         self.endpoint.world_size()
     }
 
-    /// Gives every rank the bytes of all, in rank order; they may differ in length. Blocks until all ranks have called
-    /// it.
+    /// Gathers the bytes of all ranks on every rank, in rank order; the lengths may differ. Blocks until all ranks have called it.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`], on every rank, if one gives more than 64 KiB; else as [`agree`](Self::agree).
+    /// [`CommError::InvalidCall`], on every rank, if one rank gives more than 64 KiB; else as [`agree`](Self::agree).
     pub fn all_gather(&self, bytes: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>, CommError> {
         self.gather(0, bytes, deadline)
     }
@@ -138,22 +137,22 @@ impl Member {
         Ok(all)
     }
 
-    /// Blocks until these calls, a single one or all calls of a group in order, match the posts of the other ranks:
+    /// Blocks until these calls, a single one or all calls of a group in order, match the calls of the other ranks:
     ///
     /// * collectives match once every rank waits with the same list of them, equal in operation, length and dtype;
     /// * a send to a rank matches a receive of that rank from this one with the same length and dtype, in order; a
     ///   `SendRecv` is one of each. Inside a group, a rank may send to itself;
-    /// * the post is complete when each of its calls is matched. Other calls do not matter: a post
-    ///   without collectives involves only the ranks that it names.
+    /// * the wait ends when each of these calls is matched. Other calls do not matter: a list without collectives involves only the ranks
+    ///   that it names.
     ///
     /// # Errors
-    /// * [`CommError::Mismatch`], on every rank and at once, for calls that can never be complete: they differ, or
-    ///   ranks wait for each other;
-    /// * [`CommError::Timeout`] after `deadline`, on every rank, naming the ranks that had not posted;
-    /// * [`CommError::PeerGone`] if it needs a rank that has left, or any rank is lost;
-    /// * [`CommError::InvalidPeer`] for a rank that does not exist, or a transfer of this rank to itself without its
-    ///   counterpart; nothing is posted then, and nothing fails;
-    /// * [`CommError::InvalidCall`], on every rank, if one posts more than 16384 calls at once;
+    /// * [`CommError::Mismatch`], on every rank and at once, for calls that can never be complete: they differ, or ranks wait for each
+    ///   other;
+    /// * [`CommError::Timeout`] after `deadline`, on every rank, naming the ranks that have not made their calls;
+    /// * [`CommError::PeerGone`] if the calls need a rank that has left, or if any rank is lost;
+    /// * [`CommError::InvalidPeer`] for a rank that does not exist, or a transfer of this rank to itself without its counterpart; in this
+    ///   case nothing is posted, and the group does not fail;
+    /// * [`CommError::InvalidCall`], on every rank, if one rank makes more than 16384 calls at once;
     /// * the earlier failure of this group, if it has one.
     pub fn agree(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         if self.check(calls)?.is_none() {
@@ -162,15 +161,14 @@ impl Member {
         self.exchange(calls.to_vec(), None, deadline).map(drop)
     }
 
-    /// Announces that this rank makes these calls, a single one or all calls of a group in order, and returns without waiting. They are matched like
-    /// the calls of [`agree`](Self::agree), each after all earlier calls of this rank: calls that can
-    /// never match fail the group on every rank, soon after the coordinator has both; [`confirm`](Self::confirm) waits until
-    /// all are matched.
+    /// Announces that this rank makes these calls, a single one or all calls of a group in order, and returns without waiting. They are
+    /// matched like the calls of [`agree`](Self::agree), each after all earlier calls of this rank. Calls that can never match fail the
+    /// group on every rank, soon after the coordinator has received both; [`confirm`](Self::confirm) waits until all are matched.
     ///
-    /// A rank may be ahead of the others by 4096 calls. Beyond that this waits for them, at most until `deadline`.
+    /// A rank may be ahead of the others by 4096 calls. Beyond that, this method waits for them, at most until `deadline`.
     ///
     /// # Errors
-    /// The errors of `agree`, except that a mismatch is not known yet: it is the error of a later call.
+    /// The errors of `agree`, except that a mismatch is not known yet: a later call returns it.
     pub fn announce(&self, calls: &[Call], deadline: Duration) -> Result<(), CommError> {
         let Some(operation) = self.check(calls)? else { return Ok(()) };
         let _announcing = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,29 +189,29 @@ impl Member {
         self.ask_about(self.announced());
     }
 
-    /// How many calls this rank has announced.
+    /// The number of calls that this rank has announced.
     pub fn announced(&self) -> u64 {
         self.announced.load(Ordering::Acquire)
     }
 
-    /// Whether the first `calls` that this rank has announced have been matched, as far as is known here; asks the coordinator to
-    /// report when they have. Returns at once.
+    /// Whether the first `calls` calls that this rank has announced are known to be matched; asks the coordinator to report when they
+    /// are. Returns at once.
     pub fn is_confirmed(&self, calls: u64) -> bool {
         self.ask_about(calls);
         self.endpoint.matched() >= calls
     }
 
-    /// Waits until all calls that this rank has announced so far have been matched with those of the ranks that take
-    /// part in them. Does not wait where that is known, nor where nothing was announced.
+    /// Waits until all calls that this rank has announced so far have been matched with the calls of the other ranks that take part in
+    /// them. Does not wait if they are known to be matched, or if nothing was announced.
     ///
     /// # Errors
     /// [`CommError::Mismatch`] if some calls do not match, [`CommError::Timeout`] after `deadline`, naming the ranks that have not
-    /// announced theirs, [`CommError::PeerGone`], and an earlier failure of this group; all on every rank.
+    /// announced their calls, [`CommError::PeerGone`], and an earlier failure of this group; all on every rank.
     pub fn confirm(&self, deadline: Duration) -> Result<(), CommError> {
         self.confirm_first(self.announced(), deadline)
     }
 
-    /// Like [`confirm`](Self::confirm), for the first `calls` that this rank has announced.
+    /// Like [`confirm`](Self::confirm), for the first `calls` calls that this rank has announced.
     ///
     /// # Errors
     /// As [`confirm`](Self::confirm).
@@ -221,26 +219,26 @@ impl Member {
         self.wait_matched(calls.min(self.announced()), None, deadline)
     }
 
-    /// Records that this rank starts a call, and returns the number of collectives that it has started, including this one.
-    /// Transfers are recorded under the number of the collective before them. Sends no message.
+    /// Records that this rank starts a call, and returns the number of collectives that it has started, including this one. Transfers are
+    /// recorded under the number of the collective before them. Sends no message.
     pub fn posted(&self, call: Call) -> u64 {
         self.recorder().post(call, self.announced()).0
     }
 
-    /// The calls of [`posted`](Self::posted) among this rank's last 32, with their numbers, oldest first. They are written where
-    /// [`trace`](crate::trace) says.
+    /// The calls of [`posted`](Self::posted) among this rank's last 32 calls, with their numbers, oldest first. They are also written to
+    /// the files of [`trace`](crate::trace).
     pub fn recent(&self) -> Vec<(u64, Call)> {
         self.recorder().posted()
     }
 
-    /// The last calls of this rank.
+    /// The recorder of this rank's last calls.
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.endpoint.recorder
     }
 
-    /// Reports that this rank's collective number `sequence` did not complete within `deadline`. It becomes the failure of the
-    /// group, as a [`CommError::Timeout`] that names the ranks which have not reached it. All ranks are queried, and count as
-    /// missing if they have not answered after 500 ms; if the coordinator is silent for 1 s, only rank 0 does. Returns the failure of
+    /// Reports that this rank's collective number `sequence` did not complete within `deadline`. The group fails with a
+    /// [`CommError::Timeout`] that names the ranks which have not reached this collective. All ranks are queried, and count as missing if
+    /// they have not answered after 500 ms; if the coordinator is silent for 1 s, only rank 0 counts as missing. Returns the failure of
     /// the group, which may be another one that came first.
     pub fn late(&self, sequence: u64, operation: Operation, deadline: Duration) -> CommError {
         if let Some(refusal) = self.endpoint.refusal(operation) {
@@ -255,23 +253,24 @@ impl Member {
         failure.of(operation)
     }
 
-    /// Makes `failure` the failure of the whole group, unless it has failed already. [`failure`](Self::failure) returns it from then on.
+    /// Makes `failure` the failure of the whole group, unless the group has failed already. [`failure`](Self::failure) returns it from
+    /// then on.
     pub fn fail(&self, failure: CommError) {
         if self.endpoint.has_coordinator() && self.failure().is_none() {
             self.send(Request::Fail(bounded(failure.clone())));
             self.endpoint.wait_failure(COORDINATOR_TIME);
         }
-        // Without the coordinator, it is at least this rank's.
+        // Without the coordinator, at least this rank has the failure.
         self.endpoint.fail(failure);
     }
 
-    /// The failure of this group, if it has failed; costs next to nothing while it has not. It names the operation of
-    /// this rank's call in progress, if there is one.
+    /// The failure of this group, if it has failed; the check is cheap. The error names the operation of this rank's call in progress, if
+    /// there is one.
     pub fn failure(&self) -> Option<CommError> {
         self.endpoint.failure()
     }
 
-    /// Waits at most `timeout` for this group to fail; not at all once this rank has left.
+    /// Waits at most `timeout` for this group to fail, and not at all once this rank has left.
     pub fn wait_failure(&self, timeout: Duration) -> Option<CommError> {
         self.endpoint.wait_failure(timeout)
     }
@@ -281,9 +280,8 @@ impl Member {
         self.endpoint.gone_before(sequence)
     }
 
-    /// Leaves in good order, or as a panic if this thread is panicking: no failure for the others unless they need this
-    /// rank. Every later call of this rank is refused, and one in progress on another thread ends. Dropping does the
-    /// same.
+    /// Leaves in good order, or as a panic if this thread is panicking. The other ranks do not fail unless they need this rank. Every
+    /// later call of this rank is refused, and a call in progress on another thread ends. Dropping a member does the same.
     pub fn leave(&self) {
         let departure = if thread::panicking() { Departure::Panicked } else { Departure::Left };
         if !self.endpoint.leave(departure) {
@@ -300,7 +298,7 @@ impl Member {
         }
     }
 
-    /// One post, from its start to its end.
+    /// Records calls, posts them and waits for their end.
     fn exchange(
         &self,
         calls: Vec<Call>,
@@ -336,7 +334,7 @@ impl Member {
         })
     }
 
-    /// Waits until so many announced calls have been matched.
+    /// Waits until the first `calls` announced calls have been matched.
     fn wait_matched(&self, calls: u64, operation: Option<Operation>, deadline: Duration) -> Result<(), CommError> {
         if self.endpoint.matched() >= calls {
             return Ok(());
@@ -357,7 +355,7 @@ impl Member {
         }
     }
 
-    /// Refuses calls that this rank cannot make. Returns their name in errors, or `None` if there are none.
+    /// Refuses calls that this rank cannot make. Returns the operation that errors name, or `None` if there are no calls.
     fn check(&self, calls: &[Call]) -> Result<Option<Operation>, CommError> {
         let Some(first) = calls.first() else {
             return self.failure().map_or(Ok(None), Err);
@@ -370,7 +368,7 @@ impl Member {
         Ok(Some(first.called()))
     }
 
-    /// The coordinator does not answer, so rank 0 is missing. It receives this failure when it resumes.
+    /// Fails because the coordinator does not answer, so that rank 0 counts as missing. Rank 0 receives this failure when it resumes.
     fn give_up_on_coordinator(&self, operation: Operation, deadline: Duration) -> CommError {
         let failure = CommError::Timeout { operation, missing: vec![0], deadline };
         self.endpoint.fail(failure.clone());
@@ -378,7 +376,7 @@ impl Member {
         self.endpoint.failure().unwrap_or(failure)
     }
 
-    /// Refuses a call of this rank, for which the others would wait in vain.
+    /// Fails the group because of an invalid call of this rank: the other ranks would wait for it in vain.
     fn refuse(&self, operation: Operation, reason: String) -> CommError {
         let failure = CommError::InvalidCall { operation, rank: self.rank(), reason };
         self.fail(failure.clone());

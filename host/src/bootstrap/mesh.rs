@@ -1,11 +1,11 @@
 //! [`Member::connect_peers`]: a connection between every two ranks of a group, for a transport that sends data over it.
 //!
-//! Ranks of one machine connect by Unix sockets. Their names are random, in Linux's abstract namespace, and gone once all have connected, so nothing
-//! is left in a file system; the system says which user is at the other end. Other ranks connect by TCP. Each connection begins with the
-//! [handshake](super::handshake) of the control channel, by a secret that every rank derives from the group's own. Frames over TCP are for the
-//! transport to tag, by the keys that the handshake gives (see [`seal`](super::seal)).
+//! Ranks of one machine connect by Unix sockets. Their names are random, in Linux's abstract namespace, and disappear once all ranks have
+//! connected, so nothing is left in a file system; the system reports the user at the other end. Other ranks connect by TCP. Each
+//! connection begins with the [handshake](super::handshake) of the control channel, with a secret that every rank derives from the
+//! group's own. The transport has to tag its frames over TCP, by the keys that the handshake returns (see [`seal`](super::seal)).
 //!
-//! Each rank connects to the ranks below it, and then accepts the ranks above it: rank 0 accepts at once, so no rank waits in a circle.
+//! Each rank connects to the ranks below it, and then accepts the ranks above it. Rank 0 accepts at once, so the waits have no cycle.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use super::poll::Alarm;
 use super::seal::Session;
 use super::secret::{Secret, random};
 use super::server;
-use super::unproven::{Proven, Unproven};
+use super::unauthenticated::{Authenticated, UnauthenticatedConnections};
 use crate::call::scope;
 use crate::error::{CommError, Operation, Result};
 
@@ -33,14 +33,14 @@ const HOSTS: usize = 3;
 const OFFERS: usize = 4;
 const OUTCOMES: usize = 5;
 
-/// How long a rank waits before it looks again whether another has failed.
+/// The interval at which a waiting rank checks whether the group has failed.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A connection to another rank, which does not block.
+/// A non-blocking connection to another rank.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) socket: Socket,
-    /// For the tags of frames, where the connection leaves the machine.
+    /// The keys that tag frames, if the connection leaves the machine.
     pub(crate) session: Option<Session>,
 }
 
@@ -50,25 +50,25 @@ pub(crate) enum Socket {
     /// To a process of this machine and user.
     #[cfg(target_os = "linux")]
     Local(std::os::unix::net::UnixStream),
-    /// To any other.
+    /// To a process of another machine or user.
     Network(TcpStream),
 }
 
 /// The connections of a rank.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// By rank; none to itself.
+    /// The connections by rank; `None` for this rank.
     pub(crate) connections: Vec<Option<Peer>>,
     /// Whether all ranks are processes of one machine and user.
     pub(crate) are_on_one_machine: bool,
 }
 
-/// Where a rank can be reached.
+/// The addresses at which a rank accepts connections.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Offer {
     local: Option<local::Name>,
     port: Option<u16>,
-    /// Of rank 0's offer, from which all derive the secret.
+    /// A random number; all ranks derive the secret from the one of rank 0.
     nonce: [u8; 32],
 }
 
@@ -79,7 +79,7 @@ struct Listeners {
     network: Option<TcpListener>,
 }
 
-/// What connecting needs to know.
+/// The arguments of connecting.
 struct Plan<'a> {
     hosts: &'a [String],
     offers: &'a [Offer],
@@ -111,16 +111,16 @@ impl Member {
         Ok(Peers { connections, are_on_one_machine: hosts.iter().all(|host| *host == hosts[0]) })
     }
 
-    /// Tells the other ranks of an error of this one.
+    /// Fails the group with an error of this rank.
     fn or_fail<T>(&self, outcome: io::Result<T>) -> Result<T, CommError> {
         outcome.map_err(|error| {
-            let failure = self.trouble(error.to_string());
+            let failure = self.connect_error(error.to_string());
             self.fail(failure.clone());
             failure
         })
     }
 
-    fn trouble(&self, reason: String) -> CommError {
+    fn connect_error(&self, reason: String) -> CommError {
         let reason = format!("it cannot connect to other ranks: {reason}");
         CommError::Transport { operation: Operation::SetUp, rank: self.rank(), reason }
     }
@@ -144,7 +144,8 @@ impl Member {
         Ok((listeners, offer))
     }
 
-    /// The secret of the connections, which who reads the control channel does not know. Where all ranks are in this process, nobody reads it.
+    /// The secret of the connections. It cannot be derived from the traffic of the control channel. If all ranks are in this process,
+    /// that traffic does not leave it.
     fn secret_of(&self, nonce: [u8; 32]) -> Secret {
         match &self.uplink {
             Uplink::InProcess { .. } => Secret::from_bytes(nonce),
@@ -156,20 +157,20 @@ impl Member {
     fn connect_all(&self, plan: &Plan<'_>, listeners: Listeners) -> Result<Vec<Option<Peer>>, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let mut peers: Vec<Option<Peer>> = (0..world_size).map(|_| None).collect();
-        let alarm = Alarm::new().map_err(|error| self.trouble(error.to_string()))?;
+        let alarm = Alarm::new().map_err(|error| self.connect_error(error.to_string()))?;
         let (sender, arrivals) = channel();
         let Listeners { local, network } = listeners;
         thread::scope(|scope| {
             let outcome = (|| {
                 if let Some(listener) = network {
                     let (secret, alarm) = (&plan.secret, &alarm);
-                    let report = move |proven: Result<Proven, _>| {
-                        // The other end is gone once all have come.
-                        proven.into_iter().for_each(|proven| _ = sender.send(proven));
+                    let report = move |outcome: Result<Authenticated, _>| {
+                        // The receiver is gone once all ranks have connected.
+                        outcome.into_iter().for_each(|connection| _ = sender.send(connection));
                     };
-                    let serve = move || Unproven::new(listener, secret, alarm, report).serve();
+                    let serve = move || UnauthenticatedConnections::new(listener, secret, alarm, report).serve();
                     let thread = thread::Builder::new().name("gradsync-accept".into());
-                    thread.spawn_scoped(scope, serve).map_err(|error| self.trouble(error.to_string()))?;
+                    thread.spawn_scoped(scope, serve).map_err(|error| self.connect_error(error.to_string()))?;
                 }
                 for (below, peer) in peers[..rank].iter_mut().enumerate() {
                     *peer = Some(self.connect_to(below, plan)?);
@@ -178,13 +179,14 @@ impl Member {
                     self.check_wait(plan, &missing)?;
                     let is_local = |peer: &usize| plan.hosts[*peer] == plan.hosts[rank];
                     if let Some(listener) = local.as_ref().filter(|_| missing.iter().any(is_local)) {
-                        let came = listener.accept(&plan.secret).map_err(|error| self.trouble(error.to_string()))?;
+                        let came =
+                            listener.accept(&plan.secret).map_err(|error| self.connect_error(error.to_string()))?;
                         came.into_iter().for_each(|(identity, socket)| {
                             admit(&mut peers, plan, identity, Peer { socket, session: None });
                         });
                     }
                     match arrivals.recv_timeout(PAUSE) {
-                        Ok(Proven { socket, identity, session }) => {
+                        Ok(Authenticated { socket, identity, session }) => {
                             let peer = Peer { socket: Socket::Network(socket), session: Some(session) };
                             admit(&mut peers, plan, identity, peer);
                         }
@@ -202,12 +204,12 @@ impl Member {
             outcome
         })?;
         for peer in peers.iter_mut().flatten() {
-            prepare(&peer.socket).map_err(|error| self.trouble(error.to_string()))?;
+            prepare(&peer.socket).map_err(|error| self.connect_error(error.to_string()))?;
         }
         Ok(peers)
     }
 
-    /// Ends a wait in vain.
+    /// Returns an error if a wait must end: the group has failed, or the deadline has passed.
     fn check_wait(&self, plan: &Plan<'_>, missing: &[usize]) -> Result<(), CommError> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -222,7 +224,7 @@ impl Member {
     fn connect_to(&self, peer: usize, plan: &Plan<'_>) -> Result<Peer, CommError> {
         let Applicant { rank, world_size, .. } = plan.applicant;
         let offer = &plan.offers[peer];
-        let nowhere = || self.trouble(format!("rank {peer} does not say where it listens"));
+        let nowhere = || self.connect_error(format!("rank {peer} does not say where it listens"));
         if plan.hosts[peer] == plan.hosts[rank] {
             let name = offer.local.as_ref().ok_or_else(nowhere)?;
             let identity = Identity { rank: rank as u64, world_size: world_size as u64, generation: 0 };
@@ -230,7 +232,7 @@ impl Member {
                 match local::connect(name, &plan.secret, identity, plan.applicant.at_most(local::PROOF_TIME)) {
                     Ok(socket) => return Ok(Peer { socket, session: None }),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.check_wait(plan, &[peer])?,
-                    Err(error) => return Err(self.trouble(format!("rank {peer}: {error}"))),
+                    Err(error) => return Err(self.connect_error(format!("rank {peer}: {error}"))),
                 }
             }
         }
@@ -250,13 +252,13 @@ impl Member {
     }
 }
 
-/// The ranks above this one that have not come, if there are any.
+/// The ranks above this one that have not connected, if there are any.
 fn missing(peers: &[Option<Peer>], rank: usize) -> Option<Vec<usize>> {
     let missing: Vec<usize> = (rank + 1..peers.len()).filter(|&peer| peers[peer].is_none()).collect();
     (!missing.is_empty()).then_some(missing)
 }
 
-/// Keeps the connection of a rank above this one. A rank whose connection broke may come again.
+/// Keeps the connection of a rank above this one. A rank whose connection broke may connect again.
 fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, peer: Peer) {
     let Applicant { rank, world_size, .. } = plan.applicant;
     match usize::try_from(identity.rank) {
@@ -265,7 +267,7 @@ fn admit(peers: &mut [Option<Peer>], plan: &Plan<'_>, identity: Identity, peer: 
     }
 }
 
-/// Later calls do not block.
+/// Makes the socket non-blocking.
 fn prepare(socket: &Socket) -> io::Result<()> {
     match socket {
         #[cfg(target_os = "linux")]

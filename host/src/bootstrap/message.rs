@@ -1,7 +1,7 @@
 //! The messages between members and their coordinator, and the limits of their sizes.
 //!
-//! Members in the coordinator's process pass the same messages by calls. A member waits in one post at a time and messages keep
-//! their order, so no message needs to name its post. The handshake before them is in `handshake`.
+//! Members in the coordinator's process pass the same messages by calls. A member waits in one request at a time and messages keep their
+//! order, so no message needs to identify its request. The handshake before these messages is in `handshake`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,51 +13,51 @@ use crate::error::{Call, CommError, Departure, Operation};
 
 /// The most bytes that a rank may contribute to one exchange.
 pub(super) const CONTRIBUTION_LIMIT: usize = 64 << 10;
-/// The most calls in one post: with the longest of them, the frame keeps within its limit.
+/// The most calls in one request: with the longest calls, the frame keeps within its limit.
 pub(super) const CALLS_LIMIT: usize = 16 << 10;
-/// How many announced calls of a rank may be unmatched: about four times as many as a CUDA stream takes before it blocks
-/// the host. It bounds the coordinator's queues.
+/// The most unmatched announced calls of a rank: about four times as many as a CUDA stream takes before it blocks the host. This bounds
+/// the coordinator's queues.
 pub(super) const ANNOUNCED_LIMIT: u64 = 4 << 10;
-/// The longest text of an error that is passed on.
+/// The longest text of an error that is sent.
 const REASON_LIMIT: usize = 4 << 10;
 
-/// From a member to the coordinator.
+/// A message from a member to the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The deadline of the join has passed.
     GiveUp { deadline: Duration },
-    /// This rank waits until these calls are matched. `contribution` is sent to all ranks when they are.
+    /// This rank waits until these calls are matched. Then `contribution` is sent to all ranks.
     Post { calls: Vec<Call>, contribution: Option<Vec<u8>> },
-    /// This rank makes these calls, and goes on.
+    /// This rank makes these calls and continues without waiting.
     Announce { calls: Vec<Call> },
-    /// Requests a report when so many of this rank's announced calls have been matched.
+    /// Requests a report when this many of the rank's announced calls have been matched.
     Confirm { calls: u64 },
-    /// The deadline for that has passed.
+    /// The deadline of a `Confirm` has passed.
     Unconfirmed { calls: u64, deadline: Duration },
-    /// The deadline of this rank's post has passed.
+    /// The deadline of this rank's `Post` has passed.
     Overdue { deadline: Duration },
-    /// This rank's collective did not complete in time: asks for the ranks that have not reached it.
+    /// This rank's collective did not complete in time: requests a query for the ranks that have not reached it.
     Late { sequence: u64, operation: Operation, deadline: Duration },
     /// Ends the query: ranks that have not answered by now are missing.
     Conclude,
     /// An answer to [`Event::Probe`].
     Progress { inquiry: u64, sequence: u64 },
-    /// This group is to fail.
+    /// Fails the group.
     Fail(CommError),
-    /// This rank leaves in good order; nothing follows.
+    /// This rank leaves in good order; this is its last message.
     Leave { departure: Departure, sequence: u64 },
 }
 
-/// From the coordinator to a member.
+/// A message from the coordinator to a member.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Event {
     /// All ranks have joined.
     Start(Network),
     /// This rank's join has failed.
     Refused(BootstrapError),
-    /// Some ranks' contributions, in rank order; the next ranks' follow, then the release.
+    /// The contributions of some ranks, in rank order; those of the next ranks follow in further events, then the release.
     Gathered { contributions: Vec<Vec<u8>> },
-    /// This rank's post is complete.
+    /// The calls of this rank's `Post` are matched.
     Released,
     /// The number of this rank's announced calls, from the first on, that have been matched with calls of other ranks.
     Matched { calls: u64 },
@@ -65,11 +65,11 @@ pub(super) enum Event {
     Failed(CommError),
     /// A rank has left in good order.
     Departed { rank: usize, departure: Departure, sequence: u64 },
-    /// Asks for the number of the collective that this rank has reached.
+    /// Queries the number of the collective that this rank has reached.
     Probe { inquiry: u64 },
 }
 
-/// The addresses of the ranks of a group, for groups that are split off.
+/// The addresses of the ranks of a group, by which groups that are split off connect.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Network {
     /// The loopback address that all sockets are bound to, if the group is confined to one machine.
@@ -78,7 +78,7 @@ pub(super) struct Network {
     pub(super) addresses: Vec<Option<IpAddr>>,
 }
 
-/// The same failure, small enough to travel.
+/// Truncates the text of a failure to the limit of a message.
 pub(super) fn bounded(mut failure: CommError) -> CommError {
     if let CommError::InvalidCall { reason, .. } | CommError::Transport { reason, .. } = &mut failure {
         let end = (0..=REASON_LIMIT.min(reason.len())).rev().find(|&end| reason.is_char_boundary(end));
@@ -110,7 +110,7 @@ mod tests {
         encode(&Request::Fail(bounded(failure)), FRAME_LIMIT).unwrap();
     }
 
-    /// Ranks that believe to be of one version read each other's bytes as their own.
+    /// Ranks with the same version number must encode all messages alike.
     #[test]
     fn what_ranks_say_looks_as_this_version_has_it() {
         let (deadline, operation) = (Duration::from_millis(1500), Operation::Member);

@@ -1,4 +1,4 @@
-//! How ranks find each other, and the control channel that stays up afterwards.
+//! Bootstrap: how ranks find each other, and the control channel that stays up afterwards.
 //!
 //! [`Launch`] says which rank this process is, a [`Rendezvous`] connects the ranks, and the [`Member`] that each
 //! gets is its end of the control channel. Over it ranks compare the calls that they are about to make, learn of
@@ -42,12 +42,12 @@
 //! # Strangers
 //!
 //! Ranks prove to each other that they know the group's [`Secret`] before they act on any message; the secret is never sent, and
-//! messages of strangers cost next to nothing. Every later frame carries an authentication tag, so an attacker between two ranks
-//! can end their connection, but can neither impersonate a rank nor alter, repeat or reorder frames. Frames are not
-//! encrypted. Keys are derived by HKDF-SHA256 (RFC 5869) from the secret and a nonce of each side; proofs and tags are
-//! HMAC-SHA256 (RFC 2104), truncated to 128 bits. The threat model is in [deployment](crate::docs::deployment).
+//! unauthenticated connections cost little. Every later frame carries an authentication tag, so an attacker between two ranks can end
+//! their connection, but can neither impersonate a rank nor alter, repeat or reorder frames. Frames are not encrypted. Keys are derived
+//! by HKDF-SHA256 (RFC 5869) from the secret and a nonce of each side; proofs and tags are HMAC-SHA256 (RFC 2104), truncated to 128 bits.
+//! The threat model is in [deployment](crate::docs::deployment).
 //!
-//! It knows nothing of CUDA, NCCL or MPI, and never moves gradients.
+//! This module does not depend on CUDA, NCCL or MPI, and never moves gradients.
 
 mod client;
 mod connection;
@@ -76,7 +76,7 @@ mod secret;
 mod server;
 mod split;
 mod trust;
-mod unproven;
+mod unauthenticated;
 
 pub use self::environment::Launch;
 pub use self::member::Member;

@@ -1,20 +1,20 @@
-//! Waiting for many sockets at once, on one thread.
+//! Polling: waiting for many sockets at once, on one thread.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Ends another thread's [`wait`](Alarm::wait), that in progress and all later ones.
+/// An event that ends another thread's [`wait`](Alarm::wait): the wait in progress and all later ones.
 #[derive(Debug)]
 pub(super) struct Alarm {
     is_raised: AtomicBool,
-    /// Once the near end is shut down, the far end is ready for ever.
+    /// A socket pair: once the first end is shut down, the second is ready for ever.
     #[cfg(unix)]
     ends: (std::os::unix::net::UnixStream, std::os::unix::net::UnixStream),
 }
 
-/// What can be read or accepted from without waiting; sockets in the order in which they were asked about.
+/// The sockets that can be read, in the order of the query, and whether a connection can be accepted.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) listener: bool,
@@ -32,7 +32,7 @@ impl Alarm {
 
     pub(super) fn raise(&self) {
         self.is_raised.store(true, Ordering::Release);
-        // The pair belongs to this process alone: neither end is gone while this is there.
+        // The pair belongs to this process alone, and both ends live as long as this value, so the shutdown cannot fail.
         #[cfg(unix)]
         let _ = self.ends.0.shutdown(std::net::Shutdown::Both);
     }
@@ -41,8 +41,8 @@ impl Alarm {
         self.is_raised.load(Ordering::Acquire)
     }
 
-    /// Waits for a listener, where one is given, and for sockets, at most for `time`, if there is one. It may return earlier, with nothing
-    /// ready: after a signal, for example.
+    /// Waits until the listener, if given, or a socket is ready, for at most `time`, if given. It may return earlier with nothing ready,
+    /// for example after a signal.
     #[cfg(unix)]
     pub(super) fn wait<'a>(
         &self,
@@ -57,16 +57,16 @@ impl Alarm {
         entries.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut entries, time.as_ref()) {
-            // Interrupted, it leaves all entries as they were: nothing is ready.
+            // An interrupted poll leaves all entries unchanged: nothing is ready.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // Also a socket that has failed is ready: to read from it says how.
+        // A socket that has failed is ready too: reading from it returns the error.
         let mut ready = entries.iter().skip(1).map(|entry| !entry.revents().is_empty());
         Ok(Ready { listener: listener.is_some() && ready.next() == Some(true), sockets: ready.collect() })
     }
 
-    /// As on Unix, by looking again and again.
+    /// Like the method on Unix, but by polling at an interval.
     #[cfg(not(unix))]
     pub(super) fn wait<'a>(
         &self,

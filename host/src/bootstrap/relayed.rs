@@ -1,7 +1,7 @@
-//! Rendezvous relayed by another transport, which already connects the ranks: it broadcasts rank 0's invitation, with the address where rank 0 listens
-//! and a fresh secret.
+//! A rendezvous relayed by another transport, which already connects the ranks: it broadcasts rank 0's invitation, which has the address
+//! where rank 0 listens and a fresh secret.
 //!
-//! Independent of the transport. Any process with the invitation can join.
+//! This module does not depend on the transport. Any process with the invitation can join.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use super::server;
 use crate::error::BootstrapError;
 use crate::trace::{Kind, Recorder};
 
-/// Rank 0, which listens.
+/// Rank 0 with its listener, before the join.
 #[derive(Debug)]
 pub(crate) struct Host {
     listener: TcpListener,
@@ -31,19 +31,19 @@ impl Host {
         Ok(Host { port: server::port(&listener)?, listener, secret: Secret::random()? })
     }
 
-    /// The invitation, which the other ranks give to [`accept`].
+    /// The invitation, which the other ranks pass to [`accept`].
     pub(crate) fn invitation(&self) -> Vec<u8> {
         file::describe(self.port, &self.secret, OWN_NAME_TIME)
     }
 
-    /// Waits until all have joined.
+    /// Joins as rank 0, and waits until all ranks have joined.
     pub(crate) fn join(self, world_size: usize, deadline: Duration) -> Result<Member, BootstrapError> {
         let applicant = applicant(0, world_size, deadline);
         applicant.joining(|| server::join(self.listener, None, self.secret, &applicant))
     }
 }
 
-/// Joins the group that rank 0 has invited to.
+/// Joins the group of rank 0's `invitation`.
 pub(crate) fn accept(
     invitation: &[u8],
     rank: usize,
@@ -57,7 +57,7 @@ pub(crate) fn accept(
             reason: error.to_string(),
         })
     };
-    // An address of rank 0 may belong to another machine when seen from here; loopback does.
+    // An address of rank 0, such as loopback, may belong to another machine when seen from here.
     let is_final = |error: &BootstrapError| {
         !matches!(
             error,

@@ -1,6 +1,6 @@
 //! [`Rendezvous`]: the ways in which ranks find each other.
 //!
-//! It chooses the way; the rest is common to all of them.
+//! This module dispatches between the ways; the rest of a join is common to all of them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::error::BootstrapError;
 use crate::error::Result;
 use crate::trace::{Kind, Recorder};
 
-/// How long ranks wait for each other, in a join and in every call of every transport, unless told otherwise: 10 minutes.
+/// The default deadline for waiting for other ranks, in a join and in every call of every transport: 10 minutes.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,8 @@ enum Way {
     File(PathBuf),
 }
 
-/// Where the ranks of a group find each other. Every rank needs an equal one, or in one process a clone of the same.
+/// The place where the ranks of a group find each other. Every rank needs an equal one; threads of one process need clones of the same
+/// one.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     way: Way,
@@ -51,38 +52,38 @@ impl Rendezvous {
         Rendezvous { way, deadline: DEFAULT_DEADLINE, generation: 0 }
     }
 
-    /// For ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next
-    /// one can meet here.
+    /// A rendezvous for ranks that are threads of one process: give each a clone. When a group is complete or has failed, the next group
+    /// can use the same rendezvous.
     pub fn in_process() -> Self {
         Rendezvous::new(Way::InProcess(InProcess::default()))
     }
 
-    /// Rank 0 listens on `port`, and the others look for it at `host`. It listens on all interfaces, or on loopback
-    /// only if `host` is `localhost` or a loopback address.
+    /// A rendezvous by TCP: rank 0 listens on `port`, and the other ranks look for it at `host`. Rank 0 listens on all interfaces, or on
+    /// loopback only if `host` is `localhost` or a loopback address.
     ///
-    /// The secret keeps strangers out: ranks prove to each other that they know it, and it never travels. What follows
-    /// is authenticated and not encrypted (see [Strangers](super#strangers)).
+    /// The secret keeps other processes out: ranks prove to each other that they know it, and it is never sent. All later messages are
+    /// authenticated but not encrypted (see [Strangers](super#strangers)).
     pub fn tcp(host: impl Into<String>, port: u16, secret: Secret) -> Self {
         Rendezvous::new(Way::Tcp { host: host.into(), port, secret })
     }
 
-    /// For ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes to this file
-    /// where, with a fresh secret; only its owner may read it. It is removed when all have joined. A regular file that
-    /// was there before is replaced, and a rank that reads an old one looks again.
+    /// A rendezvous for ranks that share a file system: rank 0 listens on a free port of all interfaces, and writes its address and a
+    /// fresh secret to this file, which only its owner may read. The file is removed when all ranks have joined. A regular file that was
+    /// there before is replaced, and a rank that has read an old file reads the path again.
     ///
-    /// On Unix, a file is read only if this user or root owns it and nobody else has access to it, as with mode 0600,
-    /// and if nobody else can put another in its place: this user or root owns all folders on the way to it, and others
-    /// may not write in them unless they have the sticky bit, as `/tmp` has. Rank 0 writes in no other folder.
+    /// On Unix, a file is read only if this user or root owns it and nobody else has access to it, as with mode 0600, and if nobody else
+    /// can replace it: this user or root owns all folders on the way to it, and others may not write in them unless they have the sticky
+    /// bit, as `/tmp` has. Rank 0 writes in no other folder.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Rendezvous::new(Way::File(path.into()))
     }
 
-    /// [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET`, as the generation in `GRADSYNC_GENERATION` or 0.
-    /// `gradsync launch` sets all of them.
+    /// A rendezvous by [`tcp`](Self::tcp) at `MASTER_ADDR` and `MASTER_PORT`, with the secret in `GRADSYNC_SECRET` and the generation in
+    /// `GRADSYNC_GENERATION`, or 0. `gradsync launch` sets all of them.
     ///
     /// # Errors
-    /// [`BootstrapError::MissingVariable`] if one of the first three is not set; [`BootstrapError::InvalidVariable`] for a generation that is no number;
-    /// as [`Secret::from_env`].
+    /// [`BootstrapError::MissingVariable`] if one of the first three variables is not set; [`BootstrapError::InvalidVariable`] for a
+    /// generation that is not a number; the errors of [`Secret::from_env`].
     pub fn from_env(launch: &Launch) -> Result<Self> {
         let Some((host, port)) = launch.master.clone() else {
             let reason = "it and MASTER_PORT say where rank 0 listens".into();
@@ -92,38 +93,35 @@ impl Rendezvous {
         Ok(rendezvous.with_generation(environment::generation()?))
     }
 
-    /// Sets the deadline of a join; [`DEFAULT_DEADLINE`] otherwise.
+    /// Sets the deadline of a join; it is [`DEFAULT_DEADLINE`] otherwise.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Rendezvous { deadline, ..self }
     }
 
-    /// Sets the group's `generation`, 0 otherwise. Count it up with every restart: a rank of another generation
-    /// is refused, so that processes left over from before cannot join.
+    /// Sets the group's `generation`; it is 0 otherwise. Count it up with every restart: a rank of another generation is refused, so that
+    /// processes left over from an earlier start cannot join.
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {
         Rendezvous { generation, ..self }
     }
 
-    /// Joins as `rank` of `world_size`, and blocks until all ranks have. A group of one needs no others, and no
-    /// network.
+    /// Joins as `rank` of `world_size`, and blocks until all ranks have joined. A group of one needs no network.
     ///
     /// # Errors
     /// [`Error::Bootstrap`](crate::Error::Bootstrap) with
-    /// * [`BootstrapError::Missing`] when the first deadline of a rank passes, on every rank that has reached rank 0,
-    ///   naming the same ranks, and who else came to rank 0; [`BootstrapError::Unreachable`] on the others, with the
-    ///   address and the last failure;
-    /// * [`BootstrapError::WorldSizeMismatch`] on everybody who has come, when a rank comes that was told another world
-    ///   size;
-    /// * [`BootstrapError::DuplicateRank`] on the second to come as the same rank;
-    ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and
-    ///   [`BootstrapError::VersionMismatch`] on the rank that does not belong, while the others go on waiting. A rank
-    ///   of a later generation goes on looking for its own group, and by way of a file every such rank does, for
-    ///   another file;
+    /// * [`BootstrapError::Missing`] when the first deadline of a rank passes, on every rank that has reached rank 0, with the missing
+    ///   ranks and the unauthenticated connections; [`BootstrapError::Unreachable`] on the other ranks, with the address and the last
+    ///   failure;
+    /// * [`BootstrapError::WorldSizeMismatch`] on every rank that has arrived, when a rank with another world size arrives;
+    /// * [`BootstrapError::DuplicateRank`] on the second process or thread that joins as the same rank;
+    ///   [`BootstrapError::GenerationMismatch`], [`BootstrapError::WrongSecret`] and [`BootstrapError::VersionMismatch`] on the rank that
+    ///   does not belong to the group, while the other ranks continue to wait. A rank of a later generation continues to look for its own
+    ///   group; with a rendezvous file, every such rank continues, in case the file is replaced;
     /// * [`BootstrapError::RankOutOfRange`];
-    /// * [`BootstrapError::NotAFile`] and [`BootstrapError::UntrustedFolder`] at once, on every rank, by way of a file;
-    ///   [`BootstrapError::UntrustedFile`] on other ranks than 0 when the deadline passes and rank 0 has not replaced the
-    ///   file, and on rank 0 where the file system does not let it make a private one;
+    /// * with a rendezvous file, [`BootstrapError::NotAFile`] and [`BootstrapError::UntrustedFolder`] at once on every rank;
+    ///   [`BootstrapError::UntrustedFile`] on other ranks than 0 when the deadline passes and rank 0 has not replaced the file, and on
+    ///   rank 0 if the file system does not let it make a private file;
     /// * [`BootstrapError::PortBusy`], [`BootstrapError::CannotListen`] or [`BootstrapError::File`] on rank 0.
     pub fn join(&self, rank: usize, world_size: usize) -> Result<Member> {
         if rank >= world_size {
@@ -163,13 +161,13 @@ fn join_at(host: &str, port: u16, secret: &Secret, applicant: &Applicant) -> Res
     let invite = || Ok(Invitation { hosts: vec![host.to_owned()], port, secret: secret.clone() });
     client::join(applicant, invite, |error| match error {
         BootstrapError::Unreachable { .. } => false,
-        // An older group is still gathering there; the one that this rank belongs to is to come.
+        // An older group is still joining there; this rank's own group follows.
         BootstrapError::GenerationMismatch { generation, expected, .. } => generation < expected,
         _ => true,
     })
 }
 
-/// The loopback address that `host` is, if it is one. Other names are not looked up: they are for the other ranks.
+/// The loopback address that `host` denotes, if it does. Other names are not looked up, because only the other ranks use them.
 fn loopback(host: &str) -> Option<IpAddr> {
     if host.eq_ignore_ascii_case("localhost") {
         return Some(std::net::Ipv4Addr::LOCALHOST.into());
@@ -195,8 +193,7 @@ fn join_by_file(path: &std::path::Path, applicant: &Applicant) -> Result<Member,
             })
         })
     };
-    // What an old file leads to refuses this rank, or is not rank 0 at all; the new file, which takes the place of any other, is still to
-    // come.
+    // An old file leads to a process that refuses this rank or is not rank 0 at all; the new file is still to come.
     let is_final = |error: &BootstrapError| {
         !matches!(
             error,

@@ -1,10 +1,9 @@
-//! Tags on the frames of a connection whose two sides have proven themselves: each frame is followed by a message authentication
-//! code, so that nobody in between can alter, inject, repeat, drop or reorder one without the receiver noticing. Frames are not
-//! encrypted.
+//! Authentication tags on the frames of an authenticated connection: each frame is followed by a message authentication code, so that the
+//! receiver notices if somebody in between alters, injects, repeats, drops or reorders frames. Frames are not encrypted.
 //!
-//! The tag of a direction's frame is the first 16 bytes of HMAC-SHA256 (RFC 2104, truncated as its section 5 allows), under that
-//! direction's own key of this one connection, of the frame's number from 0 as eight bytes and the frame with its length. The keys are
-//! made in [`handshake`](super::handshake).
+//! The tag of a frame is the first 16 bytes of HMAC-SHA256 (RFC 2104, truncated as its section 5 allows) of the frame's number, from 0,
+//! as eight bytes, and the frame with its length. Each direction of each connection has its own key. The keys are made in
+//! [`handshake`](super::handshake).
 
 use std::fmt;
 use std::io::{self, Read};
@@ -18,13 +17,13 @@ use super::frame;
 /// The length of a tag: 128 bits, half of the hash.
 pub(crate) const TAG: usize = 16;
 
-/// One direction of a connection, as one side of it has come to.
+/// The key of one direction of a connection, and the number of the next frame.
 pub(crate) struct Seal {
     mac: Hmac<Sha256>,
     number: u64,
 }
 
-/// Both directions of a connection, as one side of it sees them.
+/// The keys of both directions of a connection, as one side uses them.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) outgoing: Seal,
@@ -45,13 +44,13 @@ impl Seal {
         mac
     }
 
-    /// The tag of the next frame that is sent.
+    /// Returns the tag of the next frame to send.
     pub(crate) fn tag(&mut self, frame: &[u8]) -> [u8; TAG] {
         let tag = self.next(frame).finalize().into_bytes();
         std::array::from_fn(|index| tag[index])
     }
 
-    /// Whether `tag` belongs to the next frame. The comparison takes the same time for equal and for different tags.
+    /// Whether `tag` is the tag of the next received frame. The comparison takes constant time.
     pub(crate) fn fits(&mut self, frame: &[u8], tag: &[u8; TAG]) -> bool {
         self.next(frame).verify_truncated_left(tag).is_ok()
     }
@@ -59,8 +58,8 @@ impl Seal {
     /// Reads the next frame, with its tag.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] if it is too long, if its tag does not fit, or if it does not parse; and whatever the connection
-    /// says.
+    /// [`io::ErrorKind::InvalidData`] if the frame is too long, its tag does not fit, or it does not parse; else the errors of the
+    /// connection.
     pub(super) fn read<T: DeserializeOwned>(&mut self, connection: &mut impl Read, limit: usize) -> io::Result<T> {
         let frame = frame::read(connection, limit)?;
         let mut tag = [0; TAG];
@@ -111,13 +110,13 @@ mod tests {
         for index in 0..one.len() {
             let mut altered = one.clone();
             altered[index] ^= 1;
-            // With a longer length, bytes that do not follow are waited for.
+            // If the length was altered to a larger one, the reader needs more bytes.
             altered.extend([0; 64]);
             assert_eq!(received(&altered), [""; 0], "byte {index} is altered");
         }
     }
 
-    /// The construction as it is documented, from the hash alone (RFC 2104, section 2).
+    /// The documented construction, computed from the hash alone (RFC 2104, section 2).
     #[test]
     fn the_tag_is_the_documented_one() {
         use sha2::Digest;

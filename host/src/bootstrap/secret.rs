@@ -12,20 +12,20 @@ use sha2::{Digest, Sha256};
 use crate::error::BootstrapError;
 use crate::error::{Error, Result};
 
-/// The prefix of the text of every secret, by which one can be recognised in a log or a repository.
+/// The prefix of every secret's text, by which a secret can be recognised in a log or a repository.
 const PREFIX: &str = "gradsync-secret-";
-/// Random bytes.
+/// The number of random bytes.
 const LEN: usize = 32;
-/// Bytes of the check.
+/// The number of bytes of the checksum.
 const CHECK: usize = 4;
 /// The variable that [`Secret::from_env`] reads.
 const VARIABLE: &str = "GRADSYNC_SECRET";
 
-/// The shared secret of a group, by which its ranks distinguish each other from strangers: 256 random bits.
+/// The shared secret of a group, by which its ranks authenticate each other: 256 random bits.
 ///
-/// As text it is `gradsync-secret-`, the bits as 64 hexadecimal digits, and the first 8 digits of the SHA-256 of all that as a check. Only
-/// such text is accepted ([`FromStr`]), because a secret that a person chose can be guessed by an attacker to whom a rank proves it. The
-/// program prints a fresh one (`gradsync secret`), [`Secret::generate`] makes one.
+/// Its text is `gradsync-secret-`, the bits as 64 hexadecimal digits, and the first 8 digits of the SHA-256 of the preceding text as a
+/// checksum. Only such text is accepted ([`FromStr`]), because a secret that a person chose can be guessed by an attacker to whom a rank
+/// proves it. The program prints a fresh secret (`gradsync secret`), and [`Secret::generate`] makes one.
 ///
 /// ```
 /// use gradsync::bootstrap::Secret;
@@ -41,7 +41,7 @@ const VARIABLE: &str = "GRADSYNC_SECRET";
 pub struct Secret([u8; LEN]);
 
 impl Secret {
-    /// A fresh secret, from the system's random bytes.
+    /// Makes a fresh secret from the system's random bytes.
     ///
     /// # Errors
     /// [`BootstrapError::NoRandomness`].
@@ -49,17 +49,18 @@ impl Secret {
         Ok(Secret::random()?)
     }
 
-    /// The secret as text, for the environment of other ranks. Any process with this text can join.
+    /// Returns the secret as text, for the environment of other ranks. Any process with this text can join.
     pub fn reveal(&self) -> String {
         let text = format!("{PREFIX}{}", hex(&self.0));
         let check = check(&text);
         text + &check
     }
 
-    /// The secret in the variable `GRADSYNC_SECRET`.
+    /// Reads the secret in the variable `GRADSYNC_SECRET`.
     ///
     /// # Errors
-    /// [`BootstrapError::MissingVariable`] if it is not set, [`BootstrapError::WeakSecret`] if it is no generated one.
+    /// [`BootstrapError::MissingVariable`] if the variable is not set, [`BootstrapError::WeakSecret`] if its value is not a generated
+    /// secret.
     pub fn from_env() -> Result<Self> {
         match std::env::var_os(VARIABLE).map(OsString::into_string) {
             Some(Ok(text)) => text.parse(),
@@ -71,8 +72,8 @@ impl Secret {
         }
     }
 
-    /// The secret of another group, which only who has this secret can make, and only from the same `nonce`: a launcher gives the ranks of each start a
-    /// fresh one without sending any (HKDF-SHA256, RFC 5869).
+    /// Derives the secret of another group from this secret and `nonce` (HKDF-SHA256, RFC 5869). It cannot be computed without this
+    /// secret: a launcher gives the ranks of each start a fresh nonce and sends no secret.
     #[must_use]
     pub fn derived(&self, nonce: &[u8; 32]) -> Self {
         self.expand(nonce, b"gradsync secret of a start")
@@ -82,17 +83,17 @@ impl Secret {
         random().map(Secret)
     }
 
-    /// The bytes, for the ranks of the group and nobody else.
+    /// The bytes of the secret; only for the ranks of the group.
     pub(super) fn bytes(&self) -> &[u8; LEN] {
         &self.0
     }
 
-    /// The secret with these bytes, which [`bytes`](Self::bytes) gave.
+    /// Makes the secret with these bytes, which [`bytes`](Self::bytes) has returned.
     pub(super) fn from_bytes(bytes: [u8; LEN]) -> Self {
         Secret(bytes)
     }
 
-    /// The secret of a group that is split off, which ranks of this group can make once they know `nonce` (HKDF-SHA256, RFC 5869).
+    /// Derives the secret of a group that is split off; the ranks of this group can do so once they know `nonce` (HKDF-SHA256, RFC 5869).
     pub(super) fn derive(&self, nonce: &[u8; LEN]) -> Self {
         self.expand(nonce, b"gradsync secret of a split")
     }
@@ -108,7 +109,7 @@ impl Secret {
 impl FromStr for Secret {
     type Err = Error;
 
-    /// White space around it is left out. No error shows anything of the text but its length.
+    /// Parses the text of a secret. White space around it is ignored. Errors reveal only the length of the text.
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim_ascii();
         let Some(digits) = text.strip_prefix(PREFIX) else {
@@ -150,7 +151,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Random bytes that nobody can foresee.
+/// Returns unpredictable random bytes.
 pub(super) fn random() -> Result<[u8; LEN], BootstrapError> {
     let mut bytes = [0; LEN];
     getrandom::fill(&mut bytes).map_err(|error| BootstrapError::NoRandomness { reason: error.to_string() })?;

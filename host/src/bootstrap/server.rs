@@ -1,6 +1,6 @@
-//! Rank 0's side of a group that spans processes: it listens until all have joined, and serves their connections.
+//! Rank 0's side of a group that spans processes: it listens until all ranks have joined, and serves their connections.
 //!
-//! Anybody may connect; those who have proven nothing are dealt with in [`unproven`](super::unproven).
+//! Any process may connect; [`unauthenticated`](super::unauthenticated) handles connections until they are authenticated.
 
 #[cfg(test)]
 mod tests;
@@ -19,17 +19,17 @@ use super::message::{Event, Request};
 use super::poll::Alarm;
 use super::seal::{Seal, Session};
 use super::secret::Secret;
-use super::unproven::{Proven, Stranger, Unproven};
+use super::unauthenticated::{Authenticated, Rejected, UnauthenticatedConnections};
 use crate::error::BootstrapError;
 
-/// How many connections may wait to be accepted: where strangers come in crowds, the system would otherwise drop the ranks
-/// among them, which try again only after a second.
+/// The number of connections that may wait to be accepted. With a short queue, the system would drop connections of ranks among many
+/// others, and the ranks would retry only after a second.
 #[cfg(unix)]
 const BACKLOG: i32 = 4096;
 
-/// Listens on `port`, of the loopback address if one is given, else of all interfaces. Port 0 is any free one.
+/// Listens on `port` of the loopback address if one is given, else of all interfaces. Port 0 means any free port.
 pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener, BootstrapError> {
-    // A socket of IPv6 takes connections of IPv4 too, where the system has IPv6.
+    // An IPv6 socket accepts IPv4 connections too, if the system has IPv6.
     let everywhere = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
     let candidates = loopback.map_or(everywhere.to_vec(), |address| vec![address]);
     let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
@@ -48,7 +48,7 @@ pub(super) fn listen(loopback: Option<IpAddr>, port: u16) -> Result<TcpListener,
     })
 }
 
-/// Lets more connections wait than the standard library does. Later calls do not block.
+/// Sets a longer queue of waiting connections than the standard library does, and makes the listener non-blocking.
 fn prepare(listener: TcpListener) -> io::Result<TcpListener> {
     #[cfg(unix)]
     rustix::net::listen(&listener, BACKLOG)?;
@@ -63,7 +63,7 @@ pub(super) fn port(listener: &TcpListener) -> Result<u16, BootstrapError> {
     Ok(listener.local_addr().map_err(error)?.port())
 }
 
-/// Joins as rank 0, which the others find at `listener`.
+/// Joins as rank 0, which accepts the other ranks at `listener`.
 pub(super) fn join(
     listener: TcpListener,
     loopback: Option<IpAddr>,
@@ -85,7 +85,7 @@ pub(super) fn join(
             let outcome = server.gathering.wait(applicant);
             server.alarm.raise();
             connections.close();
-            // The port is free again when this returns, for the group that comes after this one.
+            // Once the thread has ended, the port is free for the group that comes after this one.
             accepting.wait(LINGER);
             outcome
         }
@@ -112,22 +112,22 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until the alarm, and serves each rank that has proven itself on a thread of its own.
+    /// Accepts connections until the alarm, and serves each authenticated rank on a thread of its own.
     fn accept(self: &Arc<Self>, listener: TcpListener) {
         let report = |outcome| match outcome {
             Ok(proven) => self.admit(proven),
-            Err(Stranger { origin, reason }) => {
-                let count = self.gathering.turn_away(origin, reason.clone());
-                // A crowd is not to fill the log.
+            Err(Rejected { origin, reason }) => {
+                let count = self.gathering.count_unauthenticated(origin, reason.clone());
+                // Many connections must not fill the log.
                 if count.is_power_of_two() {
                     tracing::warn!(%origin, reason, count, "connections that proved no secret were closed");
                 }
             }
         };
-        Unproven::new(listener, self.connections.secret(), &self.alarm, report).serve();
+        UnauthenticatedConnections::new(listener, self.connections.secret(), &self.alarm, report).serve();
     }
 
-    fn admit(self: &Arc<Self>, Proven { socket, identity, session }: Proven) {
+    fn admit(self: &Arc<Self>, Authenticated { socket, identity, session }: Authenticated) {
         let socket = Arc::new(socket);
         let Some(id) = self.connections.enter(&socket) else { return };
         let server = self.clone();
@@ -141,13 +141,13 @@ impl Server {
         }
     }
 
-    /// The connection of a rank, from its proof to its end.
+    /// Serves the connection of a rank from the handshake to its end.
     fn serve(&self, socket: &Arc<TcpStream>, identity: Identity, session: Session) {
         let address = socket.peer_addr().ok().map(|address| address.ip().to_canonical());
         let (Ok(rank), Ok(world_size)) = (usize::try_from(identity.rank), usize::try_from(identity.world_size)) else {
             return tracing::warn!(?identity, ?address, "a rank was refused");
         };
-        // If this process was stopped meanwhile, the rank may have given up this connection, and come again by another.
+        // If this process was stopped meanwhile, the rank may have closed this connection and made another one.
         if is_closed(socket) {
             return tracing::warn!(?address, rank, "a rank has closed its connection before it was admitted");
         }
@@ -170,7 +170,7 @@ impl Server {
         drain(socket);
     }
 
-    /// Forwards the requests of a rank, until it leaves or its connection ends.
+    /// Forwards the requests of a rank until it leaves or its connection ends.
     fn listen_to(&self, rank: usize, socket: &TcpStream, mut seal: Seal) {
         let mut socket = BufReader::new(socket);
         let mut coordinator = None;

@@ -1,8 +1,8 @@
 //! [`Member::split`]: groups within a group, as MPI_Comm_split makes them (MPI-4.1, 7.4.2).
 //!
-//! A new group has a coordinator of its own and outlives the old one. In one process its ranks join through a shared rendezvous; otherwise its
-//! lowest rank listens on a free port, and sends it to the others over the old group's channel, with a nonce. From the nonce and
-//! the old group's secret each rank derives the new secret, which an eavesdropper on the channel cannot.
+//! A new group has its own coordinator and may outlive the old group. In one process its ranks join through a shared rendezvous;
+//! otherwise its lowest rank listens on a free port, and sends the port and a nonce to the other ranks over the old group's channel. Each
+//! rank derives the new secret from the nonce and the old group's secret, so an eavesdropper on the channel cannot.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::PoisonError;
@@ -21,11 +21,11 @@ use crate::call::scope;
 use crate::error::BootstrapError;
 use crate::error::{CommError, Operation, Result};
 
-/// The kinds of exchange that a split consists of.
+/// The kinds of exchange in a split.
 const COLORS: usize = 1;
 const ADDRESSES: usize = 2;
 
-/// The port on which a new group's lowest rank listens, or why it does not.
+/// The port on which a new group's lowest rank listens, or the reason why it does not.
 #[derive(Serialize, Deserialize)]
 enum ListenAddress {
     At { port: u16, nonce: [u8; 32] },
@@ -33,19 +33,19 @@ enum ListenAddress {
 }
 
 impl Member {
-    /// Splits the group: ranks of one `color` become a group, ordered by `key`, and where keys are equal by their rank
-    /// here. Without a colour a rank takes part and gets nothing. Blocks until all ranks have called it.
+    /// Splits the group: ranks of one `color` form a group, ordered by `key`, and by their rank here where keys are equal. A rank without
+    /// a colour takes part in the call and gets `None`. Blocks until all ranks have called it.
     ///
-    /// The new group fails, and ends, on its own.
+    /// The new group fails and ends independently of this one.
     ///
     /// # Errors
-    /// As [`agree`](Self::agree), and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not
-    /// come together within `deadline`.
+    /// As [`agree`](Self::agree), and [`Error::Bootstrap`](crate::Error::Bootstrap) if the ranks of the colour do not join within
+    /// `deadline`.
     pub fn split(&self, color: Option<u64>, key: i64, deadline: Duration) -> Result<Option<Member>> {
         let _scope = scope::within(Operation::Split);
         let end = Instant::now().checked_add(deadline);
         let left = || end.map_or(deadline, |end| end.saturating_duration_since(Instant::now()));
-        // Held until the end: the exchanges of two splits must not mix.
+        // The lock is held until the end, because the exchanges of two splits must not mix.
         let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
         *splits += 1;
         let number = *splits;
@@ -140,7 +140,7 @@ impl Member {
             Uplink::Remote(link) => link.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
             Uplink::InProcess { .. } | Uplink::Server { .. } => None,
         };
-        // A rank that came to rank 0 by way of loopback is on rank 0's machine.
+        // A rank that has connected to rank 0 over loopback is on rank 0's machine.
         let elsewhere = seen.filter(|address| !address.is_loopback());
         self.network.loopback.or(elsewhere).or(coordinator).or(seen).unwrap_or(Ipv4Addr::LOCALHOST.into())
     }

@@ -1,8 +1,8 @@
-//! The files that a rank trusts: nobody but its own user, or root, can have put them in their place.
+//! The trust in files: only a rank's own user, or root, can have put a trusted file in its place.
 //!
-//! The rule is OpenSSH's for `authorized_keys`, but stricter for the file, which holds a secret, and looser for
-//! folders with the sticky bit, in which only owners rename and remove files. Where the system is no Unix, a file only has to
-//! be a regular one. This module does not look at the contents of files.
+//! The rule is that of OpenSSH for `authorized_keys`, but stricter for the file, which holds a secret, and looser for folders with the
+//! sticky bit, in which only owners rename and remove files. On other systems than Unix, a file only has to be a regular one. This module
+//! does not look at the contents of files.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::BootstrapError;
 
-/// Why a file was not opened.
+/// The reason why a file was not opened.
 #[derive(Debug)]
 pub(super) enum Refusal {
     System(io::Error),
@@ -30,7 +30,7 @@ impl From<BootstrapError> for Refusal {
 }
 
 impl Refusal {
-    /// The error to report, where `report` makes it from the system's.
+    /// The error to report; `report` converts an error of the system.
     pub(super) fn or(self, report: impl FnOnce(io::Error) -> BootstrapError) -> BootstrapError {
         match self {
             Refusal::System(error) => report(error),
@@ -39,8 +39,8 @@ impl Refusal {
     }
 }
 
-/// The path of a file without links on the way to it, where nobody but this user or root can put another file in its place: they own
-/// every folder, and others may not write in one that has no sticky bit.
+/// Returns the path with links resolved, if only this user or root can replace the file there: they own every folder on the way, and
+/// others may not write in a folder without the sticky bit.
 pub(super) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
     let path = std::path::absolute(path)?;
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
@@ -54,17 +54,17 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
     Ok(folder.join(name))
 }
 
-/// Opens a file to read it, if it can be trusted. Never waits for another process, as the opening of a FIFO would.
+/// Opens a file for reading, if it can be trusted. Never blocks, as opening a FIFO would.
 pub(super) fn open(path: &Path) -> Result<File, Refusal> {
     let path = resolve(path)?;
-    // To open a device may have effects; and of a link or a socket, the system's error says little.
+    // Opening a device may have side effects, and the system's error for a link or a socket says little.
     check_kind(&path, &path.symlink_metadata()?)?;
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     unix::add_flags(&mut options);
     let file = options.open(&path)?;
-    // Another file may have come to the same path since.
+    // The file at this path may have been replaced since.
     check_file(&path, &file.metadata()?)?;
     Ok(file)
 }
@@ -81,7 +81,7 @@ pub(super) fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), Bootstr
     Err(not_a_file(path, kind))
 }
 
-/// Refuses also a file that others than this user or root own, and one that others than its owner may read or write.
+/// Refuses everything but a regular file that this user or root owns and that only its owner may read or write.
 pub(super) fn check_file(path: &Path, metadata: &Metadata) -> Result<(), BootstrapError> {
     check_kind(path, metadata)?;
     #[cfg(unix)]
@@ -146,7 +146,8 @@ mod unix {
         format!("its owner must be user {}, who runs this process, or root", geteuid().as_raw())
     }
 
-    /// As whom the kernel shows the machine's root, among others, inside a container that does not map all users: `/` belongs to it there.
+    /// The user that stands for all unmapped users, such as the machine's root, inside a container that does not map all users: it owns
+    /// `/` there.
     fn unmapped_user() -> Option<u32> {
         let map = fs::read_to_string("/proc/self/uid_map").ok()?;
         let is_complete = map.split_whitespace().eq(["0", "0", "4294967295"]);

@@ -1,14 +1,14 @@
 //! The arguments of operations that must agree between ranks: reductions, algorithms, kinds of groups, passes.
 //!
-//! They are data; the code that follows them stands in the rooms above.
+//! These types are plain data; the modules of the operations implement them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Defines a method for each field of a type of options, which returns the options with that field changed.
+/// Defines a method for each field of an options type, which returns the options with that field changed.
 ///
-/// Such types are `#[non_exhaustive]`, so that they can have more options one day; programs begin with their defaults.
+/// Such types are `#[non_exhaustive]`, so that they can get more options later; programs start from the defaults.
 macro_rules! setters {
     ($($setter:ident($field:ident: $type:ty)),+ $(,)?) => { $(
         #[doc = concat!("The same options with this [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").")]
@@ -20,7 +20,7 @@ macro_rules! setters {
 }
 pub(crate) use setters;
 
-/// How a reduction joins the ranks' values of one element.
+/// The reduction of the ranks' values of one element.
 ///
 /// Sums run in `f64` in rank order and are rounded once, a mean divides that sum by the world size before the rounding, so that
 /// results depend neither on shards nor on timing. `Max` and `Min` give NaN if any value is NaN.
@@ -45,14 +45,15 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// How the ranks' vectors are combined.
+/// The algorithm that combines the ranks' vectors in Adasum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// By [`plan::cost`](crate::plan::cost), for nodes of 8 ranks: [`Gram`](Self::Gram), and [`Tree`](Self::Tree) for powers of two of
-    /// ranks, once the products of all pairs and the bytes between nodes take noticeable time: from 16, 32 or 64 ranks on, by size.
-    /// Ranks that share memory on a host send only products, and stay with Gram. A switch is logged with its reason.
-    /// Given the nodes, [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce) chooses between one Gram matrix of all ranks, one of nodes, and the tree over nodes.
+    /// ranks, once the products of all pairs and the bytes between nodes take noticeable time: from 16, 32 or 64 ranks on, by size. Ranks
+    /// that share memory on a host send only products, and stay with Gram. A switch is logged with its reason. Given the nodes,
+    /// [`hierarchical_adasum_all_reduce`](crate::ops::hierarchical_adasum_all_reduce) chooses between one Gram matrix of all ranks, one
+    /// of nodes, and the tree over nodes.
     #[default]
     Auto,
     /// Weights from the inner products of all vectors; any number of ranks; the result is rounded once.
@@ -96,11 +97,11 @@ impl AdasumOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum WithinNode {
-    /// Their sum ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded once to the
-    /// dtype.
+    /// The sum of the vectors ([`ReduceOp::Sum`]), or their mean ([`ReduceOp::Mean`], which scales by 1 / ranks of the node), rounded
+    /// once to the dtype.
     Reduce(ReduceOp),
-    /// Their Adasum, rounded once to the dtype. Where every node has a power of two of adjacent ranks, the result is the Adasum of all ranks. The Gram
-    /// matrices have the products of a node's ranks, and of the nodes, instead of the products of all ranks.
+    /// The Adasum of the vectors, rounded once to the dtype. If every node has a power of two of adjacent ranks, the result is the Adasum
+    /// of all ranks. The Gram matrices have the products of a node's ranks, and of the nodes, instead of the products of all ranks.
     Adasum,
 }
 
@@ -121,12 +122,12 @@ pub enum GroupKind {
     Data,
     /// The ranks of one data group that are on one node.
     NodeLocalData,
-    /// One rank of each node that the data group is on: those that have the same index in their node-local data groups.
+    /// One rank of each node that the data group is on: the ranks with the same index in their node-local data groups.
     ///
-    /// After a reduce-scatter within each node-local data group, these are the ranks that hold the same shard, which is
-    /// what a hierarchical all-reduce and hierarchical Adasum reduce across nodes. If the data group takes the same
-    /// local numbers on each of its nodes, they are the ranks of the data group with this rank's local number. ONNX
-    /// Runtime takes all ranks of the *world* with that number, whether or not they are in the data group.
+    /// After a reduce-scatter within each node-local data group, these ranks hold the same shard, which a hierarchical all-reduce and
+    /// hierarchical Adasum reduce across nodes. If the data group takes the same local ranks on each of its nodes, they are the ranks of
+    /// the data group with this rank's local rank. ONNX Runtime takes all ranks of the *world* with that local rank, whether or not they
+    /// are in the data group.
     CrossNodeData,
     /// The ranks that share a layer (tensor parallelism).
     Horizontal,
@@ -135,7 +136,7 @@ pub enum GroupKind {
 }
 
 impl GroupKind {
-    /// All of them, in the order of ONNX Runtime's attribute `group_type`, which counts from 0.
+    /// All kinds, in the order of ONNX Runtime's attribute `group_type`, which counts from 0.
     pub const ALL: [GroupKind; 6] = [
         GroupKind::World,
         GroupKind::Data,

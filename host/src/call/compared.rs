@@ -1,4 +1,4 @@
-//! [`Value`]: what ranks compare of a call, line by line.
+//! [`Value`]: the values by which ranks compare a call, line by line.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ pub(crate) enum Value<'a> {
     DType(DType),
     Number(usize),
     Shape(&'a [usize]),
-    /// A text of the caller's.
+    /// A text of the caller.
     Name(&'a str),
-    /// A text of this crate's.
+    /// A text of this crate.
     Words(&'static str),
 }
 
@@ -31,6 +31,6 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on two ranks whose
-/// earlier lines are the same.
+/// A visitor of lines, given the label of a line and this rank's value. A label follows from the lines before it, so it is the same on
+/// two ranks whose earlier lines are the same.
 pub(crate) type Visit<'v> = dyn FnMut(fmt::Arguments<'_>, Value<'_>) + 'v;

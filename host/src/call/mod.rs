@@ -1,4 +1,4 @@
-//! [`Call`]: a request of one rank to the others, as the ranks compare it and as their errors quote it.
+//! [`Call`]: one call of a communicator, as ranks compare it and as errors quote it.
 
 mod arguments;
 mod compared;
@@ -13,17 +13,17 @@ pub use self::arguments::{AdasumOptions, Algorithm, Granularity, GroupKind, Pass
 pub(crate) use self::compared::{Value, Visit};
 use crate::dtype::DataType;
 
-/// A request of one rank to a communicator, as the other ranks' errors quote it.
+/// A rank's call of a communicator, as the other ranks' errors quote it.
 ///
-/// Made inside an operation of this crate, it is a step of that operation, and errors name the operation.
+/// A call made inside an operation of this crate is a step of that operation, and errors name the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
-    /// The operation that the rank's caller called, where this call is a step of it.
+    /// The operation that the rank's caller called, if this call is a step of it.
     pub within: Option<Operation>,
     /// The operation with its reduction, e.g. `all_reduce(sum)`.
     pub operation: Operation,
-    /// Elements of the operand that all ranks must agree on.
+    /// The number of elements, on which all ranks must agree.
     pub len: usize,
     /// Element type, where the operation has data.
     pub dtype: Option<DataType>,
@@ -40,12 +40,12 @@ impl Call {
         Self::of(operation, 0, None)
     }
 
-    /// A call whose data are not the caller's; `len` distinguishes it from others of the same operation.
+    /// A call on internal data; `len` distinguishes it from others of the same operation.
     pub(crate) fn of(operation: Operation, len: usize, dtype: Option<DataType>) -> Self {
         Self { within: scope::operation(), operation: scope::step(operation), len, dtype }
     }
 
-    /// Bytes of its elements.
+    /// The bytes of its elements.
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.map_or(0, DataType::size_bytes)
     }
@@ -55,8 +55,8 @@ impl Call {
         self.within.unwrap_or(self.operation)
     }
 
-    /// Whether two ranks can make these calls of a collective together. The operations that they are steps of are compared by these operations
-    /// themselves, which can return an error and still be used afterwards.
+    /// Whether these calls of a collective on two ranks match. The operations that the calls are steps of are not compared here: each
+    /// operation compares its own arguments, and can then return an error and still be used afterwards.
     pub(crate) fn fits(&self, other: &Self) -> bool {
         (self.operation, self.len, self.dtype) == (other.operation, other.len, other.dtype)
     }
@@ -70,15 +70,15 @@ impl Call {
     }
 }
 
-/// The text of two calls that do not match, by the operations that the ranks' callers called; by the steps of these operations where both called the
-/// same one, or where two transfers do not match.
+/// The text of two calls that do not match. It names the operations that the ranks' callers called, or their steps if both called the
+/// same operation or two transfers do not match.
 pub(crate) fn two_calls((left_rank, left): (usize, &Call), (right_rank, right): (usize, &Call)) -> String {
     let are_steps = left.called() == right.called() || (left.is_transfer() && right.is_transfer());
     let quoted = |call: &Call| if call.is_step() && !are_steps { call.called().to_string() } else { call.to_string() };
     format!("rank {left_rank} called {}, rank {right_rank} called {}", quoted(left), quoted(right))
 }
 
-/// A factor as ranks compare it: by its bits.
+/// A factor, which ranks compare by its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Factor(u64);
 
@@ -94,7 +94,7 @@ impl fmt::Debug for Factor {
     }
 }
 
-/// An operation, of a communicator or of this crate, with the arguments that must agree between ranks.
+/// An operation of a communicator or of this crate, with the arguments that must agree between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names are those of methods and functions
@@ -124,11 +124,11 @@ pub enum Operation {
     Barrier,
     /// Adasum by kernels that reach into the peers' memory.
     Adasum,
-    /// A sum in rank order by such kernels.
+    /// A reduction in rank order by such kernels.
     OrderedAllReduce(ReduceOp),
-    /// Recorded work, with the collectives in it.
+    /// The launch of recorded work, with the collectives in it.
     Graph,
-    /// A call that all ranks have agreed on before, with its hash.
+    /// An agreement from an earlier call, identified by its hash.
     Agreed {
         agreement: u64,
     },
@@ -136,7 +136,7 @@ pub enum Operation {
     SetUp,
     /// An exchange of messages outside collectives, over the [control channel](crate::bootstrap).
     Exchange,
-    /// Windows of vectors in memory that ranks share, for the length of an exposure epoch.
+    /// The exposure of windows of vectors in shared memory, for one exposure epoch.
     SharedWindows,
     /// The comparison of the ranks' calls before an operation of several steps.
     Comparison,
@@ -176,7 +176,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The peers that it sends to and receives from; none for a collective.
+    /// The peers that the operation sends to and receives from; none for a collective.
     pub(crate) fn peers(self) -> (Option<usize>, Option<usize>) {
         match self {
             Operation::Send { peer } => (Some(peer), None),
@@ -186,7 +186,7 @@ impl Operation {
         }
     }
 
-    /// Its name without arguments.
+    /// The name without arguments.
     pub fn name(self) -> &'static str {
         match self {
             Operation::AllReduce(_) | Operation::ScaledAllReduce { .. } => "all_reduce",
@@ -259,7 +259,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Options of an Adasum in words.
+/// The text of Adasum options.
 struct Options(AdasumOptions);
 
 impl fmt::Display for Options {

@@ -1,7 +1,8 @@
-//! The operation of this crate that the caller of a thread is in, so that errors can name it instead of its steps.
+//! The scope of a thread: the operation of this crate that the thread's caller has called, so that errors can name it instead of its
+//! steps.
 //!
-//! It is kept by thread: an operation makes all its calls of communicators on the thread that called it, and communicators of any crate may
-//! stand between the two. Nothing here changes what a call does.
+//! The scope is thread-local: an operation makes all its calls of communicators on the thread that called it, and communicators of any
+//! crate may stand between the two. The scope does not change the effect of a call.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -14,7 +15,7 @@ struct Scope {
     operation: Option<Operation>,
     /// Whether ranks are comparing their calls.
     is_comparing: bool,
-    /// The number of tensors of that operation, where it has several.
+    /// The number of tensors of that operation, if it has several.
     tensors: Option<usize>,
 }
 
@@ -26,7 +27,7 @@ thread_local! {
     static CURRENT: Cell<Scope> = const { Cell::new(Scope::NONE) };
 }
 
-/// Restores the scope from before when dropped, on the same thread.
+/// Restores the previous scope when dropped, on the same thread.
 #[must_use = "the scope ends when this is dropped"]
 pub(crate) struct Entered {
     before: Scope,
@@ -40,7 +41,7 @@ impl Drop for Entered {
 }
 
 impl Entered {
-    /// Notes that the operation is about so many tensors, unless an outer operation has noted its own.
+    /// Sets the number of tensors of the operation, unless an outer operation has set its own.
     pub(crate) fn with_tensors(self, tensors: usize) -> Self {
         let scope = CURRENT.get();
         CURRENT.set(Scope { tensors: scope.tensors.or(Some(tensors)), ..scope });
@@ -52,23 +53,24 @@ fn enter(scope: Scope) -> Entered {
     Entered { before: CURRENT.replace(scope), one_thread: PhantomData }
 }
 
-/// Makes all calls from here on steps of this operation. Inside another operation they are steps of the outer one, which is the one that the caller knows.
+/// Makes all following calls steps of this operation. Inside another operation they are steps of the outer one, because the caller knows
+/// only that one.
 pub(crate) fn within(operation: Operation) -> Entered {
     let scope = CURRENT.get();
     enter(Scope { operation: scope.operation.or(Some(operation)), ..scope })
 }
 
-/// Makes all gatherings from here on comparisons of calls, which match only other comparisons.
+/// Makes all following gathers comparisons of calls, which match only other comparisons.
 pub(crate) fn comparing() -> Entered {
     enter(Scope { is_comparing: true, ..CURRENT.get() })
 }
 
-/// Attributes all calls from here on to the caller's own code, which an operation runs.
+/// Attributes all following calls to the caller's own code, which an operation runs.
 pub(crate) fn outside() -> Entered {
     enter(Scope::NONE)
 }
 
-/// The number of tensors of the operation that the caller has called, where it has several.
+/// The number of tensors of the operation that the caller has called, if it has several.
 pub(crate) fn tensors() -> Option<usize> {
     CURRENT.get().tensors
 }
@@ -78,12 +80,12 @@ pub(crate) fn operation() -> Option<Operation> {
     CURRENT.get().operation
 }
 
-/// The operation that errors of `operation` on this thread name: the one that the caller has called.
+/// The operation that errors of `operation` on this thread name: the outermost one, which the caller has called.
 pub(crate) fn called(operation: Operation) -> Operation {
     CURRENT.get().operation.unwrap_or(operation)
 }
 
-/// Replaces the gathering of a comparison of calls by [`Operation::Comparison`].
+/// Replaces a gather for a comparison of calls by [`Operation::Comparison`].
 pub(super) fn step(operation: Operation) -> Operation {
     let is_gathering = matches!(operation, Operation::AllGather | Operation::Exchange);
     if is_gathering && CURRENT.get().is_comparing { Operation::Comparison } else { operation }

@@ -1,6 +1,6 @@
 //! [`Collective`]: one call of a collective with its operands, and the checks of a rank's own operands before any other rank is involved.
 //!
-//! Nothing here moves data or tells another rank: how the others learn of a refused call is the transport's business.
+//! This module neither moves data nor reports to other ranks: the transport tells them of a refused call.
 
 use super::ReduceOp;
 #[cfg(feature = "cuda")]
@@ -32,7 +32,7 @@ impl Scaling {
         }
     }
 
-    /// Refuses factors that are no numbers to multiply with.
+    /// Refuses factors that are not finite.
     fn check(self) -> Result<()> {
         let Self { before, after } = self;
         if before.is_finite() && after.is_finite() {
@@ -52,9 +52,9 @@ impl Default for Scaling {
 /// The memory that a collective reads from and writes to.
 #[derive(Debug)]
 pub enum Operands<'a, M: Memory = Host> {
-    /// One vector for both: of an all-gather its shard `rank` is read, of a reduce-scatter its shard `rank` receives the result.
+    /// One vector for both. An all-gather reads its shard `rank`; a reduce-scatter writes the result to its shard `rank`.
     InPlace(M::SliceMut<'a>),
-    /// A vector for each.
+    /// Separate vectors for input and output.
     Apart {
         /// Read only.
         input: M::Slice<'a>,
@@ -67,13 +67,13 @@ pub enum Operands<'a, M: Memory = Host> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Collective<'a, M: Memory = Host> {
-    /// The reduction of all ranks' inputs, on every rank; operands have one length.
+    /// The reduction of all ranks' inputs, on every rank; operands have the same length.
     AllReduce {
         /// The vectors.
         operands: Operands<'a, M>,
         /// How elements are joined.
         op: ReduceOp,
-        /// What they are multiplied by.
+        /// The factors before and after the reduction.
         scaling: Scaling,
     },
     /// Shard `rank` of the reduction of all ranks' inputs; the input has `world_size` shards of the output's length.
@@ -88,7 +88,7 @@ pub enum Collective<'a, M: Memory = Host> {
         /// The vectors.
         operands: Operands<'a, M>,
     },
-    /// Shard `rank` of all ranks' inputs in rank order; both operands have `world_size` shards of one length.
+    /// Shard `rank` of all ranks' inputs in rank order; both operands have `world_size` shards of the same length.
     AllToAll {
         /// A shard for each rank.
         input: M::Slice<'a>,
@@ -99,7 +99,7 @@ pub enum Collective<'a, M: Memory = Host> {
     Broadcast {
         /// Read on the root, written on all others.
         data: M::SliceMut<'a>,
-        /// The rank whose data are sent.
+        /// The rank that sends its data.
         root: usize,
     },
 }
@@ -123,7 +123,7 @@ impl<M: Memory> Collective<'_, M> {
         }
     }
 
-    /// The call as ranks compare it, by the elements that must be as many on all ranks.
+    /// The call as ranks compare it, with the number of elements that must be equal on all ranks.
     pub(crate) fn call(&self, world_size: usize) -> Call {
         let (_, len, dtype) = match self {
             Self::AllReduce { operands, .. } => operands.output(),
@@ -136,7 +136,7 @@ impl<M: Memory> Collective<'_, M> {
         Call::new(self.operation(), len, dtype)
     }
 
-    /// Refuses operands that do not fit each other, factors that are no numbers, and a root that there is not.
+    /// Refuses operands that do not fit each other, factors that are not finite, and a root that does not exist.
     pub(crate) fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         let shards = |name, whole, shard| check_shards(name, world_size, whole, shard);
         match self {
@@ -185,7 +185,7 @@ impl<M: Memory> Operands<'_, M> {
         }
     }
 
-    /// One rank's shard: of vectors apart the output or the input, whichever `choose` takes of the two in this order.
+    /// One rank's shard. For separate vectors it is the output or the input: `choose` gets them in this order and returns one.
     fn shard(
         &self,
         world_size: usize,
@@ -227,7 +227,8 @@ impl Operands<'_> {
         self.output().2
     }
 
-    /// The bytes of the input, to read, and of the output, which are the same ones or have none in common; borrowed as the operands are.
+    /// The bytes of the input, for reading, and of the output, for writing; they are the same or disjoint, and borrowed as the operands
+    /// are.
     pub(super) fn raw_bytes(&mut self) -> (*const [u8], *mut [u8]) {
         match self {
             Self::InPlace(data) => {
@@ -241,7 +242,7 @@ impl Operands<'_> {
 
 #[cfg(feature = "cuda")]
 impl Operands<'_, Cuda> {
-    /// The input and the output, which are the same memory or have none in common.
+    /// The input and the output, which are the same memory or disjoint.
     pub(super) fn views(&self) -> (DeviceSlice<'_>, DeviceSlice<'_>) {
         match self {
             Self::InPlace(data) => (data.as_slice(), data.as_slice()),
@@ -250,7 +251,7 @@ impl Operands<'_, Cuda> {
     }
 }
 
-/// The queue that all operands of an exchange belong to, if there are any.
+/// The queue of all operands of an exchange; `None` if there are no operands.
 #[cfg(feature = "cuda")]
 pub(super) fn one_queue<'q>(
     sends: &[(usize, DeviceWireSlice<'q>)],

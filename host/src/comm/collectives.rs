@@ -7,8 +7,8 @@ use crate::memory::{Host, Memory};
 
 /// The collectives and transfers of a [`Communicator`], after MPI-4.1 chapters 3 and 6 and NCCL's API of the same names.
 ///
-/// Operands are slices, arrays and vectors of elements on the host, and buffers and slices of device memory on a GPU. [`Communicator`] documents
-/// the arguments that must be equal on all ranks, the waits of a call, and its errors.
+/// Operands are slices, arrays and vectors on the host, and buffers and slices of device memory on a GPU. [`Communicator`] documents
+/// which arguments must be equal on all ranks, when a call waits, and its errors.
 ///
 /// ```
 /// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
@@ -38,7 +38,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::AllReduce { operands: Operands::InPlace(data.into()), op, scaling })
     }
 
-    /// Like [`all_reduce_scaled`](Self::all_reduce_scaled), with an output of its own (MPI_Allreduce, 6.9.6; ncclAllReduce).
+    /// Like [`all_reduce_scaled`](Self::all_reduce_scaled), with a separate output (MPI_Allreduce, 6.9.6; ncclAllReduce).
     ///
     /// # Errors
     /// As for that method.
@@ -68,8 +68,8 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::ReduceScatter { operands, op })
     }
 
-    /// Like [`reduce_scatter`](Self::reduce_scatter), where this rank's shard of `data` receives the result. The contents of the other shards
-    /// are unspecified afterwards. `data`'s length must be a multiple of the world size.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), but writes the result to this rank's shard of `data`. The other shards are
+    /// unspecified afterwards. `data`'s length must be a multiple of the world size.
     ///
     /// # Errors
     /// The errors of every call.
@@ -86,8 +86,8 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.run(Collective::AllGather { operands })
     }
 
-    /// Like [`all_gather`](Self::all_gather), where each rank's shard already lies at its place in `data`; `data`'s length must
-    /// be a multiple of the world size.
+    /// Like [`all_gather`](Self::all_gather), but in place: each rank's shard is already in `data`, whose length must be a multiple of
+    /// the world size.
     ///
     /// # Errors
     /// The errors of every call.
@@ -107,12 +107,12 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
     /// Copies the data of rank `root` to every rank (MPI_Bcast, 6.4; ncclBroadcast).
     ///
     /// # Errors
-    /// The errors of every call, and [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that there is not.
+    /// The errors of every call, and [`CommError::InvalidPeer`](crate::CommError::InvalidPeer) for a root that does not exist.
     fn broadcast<'a>(&self, data: impl Into<M::SliceMut<'a>>, root: usize) -> Result<()> {
         self.run(Collective::Broadcast { data: data.into(), root })
     }
 
-    /// Sends to another rank, which must [receive](Self::recv); on the host returns when the data have been taken (MPI_Ssend, 3.4).
+    /// Sends to another rank, which must [receive](Self::recv); on the host, returns when the data have been received (MPI_Ssend, 3.4).
     ///
     /// # Errors
     /// As [`Communicator::exchange`].
@@ -128,7 +128,7 @@ pub trait Collectives<M: Memory = Host>: Communicator<M> {
         self.exchange(&[], &mut [(peer, data.into())])
     }
 
-    /// Sends to one rank and receives from another, or the same, at once: two ranks may exchange with it (MPI_Sendrecv, 3.10).
+    /// Sends to one rank and receives from the same or another rank, at once, so that two ranks can exchange data (MPI_Sendrecv, 3.10).
     ///
     /// # Errors
     /// As [`Communicator::exchange`].

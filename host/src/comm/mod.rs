@@ -15,14 +15,15 @@
 //! | `mpi::device` (features `mpi` and `cuda`) | processes of an MPI job | `Cuda`, through the host's memory where MPI takes no other |
 //! | `nccl` (feature `cuda`) | processes or threads, each with a GPU | `Cuda` |
 //!
-//! Each transport implements the traits on its own, but for processes, which have the handshake and the movement of data in common whether MPI joins them or not. [`groups`](crate::groups) divides the ranks of any of them into data, tensor-parallel and
-//! pipeline groups. How a call travels to each transport: [`docs::architecture`](crate::docs::architecture).
+//! Each transport implements the traits itself; the two transports between processes, with and without MPI, share their handshake and
+//! data movement. [`groups`](crate::groups) divides the ranks of any transport into data, tensor-parallel and pipeline groups.
+//! [`docs::architecture`](crate::docs::architecture) describes the path of a call to each transport.
 //!
 //! # Deadlines
 //!
-//! Every transport has a deadline: a call that has waited so long for other ranks fails with a [`CommError::Timeout`] that names the ranks which did
-//! not come. It is a [`Duration`](std::time::Duration), [`DEFAULT_DEADLINE`] unless another is given when the communicator is made, and
-//! groups that are split off keep it.
+//! Every transport has a deadline: a call that has waited this long for other ranks fails with a [`CommError::Timeout`] that names the
+//! missing ranks. The deadline is a [`Duration`](std::time::Duration): [`DEFAULT_DEADLINE`], unless another is given when the
+//! communicator is made. Groups that are split off keep it.
 //!
 //! | made by | with another deadline |
 //! |---|---|
@@ -64,26 +65,27 @@ pub trait Ledger {
     /// The agreements of the ranks on operations that are repeated at every step, so that the host waits for each of them once.
     fn agreements(&self) -> &Agreements;
 
-    /// Relies once more on an agreement, without waiting for anybody. Ranks that rely on different agreements fail as ranks do whose calls differ.
+    /// Relies on an earlier agreement, without waiting for other ranks. Ranks that rely on different agreements fail like ranks with
+    /// different calls.
     ///
     /// # Errors
     /// The errors of a collective.
     fn recall(&self, agreement: u64) -> Result<()>;
 
-    /// How many calls of this rank were given to the other ranks to compare.
+    /// The number of calls of this rank that were sent to the other ranks for comparison.
     fn announced(&self) -> u64;
 
-    /// Whether the first `calls` of [`announced`](Self::announced) are known to fit the calls of the other ranks. Does not wait.
+    /// Whether the first `calls` of [`announced`](Self::announced) are known to match the calls of the other ranks. Does not wait.
     fn is_confirmed(&self, calls: u64) -> bool;
 
-    /// Waits until the first `calls` of [`announced`](Self::announced) are known to fit.
+    /// Waits until the first `calls` of [`announced`](Self::announced) are known to match.
     ///
     /// # Errors
     /// The errors of a collective.
     fn confirm(&self, calls: u64) -> Result<()>;
 }
 
-/// This rank's number, the number of ranks, and exchanges of a few numbers between them.
+/// A group of ranks: this rank's number, the number of ranks, and exchanges of a few numbers between them.
 pub trait Ranks {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;
@@ -91,7 +93,7 @@ pub trait Ranks {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
-    /// Gathers every rank's words, in rank order; all ranks give equally many. The host waits for the other ranks.
+    /// Gathers every rank's words, in rank order; all ranks pass the same number of words. The host waits for the other ranks.
     ///
     /// # Errors
     /// The errors of a collective.
@@ -105,21 +107,21 @@ pub trait Ranks {
         self.gather_words(&[]).map(drop)
     }
 
-    /// The record of calls that the ranks compare without waiting for each other. `None`, the default, where every call is compared before data
-    /// move.
+    /// The record of calls that the ranks compare without waiting for each other. `None`, the default, if every call is compared before
+    /// data move.
     #[doc(hidden)]
     fn ledger(&self) -> Option<&dyn Ledger> {
         None
     }
 
-    /// The failure that has ended this communicator, if any, also of work that ran after its call had returned. Does not wait. Transports
-    /// of which every failure is that of a call have none.
+    /// The failure that has ended this communicator, if any, including failures of work that ran after its call had returned. Does not
+    /// wait. `None` for transports on which every failure is returned by a call.
     fn failure(&self) -> Option<Error> {
         None
     }
 }
 
-/// Hashes of calls that all ranks of a group have agreed on, and that need not be compared again. Every rank of the group has the same.
+/// The hashes of calls that all ranks of a group have agreed on, and that need not be compared again; equal on every rank of the group.
 #[derive(Debug, Default)]
 pub struct Agreements(RefCell<HashSet<u64>>);
 
@@ -133,16 +135,16 @@ impl Agreements {
     }
 }
 
-/// The contract of a transport: ranks that run collectives on one kind of memory. [`Collectives`] has the calls by name.
+/// The contract of a transport: runs collectives on one kind of memory. [`Collectives`] has the calls by name.
 ///
 /// Every rank must make the same calls in the same order with equal counts, dtypes, reductions, factors and roots; a transport that can
-/// tell compares them and fails on every rank otherwise. Results of reductions are bitwise identical on all ranks.
+/// detect a difference fails on every rank. Results of reductions are bitwise identical on all ranks.
 ///
-/// On host memory calls block until this rank's part is done and its buffers may be reused. On a GPU they put work into the queue of their
-/// operands and return. Nothing races: whatever was in that queue before runs before, whatever is put there afterwards runs after, and memory
-/// may be reused or dropped at once. A failure later on, while the queue runs, is sticky: every later call returns it, and so does
-/// [`synchronize`](Self::synchronize), which should stand before results are used; without it, a failed collective leaves whatever its
-/// operands held.
+/// On host memory, calls block until this rank's part is done and its buffers may be reused. On a GPU, calls enqueue work on the queue of
+/// their operands and return. There are no races: work that was enqueued earlier runs before, work that is enqueued later runs after, and
+/// memory may be reused or dropped at once. A later failure, while the queue runs, is permanent: every later call returns it, and so does
+/// [`synchronize`](Self::synchronize), which has to be called before results are used; otherwise the operands of a failed collective have
+/// unspecified contents.
 ///
 /// # Errors
 /// Every call can fail with [`Error::Comm`] when ranks disagree, leave or are late, and with [`Error::LengthMismatch`],
@@ -155,7 +157,7 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     /// The errors of every call.
     fn run(&self, collective: Collective<'_, M>) -> Result<()>;
 
-    /// Runs several collectives, at once where the transport can (a group of NCCL's), and else in order.
+    /// Runs several collectives: at once if the transport can (a group of NCCL), otherwise in order.
     ///
     /// # Errors
     /// The errors of every call.
@@ -164,21 +166,21 @@ pub trait Communicator<M: Memory = Host>: Ranks {
     }
 
     /// Sends to and receives from any number of peers at once (MPI_Isend, MPI_Irecv and MPI_Waitall, 3.7; a group of ncclSend and
-    /// ncclRecv). Each transfer must meet its counterpart, of equal count and type, in a call of the peer, in order for each pair of ranks,
-    /// and no transfer waits for another: ranks whose transfers all meet never deadlock, whatever the order in which peers stand in the
-    /// lists. All operands belong to one queue.
+    /// ncclRecv). Each transfer must match its counterpart, of equal count and type, in a call of the peer, in order for each pair of
+    /// ranks. No transfer waits for another: ranks whose transfers all match never deadlock, whatever the order of peers in the lists.
+    /// All operands belong to one queue.
     ///
     /// # Errors
-    /// The errors of every call, and [`CommError::InvalidPeer`] for this rank itself or one that there is not.
+    /// The errors of every call, and [`CommError::InvalidPeer`] for this rank itself or a rank that does not exist.
     fn exchange(&self, sends: &[(usize, M::Wire<'_>)], receives: &mut [(usize, M::WireMut<'_>)]) -> Result<()>;
 
-    /// The windows of shared or peer memory, where all ranks can reach each other's memory; `None`, on every rank, otherwise.
+    /// The windows of shared or peer memory, if all ranks can reach each other's memory; `None`, on every rank, otherwise.
     fn sharing(&self) -> Option<&M::Sharing> {
         None
     }
 
-    /// Waits for everything in the queue, or for the failure of a collective, whichever comes first; where ranks compare their calls, until
-    /// all calls of this rank so far have been compared too. Does nothing on host memory.
+    /// Waits for all work in the queue, or for the failure of a collective, whichever comes first; if ranks compare their calls, also
+    /// until all calls of this rank so far have been compared. Does nothing on host memory.
     ///
     /// # Errors
     /// The errors of every call.
@@ -196,16 +198,17 @@ impl<M: Memory> fmt::Debug for dyn Communicator<M> + '_ {
 
 /// A communicator whose ranks can form groups among themselves.
 pub trait Split: Sized {
-    /// Splits the group: ranks of one `color` become a group, ordered by `key`, and where keys are equal by their rank here. Without a
-    /// colour a rank takes part and gets nothing. All ranks have to call it. The new group fails, and ends, on its own.
+    /// Splits the group: ranks of one `color` form a group, ordered by `key`, and by their rank here where keys are equal. A rank without
+    /// a colour takes part in the call and gets `None`. All ranks have to call it. The new group fails and ends independently of this
+    /// one.
     ///
     /// # Errors
-    /// The errors of a collective, and those of making a communicator.
+    /// The errors of a collective, and the errors of making a communicator.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>>;
 }
 
-/// [`Ranks::gather_words`] of a transport for host memory, by a collective. Words travel as numbers, and no transport computes with the
-/// numbers that it gathers.
+/// [`Ranks::gather_words`] of a transport for host memory, by a collective. Words are sent as `f64` bit patterns, and no transport
+/// computes with the numbers that it gathers.
 pub(crate) fn gather_words_by<C: Communicator + ?Sized>(comm: &C, words: &[u64]) -> Result<Vec<u64>> {
     let own: Vec<f64> = words.iter().copied().map(f64::from_bits).collect();
     let mut all = vec![0.0f64; own.len() * comm.world_size()];

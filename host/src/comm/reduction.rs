@@ -1,7 +1,7 @@
-//! The arithmetic of a reduction over ranks, on one machine's memory: every transport that has all inputs at hand uses it, which is
-//! why their results are the same bits.
+//! The arithmetic of a reduction over ranks, on one machine's memory. Every transport that has all inputs available uses it, so their
+//! results have the same bits.
 //!
-//! Never moves anything between ranks.
+//! This module does not move data between ranks.
 
 use gradsync_device::math::Element as Formula;
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ use crate::slice::SliceMut;
 /// Elements reduced at a time, small enough for the first-level cache.
 const BLOCK_LEN: usize = 512;
 
-/// Replaces windows of one length and dtype, in rank order, by their reduction, with all threads.
+/// Replaces windows of the same length and dtype, given in rank order, by their reduction, with all threads.
 pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
     let Some(first) = windows.first() else { return };
     let (dtype, len) = (first.dtype(), first.len());
@@ -36,14 +36,14 @@ pub(crate) fn reduce_windows(windows: Vec<SliceMut<'_>>, op: ReduceOp) {
 pub(super) struct Reduction {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
-    /// The factor of every element once it is an `f64`; 1 leaves it unchanged.
+    /// The factor of every element after its conversion to `f64`; 1 leaves it unchanged.
     pub(super) before: f64,
-    /// The factor of the reduction before its single rounding.
+    /// The factor of the reduction before its only rounding.
     pub(super) after: f64,
 }
 
 impl Reduction {
-    /// Without factors.
+    /// A reduction without factors.
     pub(super) fn new(dtype: DType, op: ReduceOp) -> Self {
         Reduction { dtype, op, before: 1.0, after: 1.0 }
     }
@@ -51,8 +51,8 @@ impl Reduction {
     /// Reduces `len` elements of all `inputs`, which are in rank order, and writes the results to each of `outputs`.
     ///
     /// # Safety
-    /// Every pointer is aligned for the dtype and has `len` elements, the outputs' to write to; nobody else writes to any of them
-    /// during the call, or reads the outputs. An output may be an input too, at the same place; otherwise the two do not overlap.
+    /// Every pointer is aligned for the dtype and has `len` elements, which the outputs allow writing; during the call, nothing else
+    /// writes to this memory or reads the outputs. An output may be identical to an input; otherwise the two do not overlap.
     pub(super) unsafe fn run(self, inputs: &[*const u8], outputs: &[*mut u8], len: usize) {
         // SAFETY: as the caller promises; the formulas' types have the layout of the dtypes.
         unsafe {
@@ -85,7 +85,7 @@ impl Reduction {
             }
             if self.op == ReduceOp::Mean {
                 let world_size = inputs.len() as f64;
-                // For powers of two the same bits in a fraction of the time.
+                // For powers of two, multiplying gives the same bits in a fraction of the time.
                 if inputs.len().is_power_of_two() {
                     scale_block(totals, 1.0 / world_size);
                 } else {
@@ -133,7 +133,7 @@ vectorized! {
     }
 }
 
-/// The one that is chosen, or NaN if either is: a NaN `second` is never smaller or larger, so it is never passed over.
+/// Returns the chosen value, or NaN if either is NaN: a comparison with a NaN `second` is false, so `second` is returned.
 #[inline(always)]
 fn first_if(first: f64, second: f64, is_first: bool) -> f64 {
     if first.is_nan() || is_first { first } else { second }

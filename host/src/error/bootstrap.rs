@@ -1,25 +1,25 @@
-//! [`BootstrapError`]: why ranks did not find each other.
+//! [`BootstrapError`]: the errors of finding a rank's number and of joining a group.
 //!
-//! What goes wrong once they have is a [`CommError`](crate::CommError).
+//! Later failures are a [`CommError`](crate::CommError).
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a process does not know its rank, or ranks did not come together.
+/// The reason why a process does not know its rank, or why ranks did not form a group.
 ///
-/// Rank 0 tells the others what it refuses them for, so most of these name the same values on every rank.
+/// Rank 0 sends the reason of a refusal to the ranks concerned, so most of these errors have the same values on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// No launcher that we know has started this process.
+    /// No known launcher has started this process.
     #[error("no launcher's variables are set; looked for {looked_for}")]
     NoLauncher {
         /// The variables of all launchers.
         looked_for: String,
     },
-    /// A variable that the others need beside them.
+    /// A variable that is required together with others is not set.
     #[error("the variable {variable} is not set: {reason}")]
     MissingVariable {
         /// Its name.
@@ -27,7 +27,7 @@ pub enum BootstrapError {
         /// Its purpose, and what to do.
         reason: String,
     },
-    /// A variable with a value that cannot be.
+    /// A variable has an invalid value.
     #[error("the variable {variable} is {value:?}: {reason}")]
     InvalidVariable {
         /// Its name.
@@ -37,7 +37,7 @@ pub enum BootstrapError {
         /// The form that is accepted.
         reason: String,
     },
-    /// Two launchers' variables say different things about this process.
+    /// The variables of two launchers disagree about this process.
     #[error("the variables {left}={left_value} and {right}={right_value} disagree: {remedy}")]
     ConflictingVariables {
         /// A variable of one launcher.
@@ -46,35 +46,35 @@ pub enum BootstrapError {
         left_value: usize,
         /// The variable of another launcher for the same quantity.
         right: String,
-        /// The value of that.
+        /// Its value.
         right_value: usize,
-        /// How to end the conflict.
+        /// How to resolve the conflict.
         remedy: String,
     },
-    /// A secret that was not generated, and could be guessed. It is not part of the error.
+    /// A secret was not generated, and could be guessed. The error does not contain the secret.
     #[error(
         "the secret is not a generated one: {reason}; make one with `gradsync secret` or `Secret::generate`, and give all \
          ranks the same"
     )]
     WeakSecret {
-        /// The form of a generated one.
+        /// The difference from a generated secret.
         reason: String,
     },
     /// The system gave no random bytes.
     #[error("the system gave no random bytes: {reason}")]
     NoRandomness {
-        /// Its own words.
+        /// The system's reason.
         reason: String,
     },
-    /// A rank that a group of this size does not have.
+    /// A rank is not less than the world size.
     #[error("rank {rank} is out of range: the world size is {world_size}")]
     RankOutOfRange {
-        /// The rank that asked to join.
+        /// The rank that wanted to join.
         rank: usize,
         /// Number of ranks.
         world_size: usize,
     },
-    /// Two processes or threads claim the same rank; this one came second.
+    /// Two processes or threads claim the same rank; this one was second.
     #[error("rank {rank} has joined already")]
     DuplicateRank {
         /// The rank that both claim.
@@ -87,12 +87,12 @@ pub enum BootstrapError {
         left_rank: usize,
         /// Its world size.
         left: usize,
-        /// The rank that came to it.
+        /// A rank with another world size.
         right_rank: usize,
         /// Its world size.
         right: usize,
     },
-    /// A rank of another generation of the group, such as a process left over from before a restart.
+    /// A rank of another generation of the group, such as a process left over from before a restart, was refused.
     #[error("rank {rank} is of generation {generation}, and the group is of generation {expected}")]
     GenerationMismatch {
         /// The rank that was refused.
@@ -108,7 +108,7 @@ pub enum BootstrapError {
         /// Where rank 0 was looked for.
         address: String,
     },
-    /// The other side is another version of this library.
+    /// The other side uses another version of the protocol.
     #[error("{address} speaks version {theirs} of the protocol, and this rank version {ours}")]
     VersionMismatch {
         /// Where rank 0 was looked for.
@@ -118,7 +118,7 @@ pub enum BootstrapError {
         /// Our version.
         ours: u32,
     },
-    /// Rank 0 cannot listen, because somebody else does.
+    /// Rank 0 cannot listen, because another process uses the port.
     #[error("rank 0 cannot listen on {address}: the port is in use")]
     PortBusy {
         /// Where it wanted to listen.
@@ -145,30 +145,30 @@ pub enum BootstrapError {
     /// Some ranks did not join within the deadline.
     #[error("ranks {missing:?} did not join within {deadline:?}{strangers}")]
     Missing {
-        /// The ranks that were waited for.
+        /// The missing ranks.
         missing: Vec<usize>,
         /// The deadline that passed first.
         deadline: Duration,
-        /// Connections to rank 0 meanwhile that proved no secret.
+        /// Unauthenticated connections to rank 0 in the meantime.
         strangers: Strangers,
     },
     /// The rendezvous file cannot be written or removed.
     #[error("the rendezvous file {path}: {reason}")]
     File {
-        /// Where it should be.
+        /// The path of the file.
         path: String,
         /// The system's reason.
         reason: String,
     },
-    /// Something else lies in the place of the rendezvous file, and rank 0 does not replace it.
+    /// The path of the rendezvous file has something other than a regular file, which rank 0 does not replace.
     #[error("{path} cannot be a rendezvous file: it is {kind}, not a regular file")]
     NotAFile {
         /// Where the file should be.
         path: String,
-        /// The kind of thing that lies there: a FIFO, a device, a folder, a socket or a symbolic link.
+        /// The kind of thing at the path: a FIFO, a device, a folder, a socket or a symbolic link.
         kind: String,
     },
-    /// The file in the place of the rendezvous file may be somebody else's, or known to others.
+    /// The rendezvous file may belong to another user, or be known to others.
     #[error("{path} is not trusted as a rendezvous file: {reason} (owner {owner}, mode {mode:04o})")]
     UntrustedFile {
         /// The rendezvous file.
@@ -180,7 +180,7 @@ pub enum BootstrapError {
         /// The reason.
         reason: String,
     },
-    /// Somebody else may put a file of their own in the place of the rendezvous file.
+    /// Another user may replace the rendezvous file.
     #[error(
         "{path}, a folder on the way to the rendezvous file, is not trusted: {reason} (owner {owner}, mode {mode:04o})"
     )]
@@ -196,16 +196,15 @@ pub enum BootstrapError {
     },
 }
 
-/// Connections to rank 0 that proved no secret while ranks joined, and were closed: scanners of ports, attackers, and also
-/// ranks with another secret or of another version, and those that were stopped at that moment. Empty text if there were
-/// none.
+/// Unauthenticated connections to rank 0 that were closed while ranks joined: port scanners, attackers, but also ranks with another
+/// secret or of another version, and ranks that were stopped at that moment. The text is empty if there were none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Strangers {
-    /// How many.
+    /// The number of connections.
     pub connections: u64,
     /// The address and port of the last one.
     pub last: String,
-    /// Why that was closed.
+    /// The reason why the last one was closed.
     pub reason: String,
 }
 

@@ -1,6 +1,6 @@
-//! Everything that can go wrong, by kind; each message names the operation and the offending values.
+//! The errors of this crate, by kind; each message names the operation and the offending values.
 //!
-//! Nothing here decides what is an error: the operations do, before anything is written.
+//! This module only defines errors: the operations detect them, before they write anything.
 
 mod bootstrap;
 #[cfg(feature = "mpi")]
@@ -24,7 +24,7 @@ pub use crate::sys::nccl::{NcclError, Version};
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation was refused or failed.
+/// The reason why an operation was refused or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -64,7 +64,7 @@ pub enum Error {
         /// The dtype found.
         right: DType,
     },
-    /// An argument that no call of this operation accepts.
+    /// An argument is invalid for this operation.
     #[error("{operation}: {reason}")]
     InvalidArgument {
         /// The operation that was refused.
@@ -90,19 +90,19 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The algorithm asked for cannot run on this many ranks, or nodes.
+    /// The requested algorithm does not support this number of ranks or nodes.
     #[error("{operation}: the {algorithm} algorithm needs {needs}, and there are {world_size}")]
     UnsupportedWorldSize {
         /// The operation that was refused.
         operation: &'static str,
-        /// The algorithm asked for.
+        /// The requested algorithm.
         algorithm: &'static str,
         /// The condition on the number of ranks or nodes, for example "a power of two of ranks".
         needs: &'static str,
         /// The number found.
         world_size: usize,
     },
-    /// Ranks called an operation with something that must not differ between them, or two operations. The group goes on.
+    /// Ranks called different operations, or one operation with arguments that must be equal and are not. The group can still be used.
     #[error(transparent)]
     Disagreement(#[from] Box<Disagreement>),
     /// A collective or a transfer between ranks failed.
@@ -111,7 +111,7 @@ pub enum Error {
     /// The ranks did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// MPI cannot be used as this crate needs it, or refused a call outside of a collective.
+    /// MPI cannot be used as this crate needs it, or it refused a call outside a collective.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] MpiError),
@@ -139,7 +139,7 @@ pub(crate) fn same_len(operation: &'static str, left: (&str, usize), right: (&st
     })
 }
 
-/// The first thing in which the calls of two ranks differ; the same on every rank.
+/// The first difference between the calls of two ranks; equal on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Disagreement {
@@ -158,7 +158,7 @@ pub struct Disagreement {
 }
 
 impl Disagreement {
-    /// The label where ranks called two operations, or one with other arguments.
+    /// The label if ranks called two operations, or one operation with different arguments.
     pub(crate) const OPERATION: &str = "operation";
 }
 
@@ -174,7 +174,7 @@ impl std::fmt::Display for Disagreement {
 
 impl std::error::Error for Disagreement {}
 
-/// How a rank came to be missing.
+/// The way in which a rank has left its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Departure {
@@ -196,15 +196,15 @@ impl std::fmt::Display for Departure {
     }
 }
 
-/// Why ranks could not complete a call together.
+/// The reason why ranks could not complete a call together.
 ///
-/// The first failure sticks: every rank's call in progress and every later one returns it, with the operation that this rank
-/// asked for, which is the operation that its caller called and not a step of it. Drop the communicator and make a new group to go on. A transfer's
-/// [`InvalidPeer`](Self::InvalidPeer) alone breaks nothing.
+/// The first failure is permanent: every rank's call in progress and every later call return it, with the operation that the rank's
+/// caller called, which is not necessarily the step that failed. Drop the communicator and make a new group to continue. Only
+/// [`InvalidPeer`](Self::InvalidPeer) of a transfer leaves the group usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
-    /// Two ranks made calls that do not belong together. Every rank gets the same pair.
+    /// Two ranks made calls that do not match. Every rank gets the same pair.
     #[error("ranks disagree: {}", two_calls((*left_rank, left), (*right_rank, right)))]
     Mismatch {
         /// The lower of the two ranks.
@@ -223,7 +223,7 @@ pub enum CommError {
         operation: Operation,
         /// The rank that is gone.
         rank: usize,
-        /// How it went.
+        /// How it has left.
         departure: Departure,
     },
     /// Some ranks did not make the call within the deadline.
@@ -231,39 +231,39 @@ pub enum CommError {
     Timeout {
         /// The operation of this rank.
         operation: Operation,
-        /// The ranks that were waited for; empty if all had begun, and the operation did not end.
+        /// The missing ranks; empty if all ranks had started the operation but it did not complete.
         missing: Vec<usize>,
         /// The communicator's deadline.
         deadline: Duration,
     },
-    /// A rank's own call was refused before it reached the others, which cannot complete theirs.
+    /// A rank's own call was refused before it reached the other ranks, which cannot complete their calls.
     #[error("{operation}: rank {rank} made an invalid call: {reason}")]
     InvalidCall {
         /// The operation of this rank.
         operation: Operation,
         /// The rank whose call was refused.
         rank: usize,
-        /// Why, as that rank's own error says it.
+        /// The message of that rank's own error.
         reason: String,
     },
-    /// The transport failed on a rank, and that rank's part of the call with it.
+    /// The transport failed on a rank.
     #[error("{operation}: rank {rank} failed: {reason}")]
     Transport {
         /// The operation of this rank.
         operation: Operation,
         /// The rank on which it failed.
         rank: usize,
-        /// Why, as that rank says it.
+        /// The reason that the rank reported.
         reason: String,
     },
-    /// A rank that this communicator does not have, or this rank itself where another is needed.
+    /// The peer of a call does not exist, or is this rank itself where another rank is needed.
     #[error("{operation}: rank {peer} is not a peer of rank {rank} in a world of {world_size}")]
     InvalidPeer {
         /// The operation.
         operation: Operation,
         /// The offending rank number.
         peer: usize,
-        /// The rank that asked.
+        /// The rank that made the call.
         rank: usize,
         /// Number of ranks.
         world_size: usize,
@@ -271,7 +271,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// The failure of two calls that do not belong together.
+    /// The failure of two calls that do not match.
     pub(crate) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Self {
         let ((left_rank, left), (right_rank, right)) = if one.0 <= other.0 { (one, other) } else { (other, one) };
         CommError::Mismatch { left_rank, left: left.into(), right_rank, right: right.into() }
@@ -294,7 +294,7 @@ impl CommError {
         self
     }
 
-    /// The ranks that this failure is due to, as far as is known: those to leave out of the next group.
+    /// The ranks that caused this failure, as far as is known: leave them out of the next group.
     pub fn blamed(&self) -> Vec<usize> {
         match self {
             CommError::PeerGone { rank, .. }

@@ -1,13 +1,13 @@
-//! [`MpiError`]: why MPI cannot be used, or its refusal of a call outside of a collective.
+//! [`MpiError`]: the errors of using MPI outside collectives.
 
-/// Why MPI cannot be used, or the error that it returned.
+/// The reason why MPI cannot be used, or the error that it returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
     /// The process has finalised MPI, after which it cannot be used again (MPI-4.1, 11.2.2).
     #[error("MPI has been finalised in this process")]
     Finalised,
-    /// MPI is initialised with less support for threads than this crate needs.
+    /// MPI was initialised with less thread support than this crate needs.
     #[error(
         "MPI was initialised with {found}, and at least MPI_THREAD_SERIALIZED is needed: let `MpiCommunicator::world` initialise it, \
          or ask for `Threading::Serialized` or `Threading::Multiple`"
@@ -19,14 +19,14 @@ pub enum MpiError {
     /// The communicator connects two groups, and a collective of this crate runs in one.
     #[error("an intercommunicator cannot carry this crate's collectives")]
     Intercommunicator,
-    /// A rank did not come in time when this communicator was duplicated before. MPI waits for it to this day, and cannot make a second duplicate
-    /// meanwhile.
+    /// A rank did not arrive in time when this communicator was duplicated before. MPI still waits for that rank, and cannot make a
+    /// second duplicate meanwhile.
     #[error(
         "a duplicate of this communicator was given up at its deadline, and MPI can make no other one in this job; communicators that the \
          ranks already have still work, and can be split"
     )]
     GivenUp,
-    /// Every group that is split off has tags of its own, and MPI has no more.
+    /// Every group that is split off needs its own tags, and MPI has no more.
     #[error("MPI has no tags left for another group: {highest} is the highest")]
     OutOfTags {
         /// The highest tag of this MPI.

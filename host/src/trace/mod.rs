@@ -1,14 +1,15 @@
-//! The record of each rank's last calls, written to a file when something fails or somebody asks: for finding out why a job hangs.
+//! Traces: the record of each rank's last calls, written to a file on a failure or on request, to find out why a job hangs.
 //!
-//! Every communicator keeps its last 32 calls while the variable `GRADSYNC_TRACE_DIR` names a folder. A rank writes them to `rank-N.json` there
+//! Every communicator keeps its last 32 calls while the variable `GRADSYNC_TRACE_DIR` names a folder. A rank writes them to `rank-N.json`
+//! there
 //!
-//! * when a call or a join fails, by a deadline among others, and once more when something else fails;
-//! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the variable
-//!   is set; handlers that were there before are still called.
+//! * when a call or a join fails, for example by a deadline, and once more when a further failure occurs;
+//! * when its process receives SIGUSR1 (on Unix). The handler is installed with the first communicator, or by [`start`], and only if the
+//!   variable is set; handlers that were there before are still called.
 //!
-//! The files are written by another name and renamed, so that no reader sees half of one; only their owner can read them. A process writes one file,
-//! named by its rank; for ranks that are threads of a process without a rank of its own, it writes one each. `gradsync trace DIR` compares the files of all
-//! ranks; `gradsync launch` sets the variable, and does so by itself.
+//! The files are written under another name and renamed, so that no reader sees a partial one; only their owner can read them. A process
+//! writes one file, named by its rank; if ranks are threads of a process without a rank of its own, it writes one file for each of them.
+//! `gradsync trace DIR` compares the files of all ranks; `gradsync launch` sets the variable and runs the comparison itself.
 //!
 //! ```json
 //! {"version": "0.1.0", "rank": 1, "host": "node-0", "pid": 4711, "written": 1764021290.4, "reason": "SIGUSR1", "groups": [
@@ -29,13 +30,13 @@ pub(crate) use self::current::CurrentCall;
 pub use self::process::{DIRECTORY, RANK_VARIABLES, start};
 pub(crate) use self::recorder::{Kind, Recorded, Recorder};
 
-/// The content of a rank's file.
+/// The content of a rank's trace file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankTrace {
     /// The version of this crate.
     pub version: String,
-    /// The number by which the launcher knows this process; where there is no launcher, the rank in the group of all ranks.
+    /// The launcher's number of this process; without a launcher, the rank in the group of all ranks.
     pub rank: usize,
     /// The name of the machine.
     pub host: String,
@@ -43,7 +44,7 @@ pub struct RankTrace {
     pub pid: u32,
     /// When the file was written, in seconds since the Unix epoch.
     pub written: f64,
-    /// Why: `SIGUSR1`, or the text of a failure.
+    /// The reason for writing: `SIGUSR1`, or the text of a failure.
     pub reason: String,
     /// The groups of ranks that this rank belongs to, in the order in which they were made.
     pub groups: Vec<GroupTrace>,
@@ -53,11 +54,12 @@ pub struct RankTrace {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupTrace {
-    /// The transport, a number, and for groups that were split off the number of the split. Together with `members` it identifies the group on all ranks.
+    /// The transport, a number, and for groups that were split off the number of the split. Together with `members` it identifies the
+    /// group on all ranks.
     pub group: String,
     /// The number of this rank in the group.
     pub rank: usize,
-    /// The group's ranks by their numbers in the group from which all were split off, which has all ranks.
+    /// The group's ranks, by their numbers in the original group of all ranks.
     pub members: Vec<usize>,
     /// Whether the ranks are threads of this process: another process may have a group of the same name.
     pub in_process: bool,
@@ -69,14 +71,14 @@ pub struct GroupTrace {
     pub calls: Vec<TracedCall>,
 }
 
-/// A call.
+/// A recorded call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TracedCall {
-    /// The number of collectives that the rank has called in this group, this one included. Ranks whose calls match have the same collective under the
-    /// same number. A transfer between two ranks has the number of the collective before it.
+    /// The number of collectives that the rank has called in this group, this one included. Ranks whose calls match have the same
+    /// collective under the same number. A transfer between two ranks has the number of the collective before it.
     pub sequence: u64,
-    /// How far it has come.
+    /// The state of the call.
     pub state: CallState,
     /// When it was called, in seconds since the Unix epoch.
     pub posted: f64,
@@ -88,9 +90,9 @@ pub struct TracedCall {
     pub to: Option<usize>,
     /// The rank that it receives from, if it is a transfer.
     pub from: Option<usize>,
-    /// Elements that all ranks must agree on.
+    /// The number of elements, on which all ranks must agree.
     pub len: usize,
-    /// Bytes of them.
+    /// The bytes of these elements.
     pub bytes: u64,
     /// Element type, where the call has data.
     pub dtype: Option<String>,
@@ -105,9 +107,9 @@ pub struct TracedCall {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum CallState {
-    /// The rank has made the call, and waits for the calls of other ranks; on devices, it has gone on.
+    /// The rank has made the call and waits for the calls of other ranks; on devices, it has continued.
     Posted,
-    /// All ranks that take part have made it, and data move.
+    /// All participating ranks have made the call, and data move.
     Matched,
     /// The rank's part is done.
     Finished,

@@ -1,4 +1,4 @@
-//! The recorders of this process, and the files that they are written to.
+//! The recorders of this process, and their files.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -14,7 +14,7 @@ use super::recorder::{Kind, Recorder, seconds};
 pub const DIRECTORY: &str = "GRADSYNC_TRACE_DIR";
 /// The variables by which launchers number the processes of a job.
 pub const RANK_VARIABLES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
-/// Groups that a rank has left are forgotten, the oldest first, where there are more than so many.
+/// The most recorders to keep; beyond this number, the oldest group that a rank has left is dropped.
 const MOST_GROUPS: usize = 64;
 
 /// Where this process writes its traces.
@@ -24,14 +24,14 @@ pub(super) struct Process {
     /// The number that the launcher has given to this process.
     rank: Option<usize>,
     recorders: Mutex<Vec<Arc<Recorder>>>,
-    /// How many groups of all ranks this process has joined, by transport and rank.
+    /// The number of groups of all ranks that this process has joined, by transport and rank.
     groups: Mutex<HashMap<(&'static str, usize), usize>>,
     /// Held while a file is written.
     writing: Mutex<()>,
 }
 
-/// Begins to write traces on SIGUSR1, if `GRADSYNC_TRACE_DIR` is set; every communicator does so by itself. Until then, the signal does to the process
-/// whatever it did before, which is to end it unless the program handles it.
+/// Begins to write traces on SIGUSR1, if `GRADSYNC_TRACE_DIR` is set; every communicator does so by itself. Until then, the signal keeps
+/// its effect, which is to end the process unless the program handles it.
 pub fn start() {
     start_tracing();
 }
@@ -55,7 +55,7 @@ pub(super) fn start_tracing() -> Option<&'static Process> {
     Some(process)
 }
 
-/// Has a thread write all traces at every SIGUSR1.
+/// Starts a thread that writes all traces at every SIGUSR1.
 #[cfg(unix)]
 fn listen(process: &'static Process) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1])?;
@@ -69,7 +69,7 @@ fn listen(_: &'static Process) -> io::Result<()> {
 }
 
 impl Process {
-    /// The number of a group of all ranks that `rank` joins now.
+    /// Returns the number of a group of all ranks that `rank` joins now.
     pub(super) fn count_group(&self, transport: &'static str, rank: usize) -> usize {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let count = groups.entry((transport, rank)).or_default();
@@ -87,7 +87,7 @@ impl Process {
         recorders.push(recorder);
     }
 
-    /// The number in the name of the file that this recorder's calls are written to.
+    /// The number in the name of the file for this recorder's calls.
     fn file_of(&self, recorder: &Recorder, recorders: &[Arc<Recorder>]) -> usize {
         let of_process = || recorders.iter().find(|recorder| recorder.kind() == Kind::Processes);
         let rank = self.rank.or_else(|| of_process().map(|recorder| recorder.origin()));
@@ -125,7 +125,7 @@ fn save(directory: &Path, trace: &RankTrace) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let text = serde_json::to_vec(trace)?;
     let unfinished = directory.join(format!(".rank-{}.{}.part", trace.rank, std::process::id()));
-    // Left by another process of this number, which was killed.
+    // A killed process with the same id may have left such a file.
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -137,7 +137,7 @@ fn save(directory: &Path, trace: &RankTrace) -> io::Result<()> {
     let written = options.open(&unfinished).and_then(|mut file| file.write_all(&text));
     let renamed = written.and_then(|()| fs::rename(&unfinished, directory.join(format!("rank-{}.json", trace.rank))));
     if renamed.is_err() {
-        // The first error says more than one of this.
+        // The first error is reported.
         let _ = fs::remove_file(&unfinished);
     }
     renamed

@@ -1,6 +1,6 @@
 //! [`Recorder`]: the last calls of one rank in one group.
 //!
-//! Where no folder for traces is named, transports have no recorder, and a call costs nothing more.
+//! If no folder for traces is set, transports have no recorder, and calls have no extra cost.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use crate::call::{Call, Operation, scope};
 
 /// How many calls are remembered.
 const REMEMBERED: usize = 32;
-/// How often a group's failure is written. A program may go on to call a communicator that has failed.
+/// The most times that a group's failure is written, because a program may continue to call a communicator that has failed.
 const WRITES: usize = 2;
 
 /// The kind of ranks of a group that was not split off from another.
@@ -23,18 +23,18 @@ const WRITES: usize = 2;
 pub(crate) enum Kind {
     /// Threads of one process.
     Threads,
-    /// Processes, so that the rank is that of this process.
+    /// Processes: the rank is the rank of this process.
     Processes,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// All calls of the group are counted by it.
+    /// The number of the call among all calls of the group.
     number: u64,
     sequence: u64,
     call: Call,
     tensors: Option<usize>,
-    /// Of a call that [`Recorder::post`] has recorded.
+    /// Set for a call that [`Recorder::post`] has recorded.
     announced: Option<Announced>,
     state: CallState,
     posted: SystemTime,
@@ -43,9 +43,9 @@ struct Entry {
 
 #[derive(Clone, Copy, Debug)]
 struct Announced {
-    /// The number of collectives among such calls.
+    /// The number of collectives among the calls of [`Recorder::post`].
     sequence: u64,
-    /// The call is matched once so many announced calls are; 0 if the other ranks do not compare it.
+    /// The call is matched once this many announced calls are matched; 0 if the other ranks do not compare it.
     announced: u64,
 }
 
@@ -63,7 +63,7 @@ struct Log {
 /// The last calls of one rank in one group.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// Where they are written; nowhere if no folder is named.
+    /// The process that writes the calls; `None` if no folder is set.
     process: Option<&'static Process>,
     kind: Kind,
     group: String,
@@ -77,24 +77,24 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Of a group of all ranks, whether or not its calls are to be written anywhere.
+    /// Makes the recorder of a group of all ranks, whether or not its calls are written.
     pub(crate) fn always(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Arc<Self> {
         let process = process::start_tracing();
         let number = process.map_or(0, |process| process.count_group(transport, rank));
         Self::register(process, kind, format!("{transport} {number}"), rank, (0..world_size).collect())
     }
 
-    /// Like [`always`](Self::always), if its calls are to be written.
+    /// Like [`always`](Self::always), but only if calls are written.
     pub(crate) fn if_written(kind: Kind, transport: &'static str, rank: usize, world_size: usize) -> Option<Arc<Self>> {
         process::start_tracing().map(|_| Self::always(kind, transport, rank, world_size))
     }
 
-    /// Of all ranks of a group of threads, in order; none unless they are to be written.
+    /// Makes the recorders of all ranks of a group of threads, in order; empty unless calls are written.
     pub(crate) fn of_threads(transport: &'static str, world_size: usize) -> Vec<Arc<Self>> {
         (0..world_size).filter_map(|rank| Self::if_written(Kind::Threads, transport, rank, world_size)).collect()
     }
 
-    /// Of a group that was split off as number `split`, of these ranks of the old group in their new order.
+    /// Makes the recorder of a group that was split off as number `split`, with these ranks of the old group in their new order.
     pub(crate) fn split(&self, split: u64, ranks: &[usize], rank: usize) -> Arc<Self> {
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         Self::register(self.process, self.kind, format!("{}/{split}", self.group), rank, members)
@@ -122,12 +122,12 @@ impl Recorder {
         self.kind
     }
 
-    /// No code of others runs under the lock, so a poisoned one still guards consistent state.
+    /// No user code runs under the lock, so a poisoned one still guards consistent state.
     fn lock(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that this rank makes these calls. They fail unless [`Recorded::end`] says how they ended.
+    /// Records that this rank makes these calls. They count as failed unless [`Recorded::end`] is called.
     pub(crate) fn record<'r>(&'r self, calls: impl IntoIterator<Item = Call>) -> Recorded<'r> {
         Recorded { recorder: Some(self), numbers: self.begin(calls) }
     }
@@ -141,8 +141,8 @@ impl Recorder {
         first..log.number + 1
     }
 
-    /// Records a call of a rank that has announced so many calls to the others, this one included. Returns the number of collectives that were recorded
-    /// this way, and the number of the call.
+    /// Records a call of a rank that has announced `announced` calls to the others, this one included. Returns the number of collectives
+    /// that were recorded by this method, and the number of the call.
     pub(crate) fn post(&self, call: Call, announced: u64) -> (u64, u64) {
         let mut log = self.lock();
         let is_collective = call.operation.peers() == (None, None);
@@ -157,12 +157,12 @@ impl Recorder {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// So many announced calls have been matched.
+    /// Records that the first `announced` announced calls have been matched.
     pub(crate) fn matched(&self, announced: u64) {
         self.matched.fetch_max(announced, Ordering::Relaxed);
     }
 
-    /// The announced calls up to this number are over.
+    /// Marks the announced calls up to this number as finished.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn finish_announced(&self, number: u64) {
         let mut log = self.lock();
@@ -173,7 +173,7 @@ impl Recorder {
         });
     }
 
-    /// The oldest transfer of this operation that is not over, is over.
+    /// Marks the oldest unfinished transfer of this operation as finished.
     pub(crate) fn finish_transfer(&self, operation: Operation) {
         let mut log = self.lock();
         let is_it = |entry: &&mut Entry| entry.call.operation == operation && !entry.state.is_over();
@@ -191,7 +191,7 @@ impl Recorder {
         });
     }
 
-    /// Keeps the first failure, and writes the file: when there is a failure, and when the call has ended that was under way then.
+    /// Keeps the first failure and writes the trace: at the failure, and once more when the call in progress at that time has ended.
     pub(crate) fn failed(&self, error: &dyn Display) {
         let mut log = self.lock();
         let text = log.failure.get_or_insert_with(|| error.to_string()).clone();
@@ -203,7 +203,7 @@ impl Recorder {
         }
     }
 
-    /// The rank has dropped its communicator.
+    /// Records that the rank has dropped its communicator.
     pub(crate) fn leave(&self) {
         self.lock().has_left = true;
     }
@@ -212,7 +212,7 @@ impl Recorder {
         self.lock().has_left
     }
 
-    /// The last calls that [`post`](Self::post) has recorded with their numbers, oldest first.
+    /// The last calls that [`post`](Self::post) has recorded, with their numbers, oldest first.
     pub(crate) fn posted(&self) -> Vec<(u64, Call)> {
         self.lock().entries.iter().filter_map(|entry| Some((entry.announced?.sequence, entry.call))).collect()
     }
@@ -268,7 +268,7 @@ pub(super) fn seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Calls that a rank is in. Dropped without an end, as when its thread panics, they have failed.
+/// Calls that a rank is in. If this is dropped before [`end`](Self::end), for example in a panic, the calls have failed.
 #[must_use = "the calls fail when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Recorded<'r> {
@@ -277,15 +277,15 @@ pub(crate) struct Recorded<'r> {
 }
 
 impl Recorded<'_> {
-    /// Of a transport that records nothing.
+    /// The calls of a transport that records nothing.
     pub(crate) const NOWHERE: Self = Recorded { recorder: None, numbers: 0..0 };
 
-    /// All ranks that take part have made them.
+    /// Records that all participating ranks have made the calls.
     pub(crate) fn matched(&self) {
         self.recorder.into_iter().for_each(|recorder| recorder.set(&self.numbers, CallState::Matched));
     }
 
-    /// They ended so. A failure is written.
+    /// Records the outcome of the calls. A failure is written to the trace.
     pub(crate) fn end<T, E: Display>(mut self, outcome: &Result<T, E>) {
         let Some(recorder) = self.recorder.take() else { return };
         match outcome {

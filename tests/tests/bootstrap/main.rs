@@ -16,7 +16,7 @@ mod rendezvous_file;
 #[cfg(target_os = "linux")]
 mod signals;
 mod splitting;
-mod strangers;
+mod unauthenticated;
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The decisions of the matching: each rule by itself, then random programs in random interleavings against a second record
-//! of the calls that belong together, which is kept in another way.
+//! The decisions of the matching: each rule alone, then random programs in random interleavings, checked against an independent account
+//! of the matched calls.
 
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ fn pair(left_rank: usize, left: Call, right_rank: usize, right: Call) -> CommErr
     CommError::mismatch((left_rank, left), (right_rank, right))
 }
 
-/// Posts calls in order, and returns the decisions that the last of them led to.
+/// Posts calls in order, and returns the decision about the last of them.
 fn after(world_size: usize, posts: &[(usize, &[Call])]) -> Result<Vec<usize>, CommError> {
     let mut matching = Matching::new(world_size);
     let mut outcome = Ok(Vec::new());
@@ -121,7 +121,7 @@ fn a_collective_and_a_transfer_that_wait_for_each_other() {
     let expected = Err(pair(0, reduce(4), 1, recv(0, 1)));
     assert_eq!(after(3, &[(0, &[reduce(4)]), (1, &[recv(0, 1)])]), expected);
     assert_eq!(after(3, &[(1, &[recv(0, 1)]), (0, &[reduce(4)])]), expected);
-    // Nobody is lost as long as the collective's rank is not the one waited for.
+    // There is no mismatch as long as the collective's rank is not the one waited for.
     assert_eq!(after(3, &[(0, &[reduce(4)]), (1, &[recv(2, 1)])]), Ok(vec![]));
     let outcome = after(3, &[(0, &[reduce(4)]), (1, &[recv(2, 1)]), (2, &[reduce(4)])]);
     assert_eq!(outcome, Err(pair(1, recv(2, 1), 2, reduce(4))));
@@ -131,10 +131,10 @@ fn a_collective_and_a_transfer_that_wait_for_each_other() {
 fn transfers_that_wait_for_each_other() {
     assert_eq!(after(2, &[(0, &[send(1, 1)]), (1, &[send(0, 1)])]), Err(pair(0, send(1, 1), 1, send(0, 1))));
     assert_eq!(after(2, &[(0, &[recv(1, 1)]), (1, &[recv(0, 1)])]), Err(pair(0, recv(1, 1), 1, recv(0, 1))));
-    // A longer cycle ends no more than a short one.
+    // A longer cycle never completes either.
     let ring: [(usize, &[Call]); 3] = [(0, &[send(1, 1)]), (1, &[send(2, 1)]), (2, &[send(0, 1)])];
     assert_eq!(after(3, &ring), Err(pair(0, send(1, 1), 2, send(0, 1))));
-    // One direction meets, and the rest of both posts waits for the other.
+    // The transfers of one direction match, and both ranks wait for the rest.
     let outcome = after(2, &[(0, &[send(1, 1), send(1, 2)]), (1, &[recv(0, 1), send(0, 2)])]);
     assert_eq!(outcome, Err(pair(0, send(1, 2), 1, send(0, 2))));
 }
@@ -161,10 +161,10 @@ fn missing_ranks_are_found_through_others() {
     assert!(matching.needs(0, 1) && !matching.needs(0, 2) && matching.needs(4, 0) && !matching.needs(4, 4));
 }
 
-/// The program of a rank: its posts in order.
+/// The program of a rank: its lists of calls in order.
 pub(in crate::bootstrap) type Program = Vec<Vec<Call>>;
 
-/// One step that all ranks know of: some collectives, and some transfers from rank to rank.
+/// One step of the programs: some collectives, and some transfers from rank to rank.
 pub(in crate::bootstrap) type Step = (Vec<Call>, Vec<(usize, usize, usize)>);
 
 pub(in crate::bootstrap) fn steps(world_size: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -174,7 +174,7 @@ pub(in crate::bootstrap) fn steps(world_size: usize) -> impl Strategy<Value = Ve
     prop::collection::vec((collectives, transfers), 1..6)
 }
 
-/// The part that each rank has in the steps; where it has none, it makes no post.
+/// The calls of each rank in the steps; a rank without calls in a step posts nothing.
 pub(in crate::bootstrap) fn programs(world_size: usize, steps: &[Step]) -> Vec<Program> {
     let part = |rank: usize, (collectives, transfers): &Step| {
         let mut calls = collectives.clone();
@@ -187,7 +187,7 @@ pub(in crate::bootstrap) fn programs(world_size: usize, steps: &[Step]) -> Vec<P
     (0..world_size).map(|rank| steps.iter().filter_map(|step| part(rank, step)).collect()).collect()
 }
 
-/// Of some posts: the collectives in order, or the lengths of what goes from `source` to `destination`.
+/// The collectives among the calls, in order.
 fn collectives(posts: &[Vec<Call>]) -> Vec<Call> {
     posts.concat().into_iter().filter(|call| call.operation.peers() == (None, None)).collect()
 }
@@ -196,7 +196,7 @@ fn lengths(posts: &[Vec<Call>], is_half: impl Fn(Operation) -> bool) -> Vec<(usi
     posts.concat().into_iter().filter(|call| is_half(call.operation)).map(|call| (call.len, call.dtype)).collect()
 }
 
-/// Demands that every released call has its counterpart among the calls that were posted.
+/// Asserts that every released call has its counterpart among the posted calls.
 fn account(programs: &[Program], posted: &[usize], released: &[usize]) {
     let world = 0..programs.len();
     for rank in world.clone() {
@@ -216,7 +216,7 @@ fn account(programs: &[Program], posted: &[usize], released: &[usize]) {
     }
 }
 
-/// Runs all programs, the next rank to post being whichever `order` says, until they end or nothing goes on.
+/// Runs all programs until they end or no rank can post; `order` chooses the next rank to post.
 fn interleave(programs: &[Program], order: &[prop::sample::Index]) -> Result<Vec<usize>, CommError> {
     let mut matching = Matching::new(programs.len());
     let (mut posted, mut released) = (vec![0; programs.len()], vec![0; programs.len()]);
@@ -244,7 +244,7 @@ pub(in crate::bootstrap) fn orders() -> impl Strategy<Value = Vec<prop::sample::
     prop::collection::vec(any::<prop::sample::Index>(), 40)
 }
 
-/// One call as something else.
+/// Returns a call that differs from `call` in one property.
 pub(in crate::bootstrap) fn altered(call: Call, how: usize, world_size: usize) -> Call {
     let mut call = call;
     let next = |peer: usize| (peer + 1) % world_size;
@@ -292,7 +292,7 @@ proptest! {
         let calls = programs[rank][post].len();
         let call = &mut programs[rank][post][call.index(calls)];
         *call = altered(*call, how, world_size);
-        // What names this rank itself without a counterpart is refused before it is posted.
+        // A call to this rank itself without a counterpart is refused before it is posted.
         prop_assume!(check(&programs[rank][post], rank, world_size).is_ok());
         if let Ok(released) = interleave(&programs, &order) {
             prop_assert!(released != programs.iter().map(Vec::len).collect::<Vec<_>>(), "all programs completed");

@@ -10,16 +10,16 @@ fn barrier() -> Call {
     Call::without_data(Operation::Barrier)
 }
 
-fn announced(calls: &[Call]) -> Post {
-    Post { calls: calls.to_vec(), contribution: None, is_awaited: false }
+fn announced(calls: &[Call]) -> PendingCalls {
+    PendingCalls { calls: calls.to_vec(), contribution: None, is_awaited: false }
 }
 
-fn awaited(calls: &[Call]) -> Post {
-    Post { is_awaited: true, ..announced(calls) }
+fn awaited(calls: &[Call]) -> PendingCalls {
+    PendingCalls { is_awaited: true, ..announced(calls) }
 }
 
-/// The ranks whose posts were completed, in turn.
-fn ranks(completed: Vec<Vec<(usize, Post)>>) -> Vec<Vec<usize>> {
+/// The ranks whose calls were completed, in order.
+fn ranks(completed: Vec<Vec<(usize, PendingCalls)>>) -> Vec<Vec<usize>> {
     completed.into_iter().map(|posts| posts.into_iter().map(|(rank, _)| rank).collect()).collect()
 }
 
@@ -35,7 +35,7 @@ fn a_rank_is_matched_as_far_as_the_slowest_has_come() {
     assert_eq!(pending.missing(0), [1]);
     assert_eq!(ranks(pending.post(1, announced(&[barrier(), barrier()])).unwrap()), [[0, 1, 2]]);
     assert!(!pending.lacks(0, 2) && pending.lacks(0, 3) && !pending.is_awaiting(0));
-    // Nobody is told before it is asked for, and then once.
+    // A rank gets no report before it requests one, and then one.
     assert_eq!(pending.news(0), None);
     pending.ask(0, 4);
     assert_eq!(pending.news(0), None);
@@ -97,7 +97,8 @@ fn there_is_room_for_what_members_send_and_no_more() {
     assert!((ANNOUNCED_LIMIT as usize + CALLS_LIMIT..64 << 10).contains(&posted), "{posted}");
 }
 
-/// Has ranks make their posts in some order, in which each may be ahead of all others by any number, and waits for nobody.
+/// Announces the calls of all ranks in the given order, in which each rank may be ahead of all others by any number of calls, and none
+/// waits.
 fn run(programs: &[Program], order: &[prop::sample::Index]) -> Result<Vec<usize>, CommError> {
     let mut pending = Pending::new(programs.len());
     let (mut posted, mut completed) = (vec![0; programs.len()], vec![0; programs.len()]);

@@ -1,5 +1,5 @@
-//! Ranks that do not keep to the protocol, and connections that an attacker changes bytes on. Bytes that are no frame, not the next frame or no
-//! request end only the connection that carried them, and the group takes its rank for lost.
+//! Ranks that violate the protocol, and connections on which an attacker changes bytes. Bytes that are not a frame, not the next frame or
+//! not a request end only the connection that carried them, and the group counts its rank as lost.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown};
@@ -28,13 +28,13 @@ fn secret() -> Secret {
     Secret::from_bytes([7; 32])
 }
 
-/// Frames with their tags.
+/// Joins frames and their tags.
 fn sealed(seal: &mut Seal, frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().flat_map(|frame| [frame.clone(), seal.tag(frame).to_vec()].concat()).collect()
 }
 
-/// A group of three, whose rank 2 has proven itself and then sends the bytes that `words` makes with its seal. Returns the events that the other
-/// ranks receive.
+/// Makes a group of three ranks, in which rank 2 completes the handshake and then sends the bytes that `words` makes with its key.
+/// Returns the failures on the other ranks.
 fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
     let loopback = Some(Ipv4Addr::LOCALHOST.into());
     let listener = listen(loopback, 0).unwrap();
@@ -52,9 +52,9 @@ fn with_deviant(words: impl FnOnce(&mut Seal) -> Vec<u8>) -> Vec<CommError> {
         let members = [coordinator.join().unwrap(), member.join().unwrap()];
         deviant.write_all(&words(&mut session.outgoing)).unwrap();
         let failures = members.each_ref().map(|member| member.wait_failure(PLENTY).unwrap());
-        // It is told of its own loss, and then cut off.
+        // Rank 2 receives the failure, and then the connection is closed.
         assert!(matches!(session.incoming.read(&mut deviant, FRAME_LIMIT), Ok(Event::Failed(_)) | Err(_)));
-        // Its connection lingers until it has closed its side.
+        // The connection stays open until rank 2 has closed its side.
         drop(deviant);
         drop(members);
         failures.into()
@@ -90,8 +90,8 @@ fn assert_lost(failures: Vec<CommError>, after: &dyn std::fmt::Debug) {
     assert_eq!(failures, vec![expected; 2], "after {:.60}", format!("{after:?}"));
 }
 
-/// Requests that a rank could make, if only it had sent them, once each and in this order: nobody in between can say
-/// them, or say them again.
+/// The requests are valid only if the rank itself sends them, once each and in this order: an attacker in between can neither make nor
+/// repeat them.
 #[test]
 fn what_was_altered_injected_or_repeated_loses_its_rank() {
     let request = |request: Request| encode(&request, FRAME_LIMIT).unwrap();
@@ -109,7 +109,7 @@ fn what_was_altered_injected_or_repeated_loses_its_rank() {
     assert_lost(
         with_deviant(|seal| {
             let mut bytes = sealed(seal, &[fine()]);
-            // The number of the inquiry, another valid one.
+            // Changes the number of the inquiry to another valid number.
             bytes[5] ^= 1;
             bytes
         }),
@@ -117,7 +117,7 @@ fn what_was_altered_injected_or_repeated_loses_its_rank() {
     );
 }
 
-/// A reader of a group's connections learns nothing of the secret of a group that is split off from it.
+/// A reader of a group's connections cannot learn the secret of a group that is split off from it.
 #[test]
 fn a_new_group_has_a_secret_that_nobody_else_hears_of() {
     let loopback = Some(Ipv4Addr::LOCALHOST.into());
@@ -177,7 +177,7 @@ fn a_hub_that_talks_rubbish_is_lost() {
     for (bytes, is_sealed) in [
         (vec![0xff; 100], false),
         ([1, 0, 0, 0, 0xee].to_vec(), true),
-        // As somebody in between may say it.
+        // A farewell injected by an attacker in between.
         ([farewell, vec![0; 16]].concat(), false),
     ] {
         thread::scope(|scope| {

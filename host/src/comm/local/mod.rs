@@ -1,9 +1,9 @@
-//! Ranks as threads of one process: every collective without a copy in between, for tests, demos and CPU training.
+//! Ranks as threads of one process: every collective without intermediate copies, for tests, demos and CPU training.
 //!
-//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move
-//! data (`transfer`): each rank computes its share of the result straight from the others' buffers. They can also open
-//! windows of their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call
-//! into an error within the deadline; nothing hangs. Never spans processes.
+//! All ranks of a call synchronise in shared memory (`rendezvous`), compare their pending calls (`pending`), and only then move data
+//! (`transfer`): each rank computes its share of the result directly from the other ranks' buffers. Ranks can also expose windows of
+//! their memory to each other (`windows`). A rank that panics, leaves or is late turns every other rank's call into an error within the
+//! deadline, so no call hangs. Never spans processes.
 
 mod pending;
 mod rendezvous;
@@ -29,10 +29,11 @@ use crate::trace::Recorder;
 
 /// Makes a group of `world_size` ranks; move each communicator into its own thread.
 ///
-/// Collectives block their thread until every rank has called them. So all ranks have to run at the same time: ranks that are called one
-/// after another, or that are tasks of a thread pool with fewer threads than ranks (rayon's, for example), wait for ranks that cannot begin,
-/// until the [deadline](super#deadlines) ends it with an error that names those. Even a pool with enough threads can do this, because a rank
-/// that waits for its own parallel work may be given another rank's task to run meanwhile. [`run`] starts a thread for each rank.
+/// Collectives block their thread until every rank has called them, so all ranks have to run at the same time. Ranks that are called one
+/// after another, or that are tasks of a thread pool with fewer threads than ranks (such as rayon's), wait for ranks that cannot begin,
+/// until the [deadline](super#deadlines) ends the wait with an error that names these ranks. Even a pool with enough threads can cause
+/// this, because a rank that waits for its own parallel work may be given another rank's task to run meanwhile. [`run`] starts a thread
+/// for each rank.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -40,7 +41,7 @@ pub fn group(world_size: usize) -> Result<Vec<LocalCommunicator>> {
     group_with_deadline(world_size, DEFAULT_DEADLINE)
 }
 
-/// Like [`group`], where every call waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise.
+/// Like [`group`], but every call waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -53,9 +54,11 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
     Ok((0..world_size).map(|rank| LocalCommunicator::new(rank, shared.clone())).collect())
 }
 
-/// Runs `body` once for each of `world_size` ranks, each on a thread of its own, waits for all of them, and gives their results in rank order.
+/// Runs `body` once for each of `world_size` ranks, each on its own thread, waits for all of them, and returns their results in rank
+/// order.
 ///
-/// The threads are new ones and belong to no pool, so that it may be called from anywhere, tasks of rayon included; `body` may use rayon.
+/// The threads are new and belong to no pool, so this function may be called from anywhere, tasks of rayon included; `body` may use
+/// rayon.
 ///
 /// ```
 /// use gradsync::comm::{Collectives, Ranks, ReduceOp, local};
@@ -70,7 +73,7 @@ pub fn group_with_deadline(world_size: usize, deadline: Duration) -> Result<Vec<
 /// ```
 ///
 /// # Errors
-/// The first error that a rank had, in time: others that come of it are left out. [`Error::InvalidArgument`] for 0 ranks.
+/// The earliest error of a rank; the errors that it causes on other ranks are discarded. [`Error::InvalidArgument`] for 0 ranks.
 ///
 /// # Panics
 /// With the panic of a rank, once all ranks have ended.
@@ -80,7 +83,7 @@ pub fn run<T: Send, E: Send + From<Error>>(
 ) -> Result<Vec<T>, E> {
     let first = Mutex::new(None);
     let keep_first = |comm: LocalCommunicator| {
-        // No other rank fails because this one has gone before its error is noted.
+        // The membership keeps this rank in the group until its error is stored: other ranks must not fail earlier because it has left.
         let _membership = Arc::clone(&comm.membership);
         let note = |error: E| {
             first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -96,7 +99,7 @@ pub fn run<T: Send, E: Send + From<Error>>(
     }
 }
 
-/// As [`run`], with the result of each rank for itself: what its thread returned, or the payload of its panic.
+/// Like [`run`], but returns each rank's result separately: the return value of its thread, or the payload of its panic.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -107,8 +110,8 @@ pub fn run_each<T: Send>(
     run_each_with_deadline(world_size, DEFAULT_DEADLINE, body)
 }
 
-/// As [`run_each`], where every call of a communicator waits for the others at most `deadline`; [`DEFAULT_DEADLINE`] otherwise. `body` itself may
-/// take as long as it likes.
+/// Like [`run_each`], but every call of a communicator waits for the other ranks at most `deadline` instead of [`DEFAULT_DEADLINE`].
+/// `body` itself has no time limit.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 ranks.
@@ -134,7 +137,7 @@ pub struct LocalCommunicator {
     one_thread: PhantomData<Cell<()>>,
 }
 
-/// A rank's place in its group; the other ranks learn of its end.
+/// A rank's membership in its group; dropping it tells the other ranks that the rank has left.
 #[derive(Debug)]
 struct Membership {
     rank: usize,
@@ -153,13 +156,13 @@ impl LocalCommunicator {
         LocalCommunicator { rank, shared, membership, one_thread: PhantomData }
     }
 
-    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    /// Returns an error in this rank's own operands, after reporting it to the other ranks, which would wait in vain.
     fn refuse(&self, operation: Operation, error: Error) -> Error {
         self.shared.fail(CommError::InvalidCall { operation, rank: self.rank, reason: error.to_string() });
         error
     }
 
-    /// Runs a collective whose operands are all read or written from their beginning.
+    /// Runs a collective that uses its whole operands.
     fn collective(&self, call: Call, operands: Operands<'_>, share: impl FnOnce(&[CollectiveCall])) -> Result<()> {
         let (input, output) = Region::of_operands(operands);
         self.shared.collective(self.rank, CollectiveCall { call, input, output }, share)
@@ -190,7 +193,7 @@ impl Communicator for LocalCommunicator {
         let (rank, world_size) = (self.rank, self.shared.world_size());
         collective.check(rank, world_size).map_err(|error| self.refuse(collective.operation(), error))?;
         let call = collective.call(world_size);
-        // Memory that is read and written at once, such as a shard that is gathered in place, is its own source and destination.
+        // Memory that is both read and written, such as a shard that is gathered in place, is its own source and destination.
         match collective {
             Collective::AllReduce { operands, op, scaling } => {
                 self.collective(call, operands, |calls| transfer::all_reduce(calls, rank, op, scaling))
@@ -232,7 +235,7 @@ impl Communicator for LocalCommunicator {
         };
         let outgoing = sends.iter().map(send).collect::<Result<Vec<_>>>()?;
         let incoming = receives.iter_mut().map(recv).collect::<Result<Vec<_>>>()?;
-        // The name that errors give the exchange.
+        // Errors name the exchange by its first transfer.
         let Some(first) = outgoing.first().or(incoming.first()) else { return Ok(()) };
         let operation = first.call.operation;
         self.shared.exchange(self.rank, operation, outgoing, incoming)

@@ -1,10 +1,10 @@
-//! The calls that the ranks of a local group are in, and who waits for whom because of them.
+//! The pending calls of a local group's ranks, and the waits between ranks that these calls cause.
 //!
-//! Nothing here blocks, knows of time, or follows an address. A transfer is matched with its counterpart in the peer's call
-//! at once, in order for each pair of ranks, and matched transfers complete by themselves. So a rank waits only for
-//! *further* calls of the peers of its unmatched transfers, and of ranks that are not in its collective. Ranks
-//! that wait for each other in a cycle can never complete: that is a mismatch. The number of unmatched transfers of two calls
-//! stays the same when other transfers are matched, so a new cycle begins with a new call and leads through its rank.
+//! This module does not block, measure time, or dereference an address. A transfer is matched with its counterpart in the peer's call at
+//! once, in order for each pair of ranks, and matched transfers complete without further calls. So a rank waits only for *further* calls
+//! of the peers of its unmatched transfers, and of ranks that are not in its collective. Ranks that wait for each other in a cycle can
+//! never complete: that is a mismatch. The number of unmatched transfers between two calls does not change when other transfers are
+//! matched, so a new cycle begins with a new call and leads through its rank.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -26,24 +26,24 @@ unsafe impl Send for Region {}
 impl Region {
     pub(super) const NONE: Region = Region { start: std::ptr::null_mut(), bytes: 0 };
 
-    /// Region that is read and written.
+    /// The region of memory that is read and written.
     pub(super) fn of_mut(data: SliceMut<'_>) -> Self {
         Region::of_bytes_mut(data.as_bytes_mut())
     }
 
-    /// The memory of an input and of an output, which is the same for both or apart.
+    /// The regions of an input and an output, which are identical or disjoint.
     pub(super) fn of_operands(mut operands: Operands<'_>) -> (Self, Self) {
         let (input, output) = operands.raw_bytes();
         let region = |bytes: *mut [u8]| Region { start: bytes.cast(), bytes: bytes.len() };
         (region(input.cast_mut()), region(output))
     }
 
-    /// Region that is only read.
+    /// The region of memory that is only read.
     pub(super) fn of_bytes(bytes: &[u8]) -> Self {
         Region { start: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
     }
 
-    /// As [`of_mut`](Self::of_mut).
+    /// Like [`of_mut`](Self::of_mut), for bytes.
     pub(super) fn of_bytes_mut(bytes: &mut [u8]) -> Self {
         Region { start: bytes.as_mut_ptr(), bytes: bytes.len() }
     }
@@ -71,7 +71,7 @@ pub(super) struct Transfer {
     pub(super) memory: Region,
 }
 
-/// Transfers that are not over, by peer, in order.
+/// Unfinished transfers by peer, in order.
 type Queues = BTreeMap<usize, VecDeque<Transfer>>;
 
 /// A rank's transfers outside collectives.
@@ -89,7 +89,7 @@ enum Waiting {
     Exchange(Exchange),
 }
 
-/// The calls that ranks are in.
+/// The pending call of each rank.
 #[derive(Debug)]
 pub(super) struct PendingCalls(Vec<Option<Waiting>>);
 
@@ -101,7 +101,7 @@ impl PendingCalls {
     /// Registers the collective of `rank`, which is in no call.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`], as [`check`](Self::check); the rank is in its call all the same.
+    /// [`CommError::Mismatch`], as [`check`](Self::check); the call stays registered.
     pub(super) fn collective(&mut self, rank: usize, collective: CollectiveCall) -> Result<(), CommError> {
         self.0[rank] = Some(Waiting::Collective(collective));
         self.check(rank)
@@ -122,12 +122,12 @@ impl PendingCalls {
         self.check(rank)
     }
 
-    /// `rank` is in no call any more.
+    /// Removes the call of `rank`.
     pub(super) fn withdraw(&mut self, rank: usize) {
         self.0[rank] = None;
     }
 
-    /// No rank is in a call any more.
+    /// Removes the calls of all ranks.
     pub(super) fn withdraw_all(&mut self) {
         self.0.fill_with(|| None);
     }
@@ -142,7 +142,7 @@ impl PendingCalls {
         self.exchange_of(rank).is_some_and(|exchange| exchange.copies > 0)
     }
 
-    /// Whether all transfers of `rank`, which is in some, are over.
+    /// Whether `rank` is in an exchange whose transfers are all finished.
     pub(super) fn is_over(&self, rank: usize) -> bool {
         self.exchange_of(rank).is_some_and(|exchange| exchange.outgoing.is_empty() && exchange.incoming.is_empty())
     }
@@ -153,10 +153,10 @@ impl PendingCalls {
         self.exchange_of(rank)?.incoming.keys().find(offers).copied()
     }
 
-    /// `rank` begins to copy the data that `peer` [offers](Self::offer_for). Returns source and destination, of equal sizes.
+    /// Begins the copy of the data that `peer` [offers](Self::offer_for) to `rank`. Returns source and destination, of equal sizes.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] if the two are not of one length and dtype.
+    /// [`CommError::Mismatch`] if the two transfers differ in length or dtype.
     pub(super) fn take(&mut self, rank: usize, peer: usize) -> Result<(Region, Region), CommError> {
         let wanted = self.exchange_mut(rank).incoming[&peer][0];
         let exchange = self.exchange_mut(peer);
@@ -168,7 +168,7 @@ impl PendingCalls {
         Ok((offered.memory, wanted.memory))
     }
 
-    /// `rank` has finished the copy from `peer`.
+    /// Records that `rank` has finished the copy from `peer`.
     pub(super) fn finish(&mut self, rank: usize, peer: usize) {
         let exchange = self.exchange_mut(peer);
         exchange.copies -= 1;
@@ -176,13 +176,13 @@ impl PendingCalls {
         pop(&mut self.exchange_mut(rank).incoming, peer);
     }
 
-    /// The ranks whose calls are missing for the call of `rank` to complete: it waits for them, directly or through
-    /// others, and they wait for no rank themselves.
+    /// The ranks whose calls the call of `rank` needs to complete: `rank` waits for them, directly or through other ranks, and they wait
+    /// for no rank themselves.
     pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
         self.awaited(rank).into_keys().filter(|&peer| self.waits(peer).is_empty()).collect()
     }
 
-    /// An error if the newest call, of `rank`, can never complete together with the calls of the others.
+    /// Returns an error if the newest call, which is the call of `rank`, can never complete together with the calls of the other ranks.
     fn check(&self, rank: usize) -> Result<(), CommError> {
         if let Some(own) = self.collective_of(rank) {
             for peer in 0..self.0.len() {
@@ -199,10 +199,10 @@ impl PendingCalls {
         Ok(())
     }
 
-    /// The ranks for which `rank` waits, directly or through others, each with the call of `rank` that leads there.
+    /// The ranks for which `rank` waits, directly or through other ranks, each with the call of `rank` that leads there.
     fn awaited(&self, rank: usize) -> BTreeMap<usize, Call> {
         let mut found = BTreeMap::new();
-        // Nearest first, so that a rank that is awaited directly is found by the call that awaits it.
+        // The search is breadth-first, so a rank that `rank` awaits directly is found with the call that awaits it.
         let mut open = VecDeque::from(self.waits(rank));
         while let Some((peer, call)) = open.pop_front() {
             if let Entry::Vacant(entry) = found.entry(peer) {
@@ -215,7 +215,7 @@ impl PendingCalls {
         found
     }
 
-    /// The ranks of which `rank` needs a further call, each with the call that needs it.
+    /// The ranks from which `rank` needs a further call, each with the call that needs it.
     fn waits(&self, rank: usize) -> Vec<(usize, Call)> {
         match &self.0[rank] {
             None => Vec::new(),
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(calls.missing(3), [2]);
     }
 
-    /// However long it takes: a deadline is for those that have not come.
+    /// A deadline applies only to missing ranks, not to matched transfers.
     #[test]
     fn no_rank_is_missing_where_all_transfers_match() {
         let mut calls = PendingCalls::new(3);
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!((calls.missing(0), calls.missing(1)), (vec![2], vec![]));
         calls.exchange(2, [send(0)], [recv(0)]).unwrap();
         assert!(calls.missing(0).is_empty());
-        // Copying changes nothing about that, and an end on one side alone is no end.
+        // Copying does not change this, and a transfer that is finished on one side only is unfinished.
         assert_eq!(calls.offer_for(1), Some(0));
         calls.take(1, 0).unwrap();
         assert!(calls.is_being_copied(0) && !calls.is_being_copied(1));
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(calls.offer_for(1), None);
     }
 
-    /// A rank whose transfers are over is on its way, and may come to a collective that waits for it.
+    /// A rank whose transfers are finished will return, and may then join a collective that waits for it.
     #[test]
     fn a_rank_whose_transfers_are_over_is_awaited_without_a_mismatch() {
         let mut calls = PendingCalls::new(2);
@@ -354,7 +354,7 @@ mod tests {
         let mut calls = PendingCalls::new(3);
         calls.exchange(1, [], [recv(0)]).unwrap();
         calls.exchange(2, [send(1)], []).unwrap();
-        // Rank 0 waits for rank 1, which waits for it, and not only through rank 2.
+        // Ranks 0 and 1 wait for each other directly, and also through rank 2.
         let error = calls.exchange(0, [send(2)], [recv(1)]).unwrap_err();
         let expected = CommError::mismatch((0, recv(1).call), (1, recv(0).call));
         assert_eq!(error, expected);

@@ -1,10 +1,11 @@
-//! The rendezvous of a local group: the pending call of each rank, the first failure, and when buffers may be accessed.
+//! The rendezvous of a local group: it holds the pending call of each rank and the first failure, and determines when buffers may be
+//! accessed.
 //!
-//! A collective has two phases. First every rank registers its call and its buffers and waits; the last to arrive starts
-//! the second phase if all calls match. Then every rank works on the registered buffers, and none returns before all have
-//! finished, so reading another rank's memory is sound. A failure can only end the first phase, and then
-//! no rank accesses any buffer. Transfers follow the same rule, each on its own: the receiver copies while the
-//! sender waits, and even if a failure occurs meanwhile, the sender stays until the copy is done.
+//! A collective has two phases. First every rank registers its call and its buffers and waits; the last rank to arrive starts the second
+//! phase if all calls match. Then every rank works on the registered buffers, and no rank returns before all have finished, so reading
+//! another rank's memory is sound. A failure can only end the first phase, and then no rank accesses any buffer. Each transfer follows
+//! the same rule: the receiver copies while the sender waits, and even if a failure occurs meanwhile, the sender stays until the copy is
+//! done.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,16 +23,16 @@ pub(super) struct State {
     departed: Vec<Option<Departure>>,
     /// The first failure; it ends every wait and refuses every later call.
     failure: Option<CommError>,
-    /// The calls of all ranks, while they work on the operands.
+    /// The calls of all ranks, while the ranks work on the operands.
     work: Option<Vec<CollectiveCall>>,
-    /// Ranks that have finished that work.
+    /// The number of ranks that have finished this work.
     finished: usize,
     /// Number of collectives completed.
     completed: u64,
-    /// The number of the collective in which a rank's work panicked, so that its results are not to be used.
+    /// The number of the collective in which a rank's work panicked, whose results must not be used.
     panicked: Option<u64>,
     pub(super) epochs: Epochs,
-    /// Groups that are being split off, by colour, and how many of their ranks have still to enter.
+    /// Groups that are being split off, by colour, each with the number of ranks that have yet to enter.
     pending_groups: BTreeMap<u64, (Arc<Rendezvous>, usize)>,
 }
 
@@ -40,16 +41,16 @@ pub(super) struct Rendezvous {
     deadline: Duration,
     state: Mutex<State>,
     changed: Signal,
-    /// The last calls of each rank; empty if they are not to be written anywhere.
+    /// The recorder of each rank; empty if traces are not written.
     recorders: Vec<Arc<Recorder>>,
 }
 
-/// How far a wait has come.
+/// The progress of a wait.
 enum Progress<T> {
     Done(T),
-    /// Another rank is using this rank's memory, which has to stay valid until that is over, even after a failure.
+    /// Another rank is using this rank's memory, which has to stay valid until the use ends, even after a failure.
     InUse,
-    /// Not far enough.
+    /// The condition of the wait does not hold yet.
     Waiting,
 }
 
@@ -83,7 +84,7 @@ impl Rendezvous {
         self.changed.notify();
     }
 
-    /// Waits until the state has changed, or for no reason.
+    /// Waits until the state has changed; may return spuriously.
     pub(super) fn wait_for_change<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -92,13 +93,13 @@ impl Rendezvous {
         self.changed.wait(|| self.lock(), state, wait, None)
     }
 
-    /// Records a failure, unless there is one already, and wakes everybody.
+    /// Records a failure, unless there is one already, and wakes all ranks.
     pub(super) fn fail(&self, failure: CommError) {
         self.lock().failure.get_or_insert(failure);
         self.notify();
     }
 
-    /// Marks a rank as departed. That is a failure only once a call needs it.
+    /// Marks a rank as departed, which is a failure only once a call needs the rank.
     pub(super) fn depart(&self, rank: usize) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.lock().departed[rank] = Some(departure);
@@ -111,8 +112,8 @@ impl Rendezvous {
         self.recorders.get(rank).map_or(Recorded::NOWHERE, |recorder| recorder.record(calls))
     }
 
-    /// The rendezvous of the ranks of one colour, `members` in their new order, after a collective that has gathered all colours. Each rank
-    /// calls this once before its next collective, so colours of two splits never mix.
+    /// Returns the rendezvous of the ranks of one colour, after a collective that has gathered all colours; `members` are these ranks in
+    /// their new order. Each rank calls this once before its next collective, so colours of two splits never mix.
     pub(super) fn enter(&self, color: u64, members: &[usize]) -> Arc<Rendezvous> {
         let mut state = self.lock();
         let (split, world_size) = (state.completed, members.len());
@@ -131,7 +132,7 @@ impl Rendezvous {
         child
     }
 
-    /// A collective: waits for all ranks, runs `work` on the calls of all ranks, and waits until all ranks have run theirs.
+    /// Runs a collective: waits for all ranks, runs `work` on the calls of all ranks, and waits until all ranks have run their work.
     pub(super) fn collective(
         &self,
         rank: usize,
@@ -158,7 +159,7 @@ impl Rendezvous {
         let outcome = state.pending.collective(rank, collective);
         state.note(outcome);
         let generation = state.completed;
-        // A rank whose transfers are over may not have noticed yet, and has not arrived before it has.
+        // A rank whose transfers are finished may not have returned from its exchange yet; it arrives only afterwards.
         if state.failure.is_none() {
             state.work = state.pending.all_collective();
         }
@@ -175,11 +176,11 @@ impl Rendezvous {
         drop(finish);
 
         let state = self.lock();
-        // A failure after this collective, of ranks that were faster to go on, is no failure of this one.
+        // A failure in a later call of ranks that were faster is not a failure of this collective.
         if state.panicked == Some(generation) { state.check(operation) } else { Ok(()) }
     }
 
-    /// Transfers to and from other ranks, each of which goes on as soon as both sides are there.
+    /// Runs transfers to and from other ranks, each of which proceeds as soon as both ranks are present.
     pub(super) fn exchange(
         &self,
         rank: usize,
@@ -244,7 +245,7 @@ impl Rendezvous {
         Instant::now().checked_add(self.deadline)
     }
 
-    /// Waits until `progress` says that it is done, or until something fails; then this rank is in no call any more.
+    /// Waits until `progress` returns `Done`, or until a failure occurs; in this case the rank's call is removed.
     fn wait<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -273,7 +274,8 @@ impl Rendezvous {
                 } else if is_late && !missing.is_empty() {
                     state.failure = Some(CommError::Timeout { operation, missing, deadline: self.deadline });
                 } else {
-                    // Late with no rank missing: the remaining transfers are matched, and complete without a deadline.
+                    // The deadline has passed but no rank is missing: the remaining transfers are matched, and complete without a
+                    // deadline.
                     let limit = left.filter(|_| !is_late);
                     state = self.changed.wait(|| self.lock(), state, &mut wait, limit);
                     continue;
@@ -284,9 +286,9 @@ impl Rendezvous {
         }
     }
 
-    /// Ends this rank's part in a call that has failed, and returns why.
+    /// Ends this rank's part in a failed call, and returns the error.
     fn leave<'a>(&'a self, mut state: MutexGuard<'a, State>, rank: usize, operation: Operation) -> Error {
-        // A receiver that is copying out of our memory got it before the failure; let it finish.
+        // A receiver that is copying out of this rank's memory began before the failure, and has to finish.
         let mut wait = Wait::default();
         while state.pending.is_being_copied(rank) {
             state = self.wait_for_change(state, &mut wait);
@@ -316,16 +318,16 @@ impl State {
         }
     }
 
-    /// The missing ranks on which the call of `rank` depends. Before the deadline they matter only if a rank has departed, and are not looked up
-    /// otherwise.
+    /// The missing ranks on which the call of `rank` depends. Before the deadline they matter only if a rank has departed, and are not
+    /// looked up otherwise.
     fn missing(&self, rank: usize, is_late: bool) -> Vec<usize> {
         let is_needed = is_late || self.departed.iter().any(Option::is_some);
         if is_needed { self.pending.missing(rank) } else { Vec::new() }
     }
 }
 
-/// Marks a rank's work on the registered buffers as finished, and waits for the work of the others, even if its own panicked: they
-/// may be reading its memory.
+/// Marks a rank's work on the registered buffers as finished when dropped, and waits for the work of the other ranks, even if its own
+/// work panicked: they may be reading its memory.
 struct Finish<'a> {
     rendezvous: &'a Rendezvous,
     operation: Operation,
@@ -348,7 +350,7 @@ impl Drop for Finish<'_> {
             state.completed += 1;
             self.rendezvous.notify();
         }
-        // Everybody works on buffers that are all there, so this ends without a deadline.
+        // All ranks work on registered buffers, so this wait ends without a deadline.
         let mut wait = Wait::default();
         while state.completed == self.generation {
             state = self.rendezvous.wait_for_change(state, &mut wait);

@@ -1,6 +1,7 @@
-//! Notification of the threads of a group when their shared state changes: waiting threads spin for a while, and then sleep until they are woken.
+//! Notification of the threads of a group when their shared state changes: waiting threads spin for a while, and then sleep until they
+//! are woken.
 //!
-//! Waking a sleeping thread takes longer than a small collective. Knows nothing of the shared state but the lock around it.
+//! Waking a sleeping thread takes longer than a small collective. This module knows only the lock around the shared state.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 /// within this time of each other.
 const AWAKE: Duration = Duration::from_millis(1);
 
-/// Notified after every change.
+/// A condition variable with spinning, notified after every change of the shared state.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
     changes: AtomicU64,
@@ -20,12 +21,12 @@ pub(super) struct Signal {
 /// The state of one wait across all checks of its condition.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
-    /// When it began to spin; set by the second check.
+    /// When the wait began to spin; set by the first call of [`Signal::wait`].
     awake_since: Option<Instant>,
 }
 
 impl Signal {
-    /// Wakes all threads, after a change that was made under the lock.
+    /// Wakes all threads after a change that was made under the lock.
     pub(super) fn notify(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         self.condvar.notify_all();
@@ -45,12 +46,12 @@ impl Signal {
         if awake_since.elapsed() < awake {
             drop(guard);
             while self.changes.load(Ordering::Acquire) == seen && awake_since.elapsed() < awake {
-                // Threads that share a core let the late one run.
+                // Yielding lets a late thread on the same core run.
                 std::thread::yield_now();
             }
             return lock();
         }
-        // A change since the caller looked would have needed the lock.
+        // No change can have occurred since the caller's check, because it would have needed the lock.
         match limit {
             Some(limit) => self.condvar.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
             None => self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
@@ -65,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// Two threads hand a number to and fro, sometimes at once, sometimes after the other has fallen asleep, and around that moment.
+    /// Two threads pass a number back and forth, with delays that are shorter than, about equal to, and longer than the spinning time.
     #[test]
     fn no_change_is_missed_by_threads_that_are_awake_or_asleep() {
         const ROUNDS: u32 = 400;
@@ -82,7 +83,7 @@ mod tests {
                         guard = signal.wait(|| number.lock().unwrap(), guard, &mut wait, None);
                     }
                     drop(guard);
-                    // Delays from none to twice the time for which the other looks again.
+                    // The delays range from zero to twice the spinning time of the other thread.
                     std::thread::sleep(AWAKE * (round % 9) / 4);
                     *number.lock().unwrap() += 1;
                     signal.notify();

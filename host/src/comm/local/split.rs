@@ -1,5 +1,4 @@
-//! Groups within a group: one collective gathers the ranks' colours and keys, and the ranks of one colour use a
-//! rendezvous of their own from then on.
+//! Groups within a group: one collective gathers the ranks' colours and keys; then the ranks of one colour use their own rendezvous.
 //!
 //! The new group inherits only the deadline of the old one.
 
@@ -8,7 +7,7 @@ use super::{LocalCommunicator, transfer};
 use crate::comm::{Ranks, Split};
 use crate::error::{Call, Operation, Result};
 
-/// A rank's choice as it travels: whether it has a colour, the colour, the key's bits.
+/// An encoded choice of a rank: whether it has a colour, the colour, and the bits of the key.
 type Choice = [u64; 3];
 
 impl Split for LocalCommunicator {

@@ -1,7 +1,7 @@
 //! The data movement of the local transport: each rank's share of a collective, on the registered buffers of all ranks.
 //!
-//! Runs only in the second phase of `rendezvous`, when every rank's buffers are registered and all calls match. Ranks write
-//! to disjoint ranges, so no order between them matters.
+//! These functions run only in the second phase of `rendezvous`, when every rank's buffers are registered and all calls match. Ranks
+//! write to disjoint ranges, so their order does not matter.
 
 use std::ops::Range;
 use std::ptr;
@@ -17,7 +17,7 @@ pub(super) fn all_reduce(calls: &[CollectiveCall], rank: usize, op: ReduceOp, sc
     if calls.len() == 1 && input.start == output.start && scaling == Scaling::NONE {
         return;
     }
-    // Parts of whole cache lines, so that no two ranks write to the same one.
+    // Parts are whole cache lines, so that no two ranks write to the same line.
     let part = call.len.div_ceil(calls.len()).next_multiple_of(64);
     let range = call.len.min(rank * part)..call.len.min((rank + 1) * part);
     let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
@@ -30,19 +30,19 @@ pub(super) fn reduce_scatter(calls: &[CollectiveCall], rank: usize, op: ReduceOp
     let call = calls[0].call;
     let inputs: Vec<_> = calls.iter().map(|collective| collective.input.start).collect();
     let shift = rank * call.len * call.dtype.map_or(0, DataType::size_bytes);
-    // Both are shifted by the range's start: the output is given as if it were a whole input.
+    // `reduce` offsets all pointers by the range's start, so the output pointer is shifted back as if the output were a whole input.
     let output = calls[rank].output.start.wrapping_sub(shift);
     reduce(call.dtype, &inputs, &[output], rank * call.len..(rank + 1) * call.len, op, Scaling::NONE);
 }
 
-/// Rank `rank` fills its output with everybody's input.
+/// Rank `rank` fills its output with every rank's input.
 pub(super) fn all_gather(calls: &[CollectiveCall], rank: usize) {
     for (peer, collective) in calls.iter().enumerate() {
         copy(collective.input, calls[rank].output.shard(peer, collective.input.bytes));
     }
 }
 
-/// Rank `rank` fills its output with everybody's shard for it.
+/// Rank `rank` fills its output with every rank's shard for it.
 pub(super) fn all_to_all(calls: &[CollectiveCall], rank: usize) {
     let shard = calls[rank].output.bytes / calls.len();
     for (peer, collective) in calls.iter().enumerate() {

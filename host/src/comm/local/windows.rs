@@ -1,8 +1,8 @@
-//! Exposure epochs, in which every rank works on windows of the other ranks' memory, and may call collectives.
+//! Exposure epochs, in which every rank works on windows of the other ranks' memory and may call collectives.
 //!
-//! An epoch begins with a collective, which completes on all ranks or on none, and ends with a second one, which compares calls like every other. No
-//! rank returns before the work of all ranks has ended, with or without an error: that last wait ignores failures and
-//! deadlines. It ends because failures and deadlines end the collectives in which the work of other ranks may be waiting.
+//! An epoch begins with a collective, which completes on all ranks or on none, and ends with a second one, which is compared like every
+//! call. No rank returns before the work of all ranks has ended, with or without an error: this last wait ignores failures and deadlines.
+//! It ends because failures and deadlines end the collectives in which the work of other ranks may be waiting.
 
 use super::pending::{CollectiveCall, Region};
 use super::rendezvous::Rendezvous;
@@ -12,15 +12,15 @@ use crate::error::{Call, CommError, Departure, Operation, Result};
 /// The exposure epochs of a group.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
-    /// Ranks whose work in the current epoch has ended.
+    /// The number of ranks whose work in the current epoch has ended.
     ended: usize,
-    /// Number of completed epochs.
+    /// The number of completed epochs.
     over: u64,
 }
 
 impl Rendezvous {
-    /// Waits for all ranks, runs `work` on the calls of all ranks, and waits until the work of all ranks has ended. `work` may make any other call of
-    /// the group.
+    /// Waits for all ranks, runs `work` on the calls of all ranks, and waits until the work of all ranks has ended. `work` may make any
+    /// other call of the group.
     pub(super) fn expose(
         &self,
         rank: usize,
@@ -30,11 +30,11 @@ impl Rendezvous {
         let operation = collective.call.operation;
         let mut calls = Vec::with_capacity(self.world_size());
         self.collective(rank, collective, |all| calls.extend_from_slice(all))?;
-        // From here on the other ranks use this one's memory.
+        // From here on, the other ranks use this rank's memory.
         let _epoch = ExposureEpoch { rendezvous: self, operation, rank };
         let outcome = work(&calls);
         match &outcome {
-            // A rank that is still working gets a mismatch if it makes a further call, which this rank does not make.
+            // A rank that is still working and makes a further call gets a mismatch with this call.
             Ok(()) => {
                 let call = Call::without_data(operation);
                 return self.collective(

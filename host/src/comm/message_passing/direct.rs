@@ -1,4 +1,4 @@
-//! The two ends of a direct transfer, whose memory is the host's.
+//! The two ends of a direct transfer of host memory.
 
 use super::link::{Incoming, Link, Outgoing};
 use super::point_to_point::{End, Half, Stage};
@@ -6,20 +6,20 @@ use super::stream::Stream;
 use crate::error::Call;
 
 impl Half<'_> {
-    /// Memory that is sent.
+    /// The sending end of a transfer of this memory.
     ///
     /// # Safety
-    /// It stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
+    /// The memory stays valid and unchanged until [`exchange`](super::point_to_point::exchange) has returned.
     pub(in crate::comm) unsafe fn outgoing(link: &dyn Link, call: Call, outgoing: Outgoing) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::outward(link, outgoing) };
         Half::new(outgoing.peer, call, outgoing.bytes, Direct { stream, is_here: true })
     }
 
-    /// Memory that is received into.
+    /// The receiving end of a transfer into this memory.
     ///
     /// # Safety
-    /// It stays valid and is used by nobody else until [`exchange`](super::point_to_point::exchange) has returned.
+    /// The memory stays valid and is used by nothing else until [`exchange`](super::point_to_point::exchange) has returned.
     pub(in crate::comm) unsafe fn incoming(link: &dyn Link, call: Call, incoming: Incoming) -> Half<'static> {
         // SAFETY: as the caller promises.
         let stream = unsafe { Stream::inward(link, incoming) };
@@ -29,7 +29,8 @@ impl Half<'_> {
 
 struct Direct {
     stream: Stream,
-    /// Whether the first message has arrived. A receiver waits for no more than that, because until then it can still be told of a failure instead.
+    /// Whether the first message has arrived. A receiver waits for it before it starts to receive, because until then the sender can
+    /// still report a failure instead.
     is_here: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The eager protocol, for collectives of few bytes: the payload of each rank travels with its call, in the record or in the mailbox.
 //!
-//! That saves the messages that would follow. Every rank gets all operands that it needs and reduces them in rank order, so results have the same
+//! This saves the later messages. Every rank gets all operands that it needs and reduces them in rank order, so results have the same
 //! bits as with `transfer`. [`Handshake::is_eager`] limits the bytes.
 
 use std::borrow::Cow;
@@ -12,11 +12,11 @@ use super::transfer::Scratch;
 use crate::comm::reduction::Reduction;
 use crate::error::{Call, Result};
 
-/// The longest payload for one rank, of all ranks together, in records: they are received one after the other.
+/// The most payload bytes for one rank, of all ranks together, in records, which are received one after another.
 const MAX_TOTAL_BYTES: usize = 64 << 10;
 
 impl Handshake {
-    /// Whether `bytes` bytes for every rank travel with a call. The same on all ranks that make the call.
+    /// Whether `bytes` bytes for every rank are sent with a call; equal on all ranks that make the call.
     pub(super) fn is_eager(&self, bytes: usize) -> bool {
         let together = bytes.saturating_mul(self.link().world_size());
         if self.mailboxes().is_some() {
@@ -25,26 +25,27 @@ impl Handshake {
         bytes <= MAX_EAGER_BYTES && together <= MAX_TOTAL_BYTES
     }
 
-    /// Gathers every rank's `own` bytes into `output`, in rank order. As all calls here but the next, it takes one round within an exposure epoch.
+    /// Gathers every rank's `own` bytes into `output`, in rank order. Within an exposure epoch it takes one round, like all calls here
+    /// except [`all_gather_confirmed`](Self::all_gather_confirmed).
     pub(super) fn all_gather_eager(&self, call: Call, own: &[u8], output: &mut [u8]) -> Result<()> {
         self.concatenate(own, &self.exchange_payloads(call, Payload::for_all(own))?, output);
         Ok(())
     }
 
-    /// Like [`all_gather_eager`](Self::all_gather_eager), always in two rounds: either all ranks have the result, or none.
+    /// Like [`all_gather_eager`](Self::all_gather_eager), but always in two rounds: either all ranks get the result, or none.
     pub(super) fn all_gather_confirmed(&self, call: Call, own: &[u8], output: &mut [u8]) -> Result<()> {
         self.concatenate(own, &self.agree_with(call, Payload::for_all(own))?, output);
         Ok(())
     }
 
-    /// Gathers every rank's bytes for this rank into `output`, in rank order; `input` has as many bytes for each rank.
+    /// Gathers every rank's bytes for this rank into `output`, in rank order; `input` has equally many bytes for each rank.
     pub(super) fn all_to_all_eager(&self, call: Call, input: &[u8], output: &mut [u8]) -> Result<()> {
         let payload = Payload::shards(input);
         self.concatenate(self.own_piece(payload), &self.exchange_payloads(call, payload)?, output);
         Ok(())
     }
 
-    /// Puts the reduction of all ranks' inputs into `output`; without an `input` of its own, `output` holds this rank's input.
+    /// Writes the reduction of all ranks' inputs to `output`; without a separate `input`, `output` holds this rank's input.
     pub(super) fn all_reduce_eager(
         &self,
         call: Call,
@@ -57,7 +58,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Puts the reduction of all ranks' shards for this rank into `output`; `input` has one shard for each rank.
+    /// Writes the reduction of all ranks' shards for this rank to `output`; `input` has one shard for each rank.
     pub(super) fn reduce_scatter_eager(
         &self,
         call: Call,
@@ -88,13 +89,13 @@ impl Handshake {
         }
     }
 
-    /// Reduces the payloads of all ranks, each as long as the output; without an `own` payload the output holds it.
+    /// Reduces the payloads of all ranks, each as long as the output; without an `own` payload, the output holds this rank's payload.
     fn reduce(&self, reduction: Reduction, own: Option<&[u8]>, others: &[Cow<'_, [u8]>], output: &mut [u8]) {
         let (rank, bytes, size) = (self.link().rank(), output.len(), reduction.dtype.size_bytes());
         if bytes == 0 {
             return;
         }
-        // The bytes of records have any alignment; slots of mailboxes are aligned, and so are the elements in them.
+        // The bytes of records can have any alignment; slots of mailboxes are aligned, and so are the elements in them.
         let is_aligned = |(peer, piece): (usize, &Cow<'_, [u8]>)| peer == rank || piece.as_ptr().addr() % size == 0;
         let copied = if others.iter().enumerate().all(is_aligned) { 0 } else { bytes * others.len() };
         let mut room = Scratch::new(copied);

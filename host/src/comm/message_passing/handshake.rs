@@ -1,15 +1,13 @@
 //! The handshake of all ranks before data move: ranks exchange their calls, compare them, and every rank learns of a failure.
 //!
-//! A collective has two rounds. In the first every rank publishes its call, with its payload for every other rank, and waits for the other
-//! calls until the deadline. In the second it publishes that it proceeds; a rank that has given up publishes its failure instead, so either all ranks
-//! move data or none does. Within an exposure epoch the end of the epoch can stand for the second round. Ranks that share memory publish in their
-//! `mailbox`, other ranks send records; failures are always records. The second round has a deadline too, which passes if a rank is stopped between
-//! the
-//! two. With mailboxes all ranks still agree on the outcome then; with records some ranks may proceed, and learn of the failure while their data
-//! move,
-//! or in their next call.
+//! A collective has two rounds. In the first, every rank publishes its call, with its payload for every other rank, and waits for the
+//! other calls until the deadline. In the second, it publishes that it proceeds; a rank that has given up publishes its failure instead,
+//! so either all ranks move data or none does. Within an exposure epoch, the end of the epoch can replace the second round. Ranks that
+//! share memory publish in their `mailbox`, other ranks send records; failures are always records. The second round has a deadline too,
+//! which passes if a rank is stopped between the two rounds. With mailboxes, all ranks still agree on the outcome then; with records,
+//! some ranks may proceed, and learn of the failure while their data move, or in their next call.
 //!
-//! The records of one rank arrive in order, so a record out of place is a mismatch. The contents and the destination of payloads are not known here.
+//! The records of one rank arrive in order, so a record out of place is a mismatch. The handshake does not interpret payloads.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -27,7 +25,7 @@ use crate::trace::CurrentCall;
 /// How long a wait spins, and how long it sleeps between two polls afterwards.
 const SPIN: Duration = Duration::from_millis(5);
 const SLEEP: Duration = Duration::from_micros(100);
-/// Pauses after which a rank that polls mailboxes also receives records, such as failures.
+/// After this many pauses, a rank that polls mailboxes also receives records, such as failures.
 const LISTENS_AFTER: u32 = 16;
 
 /// Placeholder call of a rank that has left its exposure epoch, as errors quote it; ranks within the epoch are in the same operation.
@@ -38,14 +36,14 @@ pub(super) fn end_of_epoch() -> Call {
 #[derive(Debug)]
 pub(in crate::comm) struct Handshake {
     link: Box<dyn Link>,
-    /// Of ranks that share the memory of one machine; other ranks exchange records.
+    /// The mailboxes, if the ranks share the memory of one machine; other ranks exchange records.
     mailboxes: Option<Mailboxes>,
     deadline: Duration,
-    /// The number of collectives that this rank has completed. Between the steps of a collective it counts as completed.
+    /// The number of collectives that this rank has completed. A collective counts as completed between its steps.
     completed: Cell<u64>,
     /// The first failure; it refuses every later call.
     failure: RefCell<Option<CommError>>,
-    /// The record of this rank's calls.
+    /// The trace of this rank's calls.
     calls: CurrentCall,
 }
 
@@ -53,7 +51,7 @@ pub(in crate::comm) struct Handshake {
 #[derive(Debug)]
 pub(in crate::comm) struct Failure {
     pub(in crate::comm) error: CommError,
-    /// Whether this rank has to tell the others of the failure, because they do not learn of it otherwise.
+    /// Whether this rank has to report the failure to the others, because they do not learn of it otherwise.
     pub(in crate::comm) is_unreported: bool,
 }
 
@@ -62,7 +60,7 @@ impl Handshake {
         Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None), calls }
     }
 
-    /// Replaces records by mailboxes, on all ranks alike.
+    /// Replaces records by mailboxes; all ranks have to do so.
     pub(super) fn set_mailboxes(&mut self, mailboxes: Mailboxes) {
         self.mailboxes = Some(mailboxes);
     }
@@ -75,7 +73,7 @@ impl Handshake {
         &*self.link
     }
 
-    /// The record of this rank's calls.
+    /// The trace of this rank's calls.
     pub(super) fn calls(&self) -> &CurrentCall {
         &self.calls
     }
@@ -93,7 +91,7 @@ impl Handshake {
         self.failure.borrow().clone().map_or(Ok(()), |failure| Err(failure.seen_in(operation).into()))
     }
 
-    /// Whether this communicator has failed because it waited for a rank.
+    /// Whether this communicator has failed with a timeout that names `peer`.
     pub(super) fn was_late(&self, peer: usize) -> bool {
         matches!(&*self.failure.borrow(), Some(CommError::Timeout { missing, .. }) if missing.contains(&peer))
     }
@@ -102,7 +100,7 @@ impl Handshake {
         self.failure.borrow().is_some()
     }
 
-    /// Stores a failure, and tells the other ranks of it unless they know.
+    /// Stores a failure, and reports it to the other ranks if they do not know it.
     pub(in crate::comm) fn fail(&self, operation: Operation, failure: Failure) -> Error {
         let error = failure.error.clone().seen_in(operation);
         if self.failure.borrow_mut().replace(failure.error.clone()).is_none() && failure.is_unreported {
@@ -114,14 +112,14 @@ impl Handshake {
         error.into()
     }
 
-    /// A rank that cannot be told of a failure finds out by its deadline.
+    /// Reports a failure to a rank. A rank that cannot be reached detects the failure by its deadline.
     pub(super) fn tell_failure(&self, peer: usize, error: CommError) {
         if let Err(error) = self.link.post(peer, Record::Failed { completed: self.completed.get(), error }) {
             tracing::warn!(peer, %error, "cannot tell a rank of a failure");
         }
     }
 
-    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    /// Returns an error in this rank's own operands, after reporting it to the other ranks, which would wait in vain.
     pub(in crate::comm) fn refuse(&self, operation: Operation, error: Error) -> Error {
         if let Err(earlier) = self.check(operation) {
             return earlier;
@@ -132,12 +130,12 @@ impl Handshake {
         error
     }
 
-    /// An error of the transport, as a failure of this rank.
+    /// Converts an error of the transport to a failure of this rank.
     pub(super) fn broken(&self, operation: Operation, error: &LinkError) -> Failure {
         self.own_failure(operation, error.to_string())
     }
 
-    /// A failure of this rank.
+    /// Makes a failure of this rank.
     pub(in crate::comm) fn own_failure(&self, operation: Operation, reason: String) -> Failure {
         Failure { error: CommError::Transport { operation, rank: self.link.rank(), reason }, is_unreported: true }
     }
@@ -150,12 +148,13 @@ impl Handshake {
         heard.map_err(|failure| self.fail(operation, failure))
     }
 
-    /// Waits until all ranks have made this call: all go on, or none does.
+    /// Waits until all ranks have made this call: either all ranks proceed, or none does.
     pub(super) fn agree(&self, call: Call) -> Result<()> {
         self.agree_with(call, Payload::EMPTY).map(drop)
     }
 
-    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this rank's own.
+    /// Like [`agree`](Self::agree), with a payload. Returns each rank's payload for this rank; all payloads must have the length of this
+    /// rank's own.
     pub(super) fn agree_with(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
         self.calls.begin([call]);
@@ -163,9 +162,8 @@ impl Handshake {
         self.complete(call, outcome)
     }
 
-    /// As [`agree_with`](Self::agree_with) within an exposure epoch, without the second round: a rank that gives up publishes its failure before the
-    /// epoch
-    /// ends in any case, and until then no rank has lost anything.
+    /// Like [`agree_with`](Self::agree_with), but within an exposure epoch and without the second round: a rank that gives up publishes
+    /// its failure before the epoch ends in any case, and until then no rank has lost data.
     pub(super) fn agree_within_epoch(&self, call: Call, payload: Payload<'_>) -> Result<Vec<Cow<'_, [u8]>>> {
         self.check(call.operation)?;
         self.calls.begin([call]);
@@ -206,7 +204,8 @@ impl Handshake {
         other.map_or(Ok(received), |peer| Err(self.other_kind(call, peer)))
     }
 
-    /// Calls on host memory carry eager payloads where these are small; calls on device memory never do.
+    /// The failure of calls whose payloads differ in length: small calls on host memory have eager payloads, and calls on device memory
+    /// never have them.
     fn other_kind(&self, call: Call, peer: usize) -> Failure {
         let reason =
             format!("rank {peer} makes this call for another kind of memory than this rank, or by another version");
@@ -217,7 +216,8 @@ impl Handshake {
         self.agree_on(call.operation, &Record::Go)
     }
 
-    /// Publishes a record to every other rank, and waits until all have published the same, which they do unless a rank has failed or is stopped.
+    /// Publishes a record to every other rank, and waits until all ranks have published the same record, which they do unless a rank has
+    /// failed or is stopped.
     fn agree_on(&self, operation: Operation, word: &Record) -> Result<(), Failure> {
         self.publish(operation, word, Payload::EMPTY)?;
         self.wait_for_all(operation, word)?;
@@ -261,7 +261,8 @@ impl Handshake {
                 }
             }
             self.pump(operation)?;
-            // Before failures are looked for: a rank that has arrived may have failed since, in a later collective, which does not concern this one.
+            // Arrivals are checked before failures, because a rank that has arrived may have failed since, in a later collective, which
+            // does not concern this one.
             let mut missing = Vec::new();
             for peer in 0..self.link.world_size() {
                 if peer != self.link.rank() && !self.has_come(operation, peer, own)? {
@@ -294,9 +295,8 @@ impl Handshake {
         }
     }
 
-    /// The failure that ends a wait which can no longer succeed. With mailboxes it is the failure of the first rank that closed the round or the
-    /// epoch;
-    /// `None` if all ranks have arrived at the last moment.
+    /// Returns the failure that ends a wait which can no longer succeed. With mailboxes, it is the failure of the first rank that closed
+    /// the round or the epoch; `None` if all ranks have arrived at the last moment.
     pub(super) fn give_up(
         &self,
         own: Failure,
@@ -307,7 +307,8 @@ impl Handshake {
         Some(if closer == self.link.rank() { own } else { known(&error) })
     }
 
-    /// The failure that a rank is needed and has left, if it has: another failure, if that is why. Everything that it had sent has been received then.
+    /// The failure of a call that needs `rank`, if the rank has left: a failure that a rank has sent, if there is one, as the probable
+    /// cause. Everything that the rank had sent has been received by then.
     pub(super) fn departure(&self, operation: Operation, rank: usize) -> Option<Failure> {
         let departure = self.link.departure(rank)?;
         let reason = self.link.inbox().iter().flatten().find_map(|record| match record {
@@ -320,11 +321,11 @@ impl Handshake {
         Some(Failure { error: CommError::PeerGone { operation, rank, departure }, is_unreported: true })
     }
 
-    /// Whether the peer sent the matching record; an error if it sent a record that rules out a match.
+    /// Whether the peer sent the matching record; returns an error if it sent a record that rules out a match.
     fn has_come(&self, operation: Operation, peer: usize, own: &Record) -> Result<bool, Failure> {
         let rank = self.link.rank();
         if let Some(mailboxes) = &self.mailboxes {
-            // Read in this order: the peer can enter this round and end its epoch at any moment.
+            // The order matters: the peer can enter this round and end its epoch at any moment.
             let has_ended = mailboxes.has_ended_early(peer);
             if mailboxes.has_arrived(peer) {
                 return Ok(true);
@@ -340,7 +341,7 @@ impl Handshake {
             (Some(Record::Failed { error, .. }), _) => Err(known(error)),
             (Some(Record::Call { .. }), Record::Call { .. }) if by_records => Ok(true),
             (Some(record), own) if by_records && record == own => Ok(true),
-            // Only this rank can know: offers go to one receiver.
+            // Only this rank can detect this mismatch, because an offer is sent to one receiver.
             (Some(Record::Offer { call: theirs, .. }), Record::Call { call, .. }) => {
                 Err(mismatch((rank, *call), (peer, *theirs)))
             }
@@ -348,7 +349,7 @@ impl Handshake {
         }
     }
 
-    /// The record of a rank that has arrived, with its payload for this rank.
+    /// Takes the record of a rank that has arrived, with its payload for this rank.
     fn take_record(&self, peer: usize) -> (Record, Cow<'_, [u8]>) {
         if let Some(mailboxes) = &self.mailboxes {
             let entry = mailboxes.entry(peer);
@@ -361,7 +362,7 @@ impl Handshake {
         }
     }
 
-    /// Compares the calls of all ranks except the missing ones.
+    /// Compares the calls of all ranks that are not missing.
     fn compare_without(&self, missing: &[usize], own: &Record) -> Result<(), Failure> {
         let call_of = |peer: usize| {
             let record = match &self.mailboxes {
@@ -378,9 +379,8 @@ impl Handshake {
         compare(&here.filter_map(call_of).collect::<Vec<_>>())
     }
 
-    /// Runs one step of a collective in which all ranks have proceeded, and which completes with its last step. A rank that has finished the last
-    /// step,
-    /// and fails in its next call, has done its part for ranks that are still in this collective.
+    /// Runs one step of a collective in which all ranks have proceeded, and which completes with its last step. A rank that has finished
+    /// the last step, and fails in its next call, has done its part for ranks that are still in this collective.
     fn take_step<T>(&self, operation: Operation, step: impl FnOnce() -> Result<T, Failure>) -> Result<T> {
         let completed = self.completed.replace(self.completed.get() - 1);
         let outcome = step().map_err(|failure| self.fail(operation, failure));
@@ -393,8 +393,8 @@ impl Handshake {
         self.take_step(operation, || self.agree_on(operation, &Record::Go))
     }
 
-    /// Ends a collective in which a rank can fail half-way on its own: waits until every rank has done its part. All ranks have to
-    /// call it, and each gets a failure if one has failed.
+    /// Ends a collective in which one rank alone can fail half-way: waits until every rank has done its part. All ranks have to call it,
+    /// and all get a failure if one has failed.
     #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(in crate::comm) fn close(&self, operation: Operation, own: Result<(), String>) -> Result<()> {
         self.take_step(operation, || match own {
@@ -407,8 +407,8 @@ impl Handshake {
         self.link.pump().map_err(|error| self.broken(operation, &error))
     }
 
-    /// A failure that another rank has sent, if it concerns the current wait. A failure after the collective that this rank is still in does not: its
-    /// sender has received all calls of that collective, and has sent its own data.
+    /// Returns a failure that another rank has sent, if it concerns the current wait. A failure after the current collective does not
+    /// concern it: the sender has received all calls of that collective, and has sent its own data.
     pub(super) fn look_for_failure(&self) -> Result<(), Failure> {
         let inbox = self.link.inbox();
         let failure = inbox.iter().flatten().find_map(|record| match record {
@@ -418,7 +418,7 @@ impl Handshake {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Waits until all streams are done, or until none has moved for the deadline and all can be abandoned.
+    /// Waits until all streams are done; fails if none has progressed for the deadline and all can be abandoned.
     pub(super) fn finish_streams(&self, operation: Operation, mut streams: Vec<Stream>) -> Result<()> {
         self.take_step(operation, || self.wait_for_streams(operation, &mut streams))
     }
@@ -438,7 +438,7 @@ impl Handshake {
                 self.look_for_failure()?;
                 for stream in streams.iter_mut().filter(|stream| !stream.is_done()) {
                     if let Some(departed) = self.departure(operation, stream.peer) {
-                        // Everything that the rank has sent, and has taken, is known by now.
+                        // By now, everything that the departed rank has sent and received is known.
                         stream.advance(&*self.link);
                         if !stream.is_done() {
                             return Err(departed);
@@ -483,14 +483,14 @@ impl Drop for Handshake {
     }
 }
 
-/// An error that names the first two calls that differ, if any do.
+/// Returns an error that names the first two calls that differ, if any.
 fn compare(calls: &[(usize, Call)]) -> Result<(), Failure> {
     let Some(&first) = calls.first() else { return Ok(()) };
     let other = calls.iter().find(|(_, call)| !call.fits(&first.1));
     other.map_or(Ok(()), |&other| Err(mismatch(first, other)))
 }
 
-/// A failure of which its finder has told all ranks.
+/// A failure that the detecting rank has reported to all ranks.
 pub(super) fn known(error: &CommError) -> Failure {
     Failure { error: error.clone(), is_unreported: false }
 }
@@ -500,7 +500,7 @@ pub(super) fn mismatch(one: (usize, Call), other: (usize, Call)) -> Failure {
 }
 
 pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> Failure {
-    // In a mailbox this is an unreadable record.
+    // A mailbox returns this for an unreadable record.
     if let Record::Failed { error, .. } = record {
         return Failure { error: error.clone(), is_unreported: true };
     }
@@ -508,7 +508,7 @@ pub(super) fn misplaced(operation: Operation, rank: usize, record: &Record) -> F
     Failure { error: CommError::Transport { operation, rank, reason }, is_unreported: true }
 }
 
-/// A wait that spins at first and then sleeps between polls, so that ranks on the same core let the late one run.
+/// A wait that spins at first and then sleeps between polls, so that a late rank on the same core can run.
 #[derive(Debug)]
 pub(in crate::comm) struct Wait {
     stall: Stall,

@@ -1,6 +1,7 @@
-//! [`Link`]: the contract of a transport below the handshake: records, which are small and wait in an inbox, and bulk data between ranks.
+//! [`Link`]: the contract of a transport below the handshake: it sends records, which are small and wait in an inbox, and bulk data
+//! between ranks.
 //!
-//! Knows nothing of collectives. Everything is nonblocking, so the waiting caller decides for how long.
+//! A link does not depend on collectives. All its methods are nonblocking, so the caller decides how long to wait.
 
 use std::cell::RefMut;
 use std::collections::VecDeque;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::record::Record;
 use crate::error::{Departure, Result};
 
-/// Bytes for a rank.
+/// Bytes to send to a rank.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) struct Outgoing {
     pub(in crate::comm) peer: usize,
@@ -20,7 +21,7 @@ pub(in crate::comm) struct Outgoing {
     pub(in crate::comm) bytes: usize,
 }
 
-/// Room for bytes from a rank.
+/// Memory for bytes from a rank.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) struct Incoming {
     pub(in crate::comm) peer: usize,
@@ -28,14 +29,14 @@ pub(in crate::comm) struct Incoming {
     pub(in crate::comm) bytes: usize,
 }
 
-/// Why a transport cannot go on, in its own words.
+/// The reason why a transport cannot continue, as its own text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(in crate::comm) struct LinkError(pub(in crate::comm) String);
 
-/// A group of ranks, of which this process is one, and the messages among them.
+/// A group of ranks that includes this process, and the messages between them.
 pub(in crate::comm) trait Link: fmt::Debug + Send {
-    /// The name of the transport in records of calls.
+    /// The name of the transport in traces.
     fn transport(&self) -> &'static str;
 
     /// This rank.
@@ -59,49 +60,50 @@ pub(in crate::comm) trait Link: fmt::Debug + Send {
     /// Starts to send bulk data. Messages to one rank arrive in the order in which they were started.
     ///
     /// # Safety
-    /// The memory stays valid and unchanged until the requests that this adds are over, or cancelled.
+    /// The memory stays valid and unchanged until the requests that this call adds are complete or cancelled.
     unsafe fn send(&self, outgoing: Outgoing, requests: &mut Requests);
 
     /// Starts to receive bulk data.
     ///
     /// # Safety
-    /// The memory stays valid, and nothing else uses it, until the requests that this adds are over, or cancelled.
+    /// The memory stays valid, and nothing else uses it, until the requests that this call adds are complete or cancelled.
     unsafe fn receive(&self, incoming: Incoming, requests: &mut Requests);
 
-    /// Whether requests can be cancelled. Where they cannot, the memory of a request that is given up is the transport's for as long as the process
+    /// Whether requests can be cancelled. If not, the memory of an abandoned request belongs to the transport for as long as the process
     /// lives.
     fn can_cancel(&self) -> bool;
 
-    /// How a rank has left, if it has and this rank knows; asked after [`pump`](Self::pump), which has received everything that it had sent.
+    /// How a rank has left, if this rank knows that it has left. To be called after [`pump`](Self::pump), which has received everything
+    /// that the rank had sent.
     fn departure(&self, peer: usize) -> Option<Departure>;
 
     /// Whether all ranks may be processes of one machine, and reach each other's memory.
     fn is_one_machine(&self) -> bool;
 
-    /// What reads the memory of all other ranks' processes, where that is permitted; the same on all ranks.
+    /// The reader of all other ranks' memory, if reading it is permitted; equal on all ranks.
     fn reader(&self) -> Option<&dyn MemoryReader>;
 
     /// The longest message between this rank and another.
     fn longest_message(&self, peer: usize) -> usize;
 
-    /// The lowest number that this process has used for no group yet.
+    /// The lowest group number that this process has not used yet.
     fn free_group(&self) -> u64;
 
-    /// Takes a number for a group, unless this process has used it, or a later one, before.
+    /// Reserves a number for a group; returns false if this process has used it, or a higher one, before.
     fn take_group(&self, number: u64) -> Result<bool>;
 
-    /// The link among these ranks, in this order. This rank is one of them, and all of them have taken the number for it.
+    /// Makes the link of these ranks, in this order. This rank is one of them, and all of them have reserved the number.
     fn among(&self, members: &[usize], number: u64) -> Box<dyn Link>;
 
-    /// Leaves in good order: all ranks do so, in their own time.
+    /// Leaves in good order. All ranks do so, at different times.
     fn leave(&mut self);
 
-    /// Ends this process, and where the transport can, all processes of the job.
+    /// Ends this process, and if the transport can, all processes of the job.
     fn abort(&self, code: i32) -> !;
 }
 
 impl dyn Link + '_ {
-    /// The other ranks, beginning with the next one, so that not all ranks begin with the same.
+    /// The other ranks, beginning with the next one, so that not all ranks begin with the same one.
     pub(in crate::comm) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world_size) = (self.rank(), self.world_size());
         (1..world_size).map(move |step| (rank + step) % world_size)
@@ -113,23 +115,23 @@ pub(in crate::comm) trait MemoryReader: fmt::Debug + Send + Sync {
     /// Copies `bytes` bytes at an address of a rank.
     ///
     /// # Errors
-    /// The system's: there is no such process any more, or no memory there that could be read.
+    /// The system's error: the process has ended, or its memory at the address cannot be read.
     ///
     /// # Safety
-    /// `to` has room for so many bytes, which nothing else uses.
+    /// `to` points to `bytes` bytes, which nothing else uses.
     unsafe fn read(&self, rank: usize, address: u64, to: *mut u8, bytes: usize) -> io::Result<()>;
 }
 
-/// A message under way.
+/// A message in flight.
 pub(in crate::comm) trait Pending: fmt::Debug {
-    /// Goes on as far as is possible without waiting; whether it is over. Not called again once it is, or has failed.
+    /// Makes progress without waiting. Returns whether the message is complete. Not to be called again after that, or after an error.
     fn test(&mut self) -> Result<bool, LinkError>;
 
-    /// Ends the message: its memory is in use no more. Called only where [`Link::can_cancel`] says so.
+    /// Cancels the message: its memory is no longer in use. Called only if [`Link::can_cancel`] is true.
     fn cancel(&mut self);
 }
 
-/// Messages under way.
+/// Messages in flight.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct Requests {
     under_way: Vec<Box<dyn Pending>>,
@@ -137,7 +139,7 @@ pub(in crate::comm) struct Requests {
 }
 
 impl Requests {
-    /// Adds a message that was started, or the reason why it was not.
+    /// Adds a message that was started, or the error of starting it.
     pub(in crate::comm) fn add(&mut self, started: Result<Box<dyn Pending>, LinkError>) {
         match started {
             Ok(pending) => self.under_way.push(pending),
@@ -147,7 +149,7 @@ impl Requests {
         }
     }
 
-    /// Whether all messages are out and in.
+    /// Makes progress. Returns whether all messages are complete.
     pub(in crate::comm) fn progress(&mut self) -> bool {
         self.under_way.retain_mut(|pending| match pending.test() {
             Ok(is_over) => !is_over,
@@ -168,8 +170,8 @@ impl Requests {
         self.error.map_or(Ok(()), Err)
     }
 
-    /// Waits until all messages are out and in. If one has failed, the others get `deadline` to end; if they do not, the job is
-    /// aborted: the transport would go on to use memory after the call that has borrowed it.
+    /// Waits until all messages are complete. If one has failed, the others get `deadline` to complete; if they do not, the job is
+    /// aborted, because the transport would continue to use memory after the call that has borrowed it.
     #[cfg(all(feature = "cuda", feature = "mpi"))]
     pub(super) fn finish(mut self, link: &dyn Link, deadline: Duration) -> Result<(), LinkError> {
         let mut failed: Option<Instant> = None;

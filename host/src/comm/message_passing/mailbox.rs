@@ -1,16 +1,17 @@
-//! Shared-memory mailboxes: how ranks of one machine run a handshake without messages. Every rank writes to its own mailbox, and all others read it.
+//! Shared-memory mailboxes, by which ranks of one machine run a handshake without messages. Every rank writes to its own mailbox, and all
+//! other ranks read it.
 //!
-//! A handshake is a sequence of rounds, which all ranks take in the same order. In each round a rank publishes an entry with its record and,
-//! where the round has one, a payload; then it raises the number of the round, for which the other ranks poll. A rank enters the next round only
-//! after
-//! it has read every rank's entry of this one. So no rank is more than one round ahead of another, and two entries and two payload slots, used in
-//! turn, are enough.
+//! A handshake is a sequence of rounds, which all ranks take in the same order. In each round, a rank publishes an entry with its record
+//! and, if the round has one, a payload; then it raises the number of the round, which the other ranks poll. A rank enters the next round
+//! only after it has read every rank's entry of this one. So no rank is more than one round ahead of another, and two entries and two
+//! payload slots, used in turn, are enough.
 //!
-//! A rank that waits in vain closes the round: it writes its failure into its own mailbox and marks the [`ClosableCounter`] of the first rank that
-//! has not arrived, which can no longer enter the round. So either all ranks enter a round or it fails, every rank finds the same outcome, and a
-//! process that was stopped learns the decision of the others when it goes on. The ends of exposure epochs are closed in the same way.
+//! A rank whose wait fails closes the round: it writes its failure to its own mailbox and marks the [`ClosableCounter`] of the first rank
+//! that has not arrived, which can no longer enter the round. So either all ranks enter a round or it fails, every rank finds the same
+//! outcome, and a process that was stopped learns the decision of the others when it resumes. The ends of exposure epochs are closed in
+//! the same way.
 //!
-//! Nothing here waits. Other failures travel as records, and a rank that has failed joins no further rounds.
+//! Mailboxes never wait. Other failures are sent as records, and a rank that has failed joins no further rounds.
 
 use std::cell::Cell;
 use std::io;
@@ -22,12 +23,12 @@ use super::record::{Record, shortened};
 use crate::error::{Call, CommError};
 use crate::memory::file::{FileHandle, Mapped, MemoryFile};
 
-/// The longest payload of all ranks together, and the size of each payload slot. Half and twice that were slower.
+/// The most payload bytes of all ranks together, and the size of each payload slot. Half and twice this size were slower.
 pub(super) const MAX_TOTAL_BYTES: usize = 256 << 10;
 /// The most ranks of a group with mailboxes: every rank polls all of them.
 pub(super) const MOST_RANKS: usize = 1024;
 
-/// The layout of a mailbox. The counters for which other ranks poll are on cache lines of their own.
+/// The layout of a mailbox. The counters that other ranks poll are on separate cache lines.
 const ROUND_AT: usize = 0;
 const EPOCHS_AT: usize = 64;
 const FAILED_EPOCH_AT: usize = 72;
@@ -38,7 +39,7 @@ const FAILURE_AT: usize = 1024;
 const FAILURE_BYTES: usize = 2048;
 const DATA_AT: usize = 4096;
 const MAILBOX_BYTES: usize = DATA_AT + 2 * MAX_TOTAL_BYTES;
-/// Polls of the mailboxes before the reader does something else.
+/// The number of polls before the caller gets control again.
 const POLLS: usize = 20;
 
 /// The bytes that a rank publishes with a call.
@@ -73,18 +74,18 @@ impl<'a> Payload<'a> {
 /// A mailbox's entry for one round.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// Without the eager bytes of a call, which lie in the payload slot.
+    /// The record, without the eager bytes of a call, which are in the payload slot.
     pub(super) record: Record,
     payload_bytes: usize,
     are_shards: bool,
 }
 
-/// A counter in a rank's mailbox, which this rank raises by one at a time until another rank closes it. Both are one atomic operation on the same
-/// word, so a step was made or never will be, and all ranks see the same.
+/// A counter in a rank's mailbox, which that rank raises by one at a time until another rank closes it. Raising and closing are single
+/// atomic operations on the same word, so a step was made or never will be, and all ranks agree on this.
 struct ClosableCounter<'a>(&'a AtomicU64);
 
 impl ClosableCounter<'_> {
-    /// The bits above hold the rank that has closed the counter, plus one; 0 while it is open.
+    /// The number of low bits that hold the counter. The bits above hold the rank that has closed it, plus one, or 0 while it is open.
     const NUMBER_BITS: u32 = 48;
 
     fn number(&self) -> u64 {
@@ -103,8 +104,8 @@ impl ClosableCounter<'_> {
         Self::closer_of(self.0.load(Ordering::Acquire))
     }
 
-    /// Raises the counter to `to`, and publishes all earlier writes to ranks that read it. Fails with the rank that has closed the counter, if one
-    /// has.
+    /// Raises the counter to `to`, and publishes all earlier writes to ranks that read it. If another rank has closed the counter,
+    /// returns that rank as the error.
     fn raise(&self, to: u64) -> Result<(), usize> {
         let raised = self.0.compare_exchange(to - 1, to, Ordering::AcqRel, Ordering::Acquire);
         raised.map(drop).map_err(|word| Self::closer_of(word).expect("nobody else raises it"))
@@ -132,12 +133,12 @@ impl Mailbox {
         unsafe { &*self.0.start().add(at).cast() }
     }
 
-    /// The number of rounds that its rank has entered.
+    /// The number of rounds that the mailbox's rank has entered.
     fn rounds(&self) -> ClosableCounter<'_> {
         ClosableCounter(self.number(ROUND_AT))
     }
 
-    /// The number of exposure epochs that its rank has ended.
+    /// The number of exposure epochs that the mailbox's rank has ended.
     fn epochs(&self) -> ClosableCounter<'_> {
         ClosableCounter(self.number(EPOCHS_AT))
     }
@@ -156,8 +157,8 @@ impl Mailbox {
         self.0.start().wrapping_add(DATA_AT + (call % 2) as usize * MAX_TOTAL_BYTES)
     }
 
-    /// Whether its rank has ended this many epochs, and if so, whether it had failed by the end of the last of these. The rank may have ended more
-    /// epochs since, and failed in those.
+    /// Whether the mailbox's rank has ended this many epochs, and if so, whether it had failed by the end of the last of these. The rank
+    /// may have ended more epochs since, and failed in them.
     fn has_ended(&self, epochs: u64) -> Option<bool> {
         if self.epochs().number() < epochs {
             return None;
@@ -172,11 +173,11 @@ impl Mailbox {
 pub(super) struct Mailboxes {
     rank: usize,
     mailboxes: Vec<Mailbox>,
-    /// Rounds that this rank has entered.
+    /// The number of rounds that this rank has entered.
     round: Cell<u64>,
-    /// Payload slots that this rank has published, with a call or by [`advance`](Self::advance).
+    /// The number of payload slots that this rank has published, with a call or by [`advance`](Self::advance).
     calls: Cell<u64>,
-    /// Exposure epochs of this communicator that this rank is in, and the number of epochs that it has ended.
+    /// The number of exposure epochs that this rank is in, and the number of epochs that it has ended.
     open_epochs: Cell<u64>,
     ended_epochs: Cell<u64>,
 }
@@ -187,7 +188,7 @@ impl Mailboxes {
         MemoryFile::zeroed(MAILBOX_BYTES)
     }
 
-    /// Maps the mailboxes of all ranks. The owner may drop the file once all ranks have mapped it: the memory stays as long as one rank has it
+    /// Maps the mailboxes of all ranks. The owner may drop the file once all ranks have mapped it: the memory stays until no rank has it
     /// mapped.
     pub(super) fn find(handles: &[FileHandle], rank: usize) -> io::Result<Self> {
         let mailboxes =
@@ -229,19 +230,18 @@ impl Mailboxes {
         self.own().rounds().raise(round).map_err(|closer| self.failure_of(closer))
     }
 
-    /// Closes this rank's last round, with this failure, to the ranks that have not arrived. Returns the failure that the round was closed with, and
-    /// the
-    /// rank that closed it, which may be another one; `None` if all ranks have arrived after all.
+    /// Closes this rank's last round, with this failure, to the ranks that have not arrived. Returns the failure that the round was
+    /// closed with, and the rank that closed it, which may be another one; `None` if all ranks have arrived after all.
     pub(super) fn close_round(&self, failure: &CommError) -> Option<(usize, CommError)> {
         self.close(failure, Mailbox::rounds, self.round.get())
     }
 
-    /// The failure that this rank's last round was closed with, as far as the counters of missing ranks tell.
+    /// The failure that this rank's last round was closed with, if the counters of missing ranks show one.
     pub(super) fn closed_round(&self) -> Option<CommError> {
         self.closed(Mailbox::rounds, self.round.get())
     }
 
-    /// Like [`close_round`](Self::close_round), for the end of the epochs that this rank has ended.
+    /// Like [`close_round`](Self::close_round), for the end of this rank's last epoch.
     pub(super) fn close_epochs(&self, failure: &CommError) -> Option<(usize, CommError)> {
         self.close(failure, Mailbox::epochs, self.ended_epochs.get())
     }
@@ -250,7 +250,8 @@ impl Mailboxes {
         self.closed(Mailbox::epochs, self.ended_epochs.get())
     }
 
-    /// All ranks try the same counters in the same order, and a counter is closed by one rank only, so all ranks agree on the outcome.
+    /// Closes the first counter that has not reached `before`. All ranks try the same counters in the same order, and a counter is closed
+    /// by one rank only, so all ranks agree on the outcome.
     fn close(
         &self,
         failure: &CommError,
@@ -271,7 +272,7 @@ impl Mailboxes {
         missing.filter_map(|steps| steps.closer()).next().map(|closer| self.failure_of(closer))
     }
 
-    /// The failure of a rank that has closed a counter.
+    /// The failure with which `closer` has closed a counter.
     fn failure_of(&self, closer: usize) -> CommError {
         // SAFETY: written before that rank closed the counter, and never again.
         let room = unsafe { self.mailboxes[closer].failure().read() };
@@ -323,7 +324,7 @@ impl Mailboxes {
         }
     }
 
-    /// `round` is this rank's last one or the next.
+    /// Reads the entry of a rank for `round`, which is this rank's last round or the next.
     fn read(&self, peer: usize, round: u64) -> Entry {
         // SAFETY: the peer does not overwrite this entry before this rank enters the next round.
         let room = unsafe { self.mailboxes[peer].entry(round).read() };
@@ -334,7 +335,8 @@ impl Mailboxes {
         })
     }
 
-    /// The payload that a rank published for this rank with the last call, given the rank's entry; valid until this rank enters the next call.
+    /// The payload that a rank published for this rank with the last call, given the rank's entry; valid until this rank makes the next
+    /// call.
     pub(super) fn received(&self, peer: usize, entry: &Entry) -> &[u8] {
         let bytes = entry.payload_bytes.min(MAX_TOTAL_BYTES);
         // SAFETY: within the slot; the peer does not overwrite it before this rank enters the next call.
@@ -342,23 +344,24 @@ impl Mailboxes {
         Payload { bytes, are_shards: entry.are_shards }.piece(self.rank, self.mailboxes.len())
     }
 
-    /// The slot for this rank's payload of the round after the next [`advance`](Self::advance): [`MAX_TOTAL_BYTES`], aligned for all dtypes. No other
-    /// rank reads it until this rank enters that round.
+    /// The slot for this rank's payload in the round after the next [`advance`](Self::advance): [`MAX_TOTAL_BYTES`], aligned for all
+    /// dtypes. No other rank reads it until this rank enters that round.
     pub(super) fn next_slot(&self) -> *mut u8 {
         self.own().data(self.calls.get() + 1)
     }
 
-    /// Makes the next slot this rank's payload, in a round that carries no call: its length is the same on all ranks, and not published.
+    /// Makes the next slot this rank's payload, for a round without a call: its length is equal on all ranks, and not published.
     pub(super) fn advance(&self) {
         self.calls.set(self.calls.get() + 1);
     }
 
-    /// The slot that a rank has published for this rank's last round, after all ranks have advanced. Valid until this rank enters the next round.
+    /// The slot that a rank has published for this rank's last round, after all ranks have advanced; valid until this rank enters the
+    /// next round.
     pub(super) fn slot(&self, peer: usize) -> *const u8 {
         self.mailboxes[peer].data(self.calls.get()).cast_const()
     }
 
-    /// Begins an exposure epoch, as all ranks do after a call.
+    /// Begins an exposure epoch; all ranks do so after a call.
     pub(super) fn begin_epoch(&self) {
         self.open_epochs.set(self.open_epochs.get() + 1);
     }
@@ -384,10 +387,10 @@ impl Mailboxes {
         if has_failed {
             has_failed_in();
         }
-        // Writes to the other ranks' memory are visible to a rank that reads the raised counter.
+        // A rank that reads the raised counter sees this rank's writes to its memory.
         self.own().epochs().raise(ended).map_err(|closer| {
             has_failed_in();
-            // The mark stays: ranks that still wait for this step see it made, and see that it failed.
+            // The closing mark stays: ranks that still wait for this step see that it was made, and that it failed.
             self.own().number(EPOCHS_AT).fetch_add(1, Ordering::Release);
             self.failure_of(closer)
         })
@@ -445,7 +448,7 @@ mod tests {
         let ranks = ranks();
         for round in 0..10u8 {
             let numbers: Vec<[u8; RANKS]> = (0..RANKS as u8).map(|rank| [round, rank, 100 + rank]).collect();
-            // Rank 0 is a round ahead of the others, each time.
+            // Each time, rank 0 is a round ahead of the others.
             for (mailboxes, number) in ranks.iter().zip(&numbers) {
                 let are_shards = round % 2 == 1;
                 mailboxes.publish(&call(round.into()), Payload { bytes: number, are_shards }).unwrap();
@@ -514,7 +517,7 @@ mod tests {
         ranks.iter().for_each(|mailboxes| (0..2).for_each(|_| mailboxes.begin_epoch()));
         ranks.iter().for_each(|mailboxes| mailboxes.end_epoch(false).unwrap());
         ranks[0].end_epoch(true).unwrap();
-        // The others look at the inner epoch's end only now.
+        // The other ranks check the end of the inner epoch only now.
         assert_eq!((ranks[1].has_ended(0), ranks[1].has_ended_early(0)), (Some(false), false));
         ranks[1].end_epoch(false).unwrap();
         assert_eq!(ranks[1].has_ended(0), Some(true));

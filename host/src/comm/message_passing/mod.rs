@@ -1,12 +1,13 @@
-//! Collectives of processes by messages, over any [`Link`]: everything that transports between processes have in common.
+//! Collectives of processes by messages, over any [`Link`]: the code that all transports between processes share.
 //!
-//! Ranks compare their calls before data move (`handshake`), in shared-memory mailboxes where all are processes of one machine (`mailbox`), otherwise
-//! by records (`record`). Operands of small calls travel with the call (`eager`). Larger ones move pairwise (`transfer`, by `stream`), or through the
-//! mailboxes in chunks (`pipelined`), or are read where they lie (`one_sided`). Sends and receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine open windows
-//! of their buffers to each other (`windows`).
+//! Ranks compare their calls before data move (`handshake`): in shared-memory mailboxes if all are processes of one machine (`mailbox`),
+//! otherwise by records (`record`). Operands of small calls are sent with the call (`eager`). Larger ones move pairwise (`transfer`, by
+//! `stream`), through the mailboxes in chunks (`pipelined`), or are read directly from the other ranks' memory (`one_sided`). Sends and
+//! receives are agreed between two ranks (`point_to_point`, `direct`). Ranks of one machine expose windows of their buffers to each other
+//! (`windows`).
 //!
-//! Nothing here knows how records and bytes travel: a transport implements [`Link`], makes a [`MessagePassing`] of it, and gives it to its users under
-//! a type of its own.
+//! These modules do not depend on the way in which records and bytes are sent: a transport implements [`Link`], makes a
+//! [`MessagePassing`] of it, and wraps it in its own public type.
 
 mod direct;
 mod eager;
@@ -47,7 +48,8 @@ use crate::memory::{SharedWindows, WireSlice, WireSliceMut};
 use crate::slice::{Slice, SliceMut};
 use crate::trace::CurrentCall;
 
-/// One of several processes that run collectives on host memory. It may move to another thread, but only one thread at a time can use it.
+/// One rank of a group of processes that run collectives on host memory. It may move to another thread, but only one thread at a time can
+/// use it.
 #[derive(Debug)]
 pub(in crate::comm) struct MessagePassing {
     handshake: Handshake,
@@ -55,7 +57,7 @@ pub(in crate::comm) struct MessagePassing {
     memory: MemoryUse,
 }
 
-/// Whether ranks use memory in common where they can.
+/// Whether ranks use shared memory where they can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::comm) enum MemoryUse {
     Shared,
@@ -63,20 +65,20 @@ pub(in crate::comm) enum MemoryUse {
 }
 
 impl MemoryUse {
-    /// [`MessagesOnly`](Self::MessagesOnly) if the variable of the environment has any value but `0`.
+    /// Returns [`MessagesOnly`](Self::MessagesOnly) if the environment variable has any value but `0`.
     pub(in crate::comm) fn unless(variable: &str) -> Self {
         if std::env::var_os(variable).is_some_and(|value| value != "0") { Self::MessagesOnly } else { Self::Shared }
     }
 }
 
 impl MessagePassing {
-    /// All ranks of the link have to call it.
+    /// Makes the ranks of a link. All ranks of the link have to call it.
     pub(in crate::comm) fn new(link: Box<dyn Link>, deadline: Duration, memory: MemoryUse) -> Result<Self> {
         let calls = CurrentCall::of_processes(link.transport(), link.rank(), link.world_size());
         Self::recording(link, deadline, memory, calls)
     }
 
-    /// With the record of this rank's calls.
+    /// Like [`new`](Self::new), with the trace of this rank's calls.
     fn recording(link: Box<dyn Link>, deadline: Duration, memory: MemoryUse, calls: CurrentCall) -> Result<Self> {
         let handshake = Handshake::new(link, deadline, calls);
         let mut ranks = Self { handshake, mappings: PeerMappings::default(), memory };
@@ -102,7 +104,8 @@ impl MessagePassing {
         self.handshake.mailboxes().is_some()
     }
 
-    /// Finds a number that no group of these ranks has. Another thread of a rank, which splits another communicator, may take it first.
+    /// Agrees on a number that no group of these ranks has. Another thread of a rank, which splits another communicator, may take it
+    /// first; then the ranks try again.
     fn agree_on_group(&self) -> Result<u64> {
         loop {
             let free = self.gather(SetUp::Group.call(), &[self.link().free_group()])?;
@@ -114,7 +117,7 @@ impl MessagePassing {
         }
     }
 
-    /// Refuses a call with more bytes than the links to these ranks carry.
+    /// Refuses a call with more bytes than the links to these ranks can send.
     fn check_length(&self, operation: Operation, bytes: usize, peers: impl Iterator<Item = usize>) -> Result<()> {
         let longest = peers.map(|peer| self.link().longest_message(peer)).min().unwrap_or(usize::MAX);
         if bytes <= longest {
@@ -132,7 +135,7 @@ impl MessagePassing {
         Ok(Transfer { handshake: &self.handshake, operation: call.operation })
     }
 
-    /// Gathers every rank's words, in rank order; all ranks give equally many. Either all ranks have the result, or none.
+    /// Gathers every rank's words, in rank order; all ranks pass the same number of words. Either all ranks get the result, or none.
     pub(in crate::comm) fn gather(&self, call: Call, own: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; own.len() * self.world_size()];
         let (own, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
@@ -199,10 +202,10 @@ impl MessagePassing {
         let begin = if is_in_place { self.rank() * bytes } else { 0 };
         let shard = output.cast::<u8>().wrapping_add(begin);
         if self.handshake.is_eager(bytes) {
-            // SAFETY: the memory of the input, borrowed by the operands, of which nobody has the shard yet.
+            // SAFETY: the memory of the input, borrowed by the operands; no reference to the shard exists yet.
             let input = unsafe { &*input };
             let input = if is_in_place { Cow::Owned(input.to_vec()) } else { Cow::Borrowed(input) };
-            // SAFETY: the memory of the shard, borrowed mutably by the operands; what is read is a copy of it, or apart.
+            // SAFETY: the memory of the shard, borrowed mutably by the operands; the input is a copy, or disjoint from it.
             let shard = unsafe { std::slice::from_raw_parts_mut(shard, bytes) };
             return self.handshake.reduce_scatter_eager(call, reduction, &input, shard);
         }
@@ -248,8 +251,8 @@ impl MessagePassing {
 
     /// Broadcasts the message of `root`; the messages of other ranks are ignored.
     #[cfg(feature = "mpi")]
-    pub(in crate::comm) fn tell(&self, what: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
-        let transfer = self.agree(what.call())?;
+    pub(in crate::comm) fn tell(&self, kind: SetUp, root: usize, message: Vec<u8>) -> Result<Vec<u8>> {
+        let transfer = self.agree(kind.call())?;
         let mut message = if self.rank() == root { message } else { Vec::new() };
         let mut len = (message.len() as u64).to_ne_bytes();
         // SAFETY: so many bytes.
@@ -261,7 +264,7 @@ impl MessagePassing {
     }
 }
 
-/// The collectives by which something new is made. Their numbers stand for the length, so that two of them are no match.
+/// The collectives that set something up. Their numbers are passed as the length, so that different ones do not match.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) enum SetUp {
     Split,
@@ -284,7 +287,7 @@ impl SetUp {
 }
 
 /// # Safety
-/// The transfer is over before the borrow of the data is.
+/// The transfer ends before the borrow of the data.
 unsafe fn outgoing(link: &dyn Link, call: Call, data: &[u8], peer: usize) -> Half<'static> {
     // SAFETY: the caller's promise.
     unsafe { Half::outgoing(link, call, Outgoing { peer, start: data.as_ptr(), bytes: data.len() }) }
@@ -336,7 +339,8 @@ impl Ranks for MessagePassing {
     }
 }
 
-// In all blocks of these collectives memory is borrowed by the call, which returns when it is not in use any more; lengths were compared before.
+// In all unsafe blocks of these collectives, memory is borrowed by the call, which returns when the memory is no longer in use; lengths
+// were compared before.
 impl Communicator for MessagePassing {
     fn run(&self, collective: Collective<'_>) -> Result<()> {
         let checked = collective.check(self.rank(), self.world_size());
@@ -385,7 +389,8 @@ impl Communicator for MessagePassing {
     }
 }
 
-/// Has a communicator, whose field `ranks` is a [`MessagePassing`], implement the traits of communicators by it; its `over` makes a group.
+/// Implements the traits of communicators for a type with a field `ranks`, which is a [`MessagePassing`], and a method `group`, which
+/// wraps the ranks of a new group.
 macro_rules! communicator {
     ($name:ident, $(#[$split:meta])*) => {
         impl $crate::comm::Ranks for $name {

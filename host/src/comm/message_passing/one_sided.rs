@@ -1,8 +1,9 @@
-//! Long all-reduces of ranks that read each other's memory: each rank reduces its part of all ranks' vectors, which it reads where they lie, and then
-//! reads the other parts from the ranks that have reduced them. No rank writes to another, and the work of a rank is shared out to threads.
+//! One-sided long all-reduces, for ranks that read each other's memory: each rank reduces its part of all ranks' vectors, which it reads
+//! directly from the other ranks' memory, and then reads the other parts from the ranks that have reduced them. No rank writes to another
+//! rank's memory, and each rank's work is divided among threads.
 //!
-//! Runs after a call in which ranks have told each other where their vectors are. Between its steps all ranks wait for each other, so a rank that is
-//! stopped finds the step closed when it goes on; anything that it has read by then is not used.
+//! This runs after a call in which ranks have exchanged the addresses of their vectors. Between its steps, all ranks wait for each other,
+//! so a rank that was stopped finds the step closed when it resumes; the data that it has read by then are discarded.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -22,28 +23,28 @@ use crate::error::{Call, Operation, Result};
 
 /// The shortest vector that is reduced in this way.
 const LEAST_BYTES: usize = 1 << 20;
-/// The most ranks that do it. Four ranks on two cores were slower than by chunks in mailboxes, 1.5 times at 1 MiB and 1.0 times at 64 MiB; two ranks
-/// on those cores are 1.3 to 4 times as fast as by messages.
+/// The most ranks that use this way. Four ranks on two cores were slower than by chunks in mailboxes, 1.5 times at 1 MiB and 1.0 times at
+/// 64 MiB; two ranks on those cores are 1.3 to 4 times as fast as by messages.
 const MOST_RANKS: usize = 2;
-/// Bytes of a vector that ranks reduce before they wait for each other: no rank is at work for long without a look at the others.
+/// The bytes of a vector that ranks reduce before they wait for each other, so that no rank works for long without detecting failures.
 const ROUND_BYTES: usize = 64 << 20;
-/// Bytes that are read from a rank at a time, which stay in the caches until they are reduced.
+/// The bytes that are read from a rank at a time; they stay in the caches until they are reduced.
 const BLOCK_BYTES: usize = 64 << 10;
-/// How long after its memory is gone a process may still count as alive.
+/// How long a process may still count as alive after its memory is gone.
 const END_TIME: Duration = Duration::from_secs(1);
 
 /// The vectors of all ranks, while all are in the same call.
 #[derive(Debug)]
 pub(super) struct Vectors<'a> {
     reader: &'a dyn MemoryReader,
-    /// By rank.
+    /// The addresses of the vectors, by rank.
     addresses: Vec<u64>,
 }
 
-/// Why a rank's memory could not be read.
+/// A rank whose memory could not be read, and the error.
 type Unreadable = (usize, io::Error);
 
-/// This rank's vector, different parts of which several threads use.
+/// This rank's vector, of which several threads use different parts.
 #[derive(Clone, Copy)]
 struct Own(*mut u8);
 
@@ -57,13 +58,13 @@ impl Own {
 }
 
 impl Handshake {
-    /// What reads other ranks' vectors of this length, if that is the way to reduce them: the same on all ranks.
+    /// The reader of other ranks' vectors of this length, if they are to be reduced in this way; equal on all ranks.
     pub(super) fn reader(&self, bytes: usize) -> Option<&dyn MemoryReader> {
         let is_wanted = (2..=MOST_RANKS).contains(&self.link().world_size()) && bytes >= LEAST_BYTES;
         self.link().reader().filter(|_| is_wanted && self.mailboxes().is_some())
     }
 
-    /// Agrees on a call, as [`agree`](Self::agree), in which ranks tell each other where their vectors are.
+    /// Agrees on a call, like [`agree`](Self::agree), and exchanges the addresses of the ranks' vectors.
     pub(super) fn agree_on_vectors<'a>(
         &self,
         reader: &'a dyn MemoryReader,
@@ -79,7 +80,8 @@ impl Handshake {
         Ok(Vectors { reader, addresses: told.iter().enumerate().map(address).collect() })
     }
 
-    /// Whether every rank can read all vectors. No rank returns before all ranks have called it: their vectors hold their operands then.
+    /// Whether every rank can read all vectors. No rank returns before all ranks have called this; by then all vectors hold their
+    /// operands.
     pub(super) fn can_read(&self, vectors: &Vectors<'_>, bytes: usize) -> Result<bool> {
         let is_readable = |peer: usize| {
             let mut byte = 0;
@@ -109,7 +111,8 @@ impl Handshake {
         let longest = ROUND_BYTES / reduction.dtype.size_bytes();
         for begin in (0..len).step_by(longest) {
             let round = begin..len.min(begin + longest);
-            // SAFETY: the round lies within the vectors; other ranks read their own parts of this rank's vector, and of this part nothing yet.
+            // SAFETY: the round lies within the vectors; other ranks read their own parts of this rank's vector, and of this part nothing
+            // yet.
             let reduced = unsafe { vectors.reduce(reduction, own, part(&round, rank, world_size), rank) };
             self.readable(operation, reduced)?;
             self.wait_for_step(operation)?;
@@ -120,13 +123,13 @@ impl Handshake {
                 let gathered = unsafe { vectors.gather(peer, part.start * size..part.end * size, own) };
                 self.readable(operation, gathered)?;
             }
-            // Nobody reads this rank's part after this.
+            // After this step, no rank reads this rank's part.
             self.wait_for_step(operation)?;
         }
         Ok(())
     }
 
-    /// The failure of a rank whose memory cannot be read: it is ending, or else this rank fails.
+    /// Converts a failed read to a failure: of the other rank, if it departs within [`END_TIME`], else of this rank.
     fn readable(&self, operation: Operation, outcome: Result<(), Unreadable>) -> Result<()> {
         let Err((peer, error)) = outcome else { return Ok(()) };
         let mut wait = Wait::new(Some(END_TIME));
@@ -142,10 +145,10 @@ impl Handshake {
 }
 
 impl Vectors<'_> {
-    /// Reduces a part of all vectors into this rank's.
+    /// Reduces a part of all vectors into this rank's vector.
     ///
     /// # Safety
-    /// The part, in elements, lies within all vectors, and nothing else uses it in this rank's.
+    /// The part, in elements, lies within all vectors, and nothing else uses this part of this rank's vector.
     unsafe fn reduce(&self, reduction: Reduction, own: Own, part: Range<usize>, rank: usize) -> Result<(), Unreadable> {
         let (world_size, size) = (self.addresses.len(), reduction.dtype.size_bytes());
         let block = BLOCK_BYTES / size;
@@ -185,14 +188,14 @@ impl Vectors<'_> {
     }
 }
 
-/// The elements of a round that a rank reduces: whole cache lines, as far as there are enough.
+/// The elements of a round that a rank reduces: whole cache lines, if there are enough.
 fn part(round: &Range<usize>, rank: usize, world_size: usize) -> Range<usize> {
     let longest = round.len().div_ceil(world_size).next_multiple_of(LINE_LEN);
     let at = |rank: usize| round.start + round.len().min(rank * longest);
     at(rank)..at(rank + 1)
 }
 
-/// Does work on the parts of a range, with as many threads as there are processors for each rank.
+/// Runs `work` on the parts of a range, with as many threads as there are processors for each rank.
 fn in_strips(
     range: Range<usize>,
     ranks: usize,

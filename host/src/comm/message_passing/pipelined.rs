@@ -1,10 +1,12 @@
-//! Pipelined reductions of ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no message is sent.
+//! Pipelined reductions, for ranks that share memory: operands go through the mailboxes in chunks that stay in the caches, and no
+//! messages are sent.
 //!
-//! In each round a rank publishes one chunk; then every rank reduces its part of all ranks' chunks, in rank order, where they lie. The result of an
-//! all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters a round only after it has read
-//! all slots of the round before, so once all ranks have arrived, the slot that was read there may be overwritten.
+//! In each round, a rank publishes one chunk; then every rank reduces its part of all ranks' chunks, in rank order, directly from the
+//! mailboxes. The result of an all-reduce is published along with the next chunk. Each mailbox has two slots, used in turn: a rank enters
+//! a round only after it has read all slots of the round before, so once all ranks have arrived, the slot that was read in that round may
+//! be overwritten.
 //!
-//! Runs after a call that all ranks have agreed to; a rank that fails on the way sends a record.
+//! This runs after a call that all ranks have agreed to; a rank that fails on the way sends a record.
 
 use std::ptr::copy_nonoverlapping;
 
@@ -28,12 +30,13 @@ impl Transfer<'_> {
 pub(super) struct Pipeline<'a> {
     transfer: &'a Transfer<'a>,
     mailboxes: &'a Mailboxes,
-    /// Elements of a chunk that one rank reduces.
+    /// The elements of a chunk that one rank reduces.
     part: usize,
 }
 
 impl Pipeline<'_> {
-    /// Replaces all ranks' data by their reduction, in chunks with a part for each rank; behind the chunk the slot has room for one more part.
+    /// Replaces all ranks' data by their reduction, in chunks with a part for each rank; after the chunk, the slot has room for one more
+    /// part.
     ///
     /// # Safety
     /// `data` has `len` elements to read and write, which nothing else uses; lengths agree on all ranks.
@@ -41,7 +44,7 @@ impl Pipeline<'_> {
         let (rank, world_size) = self.rank_and_world_size();
         let (size, chunk) = (reduction.dtype.size_bytes(), self.part * world_size);
         let (chunks, behind_chunk) = (len.div_ceil(chunk), chunk * size);
-        // Where a chunk's part begins in the data, and how long it is.
+        // The beginning of a chunk's part in the data, and its length.
         let part = |number: usize, peer: usize| {
             let begin = len.min(number * chunk + peer * self.part);
             (begin, self.part.min(len - begin))
@@ -64,17 +67,18 @@ impl Pipeline<'_> {
             let offset = rank * self.part * size;
             let inputs: Vec<_> = (0..world_size).map(|peer| self.mailboxes.slot(peer).wrapping_add(offset)).collect();
             let along = self.mailboxes.next_slot().wrapping_add(behind_chunk);
-            // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no other rank
-            // reads yet.
+            // SAFETY: every rank's operands of this part, aligned; the outputs are in the data, and in this rank's next slot, which no
+            // other rank reads yet.
             unsafe { reduction.run(&inputs, &[data.add(begin * size), along], len) };
         }
         Ok(())
     }
 
-    /// Puts the reduction of all ranks' shards for this one into `output`, in chunks of a part of every shard.
+    /// Writes the reduction of all ranks' shards for this rank to `output`, in chunks of a part of every shard.
     ///
     /// # Safety
-    /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all ranks.
+    /// `input` has a shard of `len` elements for every rank, and `output` room for one; nothing else uses them, and lengths agree on all
+    /// ranks.
     pub(super) unsafe fn reduce_scatter(
         &self,
         reduction: Reduction,
@@ -108,7 +112,7 @@ impl Pipeline<'_> {
         (link.rank(), link.world_size())
     }
 
-    /// Publishes the next slot in a round of its own, and waits for the other ranks.
+    /// Publishes the next slot in a separate round, and waits for the other ranks.
     fn publish_slot(&self) -> Result<()> {
         self.mailboxes.advance();
         self.transfer.handshake.wait_for_step(self.transfer.operation)

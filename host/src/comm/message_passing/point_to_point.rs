@@ -1,8 +1,8 @@
 //! Transfers between two ranks: the sender offers, the receiver compares and accepts, and only then do data move.
 //!
-//! A call has any number of transfers, and each proceeds by itself; transfers between the same two ranks in the same direction keep their order.
-//! Once it has accepted, the receiver is bound to take the data, unless the sender tells it of a failure instead; so a transfer never
-//! ends on one side only, whatever the outcome of the others. No third rank is involved, except to be told of failures.
+//! A call has any number of transfers, and each proceeds independently; transfers between the same two ranks in the same direction keep
+//! their order. Once it has accepted, the receiver has to receive the data, unless the sender reports a failure instead; so a transfer
+//! never ends on one side only, whatever the outcome of the others. A third rank is involved only when a failure is reported to it.
 
 use super::handshake::{Failure, Handshake, Wait, end_of_epoch, known, mismatch};
 use super::link::Link;
@@ -13,59 +13,59 @@ use crate::error::{Call, CommError, Operation, Result};
 /// The progress of an agreed transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::comm) enum Stage {
-    /// None has been started.
+    /// No message has been started.
     Idle,
-    /// Some are still to be started. Whether anything has moved since the last look.
+    /// Some messages have not been started; `has_moved` is whether data have moved since the last call.
     Starting { has_moved: bool },
-    /// All have been started: the next transfer between the two may start its own.
+    /// All messages have been started, so the next transfer between the two ranks may start its own.
     Started { has_moved: bool },
-    /// All are over.
+    /// All messages are complete.
     Done,
 }
 
-/// This rank's end of a transfer: memory, and how its bytes get into messages or out of them.
+/// This rank's end of a transfer: memory, and the way in which its bytes are sent or received.
 pub(in crate::comm) trait End {
-    /// Goes on as far as is possible without waiting; called from when the transfer is agreed on until it is done. A failure does not
-    /// keep messages from being sent or received: the other side counts on them.
+    /// Makes progress without waiting; called from the agreement on the transfer until it is done. After a failure, messages are still
+    /// sent and received, because the other side relies on them.
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage;
 
-    /// Why the data are not correct, if they are not. Asked once, when the transfer is done.
+    /// The reason why the data are incorrect, if they are. Called once, when the transfer is done.
     fn failure(&mut self) -> Option<String>;
 
-    /// Whether the sender confirms its data behind the last message, because it can fail between two messages. Equal on both sides.
+    /// Whether the sender confirms its data after the last message, because it can fail between two messages. Equal on both sides.
     fn is_confirmed(&self) -> bool;
 
-    /// Whether this rank can return while messages are under way, because MPI uses no memory of the caller.
+    /// Whether this rank can return while messages are in flight, because MPI uses no memory of the caller.
     fn can_be_left(&self) -> bool;
 }
 
-/// One direction of a call.
+/// One end of a transfer in a call.
 pub(in crate::comm) struct Half<'a> {
     peer: usize,
     call: Call,
     bytes: usize,
     end: Box<dyn End + 'a>,
     state: State,
-    /// Whether it was recorded that both sides have agreed.
+    /// Whether the agreement of both sides was recorded in the trace.
     is_recorded: bool,
-    /// Since when nothing has moved, once it is agreed on.
+    /// The time without progress, once the transfer is agreed on.
     stall: Stall,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// For the other side's word.
+    /// This rank waits for the other side's offer or acceptance.
     Waiting,
     Agreed,
     /// All messages have been started.
     Started,
-    /// For the sender's word that the data were right.
+    /// This rank waits for the sender's confirmation.
     Unconfirmed,
     Done,
 }
 
 impl<'a> Half<'a> {
-    /// A transfer with `peer`, which has `bytes` bytes.
+    /// Makes an end of a transfer of `bytes` bytes with `peer`.
     pub(in crate::comm) fn new(peer: usize, call: Call, bytes: usize, end: impl End + 'a) -> Self {
         Half { peer, call, bytes, end: Box::new(end), state: State::Waiting, is_recorded: false, stall: Stall::new() }
     }
@@ -74,17 +74,17 @@ impl<'a> Half<'a> {
         self.state == State::Waiting
     }
 
-    /// Both sides have agreed: without data, that is all.
+    /// Notes that both sides have agreed. A transfer without data is then done.
     fn agree(&mut self) {
         self.stall.end();
         self.state = if self.bytes == 0 { State::Done } else { State::Agreed };
     }
 }
 
-/// A failure with the operation of the transfer that it was found in.
+/// A failure, and the operation of the transfer in which it was detected.
 type Found = (Operation, Failure);
 
-/// One call's transfers.
+/// The transfers of one call.
 struct Exchange<'m, 'a> {
     handshake: &'m Handshake,
     sends: Vec<Half<'a>>,
@@ -92,7 +92,7 @@ struct Exchange<'m, 'a> {
     failure: Option<Found>,
 }
 
-/// Sends and receives everything at once.
+/// Runs all sends and receives of a call concurrently.
 pub(in crate::comm) fn exchange(handshake: &Handshake, sends: Vec<Half<'_>>, receives: Vec<Half<'_>>) -> Result<()> {
     let mut exchange = Exchange { handshake, sends, receives, failure: None };
     handshake.check(exchange.operation())?;
@@ -132,7 +132,7 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// Records transfers that both sides have agreed on: nobody waits for another rank because of them.
+    /// Marks agreed transfers as finished in the trace, because they no longer wait for another rank.
     fn record(&mut self) {
         if self.failure.is_some() {
             return;
@@ -144,7 +144,7 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// The operation that errors name: the first transfer that is not over.
+    /// The operation that errors name: the operation of the first unfinished transfer.
     fn operation(&self) -> Operation {
         let first = self.halves().find(|half| half.state != State::Done).or(self.halves().next());
         first.map_or(Operation::Exchange, |half| half.call.operation)
@@ -185,7 +185,7 @@ impl<'a> Exchange<'_, 'a> {
         self.note(operation, Err(Failure { error, is_unreported: true }));
     }
 
-    /// Gives up the transfers that are not agreed. The receiver may have accepted just now: it is told that no data come.
+    /// Abandons the transfers that are not agreed. The receiver may have accepted just now, so it is told that no data will be sent.
     fn withdraw(&mut self) {
         let Some((_, failure)) = &self.failure else { return };
         for half in self.sends.iter_mut().filter(|half| half.is_waiting()) {
@@ -199,7 +199,7 @@ impl<'a> Exchange<'_, 'a> {
         }
     }
 
-    /// Advances the outgoing transfers; whether anything is under way.
+    /// Advances the outgoing transfers. Returns whether any is in flight.
     fn step_out(&mut self, round: usize) -> bool {
         for index in 0..self.sends.len() {
             let half = &self.sends[index];
@@ -236,7 +236,7 @@ impl<'a> Exchange<'_, 'a> {
         !turns.is_empty()
     }
 
-    /// Advances the incoming transfers; whether anything is under way.
+    /// Advances the incoming transfers. Returns whether any is in flight.
     fn step_into(&mut self, round: usize) -> bool {
         let mut is_moving = false;
         for index in 0..self.receives.len() {
@@ -261,14 +261,15 @@ impl<'a> Exchange<'_, 'a> {
         for index in turns(&self.receives, round) {
             let (half, link) = (&mut self.receives[index], self.handshake.link());
             let operation = half.call.operation;
-            // Data that were sent before the sender failed are there before its word of it, so this is read first.
+            // Data that were sent before the sender failed arrive before its report, so the report is read first.
             let told = failure_of(self.handshake, half);
             if half.state == State::Done {
                 continue;
             }
             match half.end.advance(link, half.peer) {
                 Stage::Idle => {
-                    // The sender said that it was there; one that sends memory of a device may have much to send elsewhere.
+                    // The sender has made its offer, but a sender of device memory may have many other transfers, so it gets twice the
+                    // deadline.
                     let patience = if half.end.can_be_left() { 1 } else { 2 };
                     let is_late = half.stall.is_over(self.handshake.deadline().saturating_mul(patience));
                     if let Some(failure) = told.or_else(|| is_late.then(|| late(self.handshake, half))) {
@@ -297,8 +298,8 @@ impl<'a> Exchange<'_, 'a> {
         is_moving
     }
 
-    /// Abandons the transfers with a peer, in one direction, if nothing has moved for the deadline, or for a moment when the peer has failed. None
-    /// of them proceeds: the data of a later transfer would be taken for the rest of an earlier one.
+    /// Abandons the transfers with a peer, in one direction, if none has progressed for the deadline, or for a moment if the peer has
+    /// failed. All of them are abandoned, because the data of a later transfer would be taken for the rest of an earlier one.
     fn look_at_stall(&mut self, direction: Direction, index: usize, has_moved: bool) {
         let handshake = self.handshake;
         let halves = match direction {
@@ -311,7 +312,7 @@ impl<'a> Exchange<'_, 'a> {
             return halves.iter_mut().filter(of_peer).for_each(|half| half.stall.end());
         }
         if handshake.link().departure(peer).is_some() {
-            // Everything that the rank has sent, and has taken, is known by now.
+            // By now, everything that the departed rank has sent and received is known.
             match halves[index].end.advance(handshake.link(), peer) {
                 Stage::Done | Stage::Starting { has_moved: true } | Stage::Started { has_moved: true } => return,
                 Stage::Idle | Stage::Starting { .. } | Stage::Started { .. } => {}
@@ -341,8 +342,9 @@ fn late(handshake: &Handshake, half: &Half<'_>) -> Failure {
     Failure { error: CommError::Timeout { operation, missing: vec![half.peer], deadline }, is_unreported: true }
 }
 
-/// The transfers that may proceed: of the transfers with one peer only the first that still has messages to start, because the messages of the next
-/// have to follow. The peer that comes first changes with each round, so that no peer waits for memory that others are using.
+/// The transfers that may proceed: with each peer, only the first that still has messages to start, because the messages of the next
+/// transfer have to follow. The order of peers rotates with each round, so that no peer waits permanently for memory that others are
+/// using.
 fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     let mut starting = Vec::new();
     let mut turns: Vec<usize> = (0..halves.len())
@@ -361,7 +363,8 @@ fn turns(halves: &[Half<'_>], round: usize) -> Vec<usize> {
     turns
 }
 
-/// Whether the receiver has accepted an offer. It never will if it waits for this rank to receive, and this call does not receive from it.
+/// Whether the receiver has accepted an offer. It never will if it waits for this rank to receive, and this call does not receive from
+/// it.
 fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) -> Result<bool, Failure> {
     let (rank, mut inbox) = (handshake.link().rank(), handshake.link().inbox());
     for (index, record) in inbox[half.peer].iter().enumerate() {
@@ -382,7 +385,7 @@ fn accepted(handshake: &Handshake, half: &Half<'_>, receives_from_peer: bool) ->
     handshake.departure(half.call.operation, half.peer).map_or(Ok(false), Err)
 }
 
-/// Accepts the sender's offer, if it has made it and it fits.
+/// Accepts the sender's offer, if it was made and matches.
 fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
     let (link, peer, call) = (handshake.link(), half.peer, half.call);
     let mut found = None;
@@ -409,15 +412,15 @@ fn accept(handshake: &Handshake, half: &Half<'_>) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// An error if the sender is in a collective, or has left its exposure epoch: it would have made its offer before. A receiver in another call
-/// finds the offer there.
+/// Returns an error if the sender is in a collective, or has left its exposure epoch: it would have made its offer before. If the
+/// receiver is in another call, it finds the offer there.
 fn not_elsewhere(handshake: &Handshake, half: &Half<'_>) -> Result<(), Failure> {
     let Some(mailboxes) = handshake.mailboxes() else { return Ok(()) };
     let elsewhere = mailboxes.call_ahead(half.peer).or(mailboxes.has_ended_early(half.peer).then(end_of_epoch));
     elsewhere.map_or(Ok(()), |call| Err(mismatch((handshake.link().rank(), half.call), (half.peer, call))))
 }
 
-/// Confirms the data that were sent, or tells the receiver that they are not correct.
+/// Confirms the sent data, or tells the receiver that they are incorrect.
 fn sent(handshake: &Handshake, half: &mut Half<'_>) -> Result<(), Failure> {
     let operation = half.call.operation;
     let failed = half.end.failure().map(|reason| handshake.own_failure(operation, reason));
@@ -447,7 +450,7 @@ fn confirmed(handshake: &Handshake, peer: usize) -> Option<Result<(), Failure>> 
     Some(Ok(()))
 }
 
-/// The failure that the other side has sent, or that it has left.
+/// The failure that the other side has sent, or its departure.
 fn failure_of(handshake: &Handshake, half: &Half<'_>) -> Option<Failure> {
     let told = handshake.link().inbox()[half.peer].iter().find_map(|record| match record {
         Record::Failed { error, .. } => Some(known(error)),

@@ -1,4 +1,4 @@
-//! [`Record`]: the messages of the handshake and of transfers between two ranks, as they travel.
+//! [`Record`]: the encoded messages of the handshake and of transfers between two ranks.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Call, CommError, Operation};
 
-/// The longest encoded record: by default MPI implementations send as much without waiting for the receiver to post its buffer.
+/// The longest encoded record: by default, MPI implementations send this much without waiting for the receiver to post its buffer.
 pub(in crate::comm) const RECORD_BYTES: usize = 4000;
 /// The most eager bytes in a record.
 pub(super) const MAX_EAGER_BYTES: usize = 3 << 10;
-/// The lists and texts of a failure are cut to what fits into a record.
+/// The lists and texts of a failure are truncated to fit into a record.
 const LONGEST_REASON: usize = 500;
 const MOST_MISSING: usize = 40;
 
@@ -21,11 +21,11 @@ pub(in crate::comm) enum Record {
     Call { call: Call, eager: EagerBytes },
     /// All ranks are in the same collective, and the sender proceeds.
     Go,
-    /// The sender has data for the receiver. `is_alone`: in the same call it receives nothing from the receiver.
+    /// The sender has data for the receiver. `is_alone` is whether, in the same call, it receives nothing from the receiver.
     Offer { call: Call, is_alone: bool },
     /// The receiver of an offer is ready for the data.
     Accept,
-    /// The data were sent without an error: follows data of devices, whose sender can fail half-way.
+    /// The data were sent without an error. It follows data of devices, because their sender can fail half-way.
     Sent,
     /// The sender has done its part of a collective on memory of devices.
     Closed,
@@ -34,14 +34,14 @@ pub(in crate::comm) enum Record {
 }
 
 impl Record {
-    /// As it travels, in at most [`RECORD_BYTES`].
+    /// Encodes the record in at most [`RECORD_BYTES`].
     pub(in crate::comm) fn encode(self) -> Box<[u8]> {
         let bytes = postcard::to_stdvec(&shortened(self)).expect("plain data").into_boxed_slice();
         assert!(bytes.len() <= RECORD_BYTES, "a record of {} bytes", bytes.len());
         bytes
     }
 
-    /// The record of `rank` in `bytes`, which may have other bytes behind it.
+    /// Decodes a record of `rank`; other bytes may follow it.
     pub(in crate::comm) fn decode(bytes: &[u8], rank: usize) -> Self {
         postcard::from_bytes(bytes).unwrap_or_else(|error| Record::unreadable(rank, &error))
     }
@@ -53,7 +53,7 @@ impl Record {
     }
 }
 
-/// Operands of a call. Errors quote records, and say only how many bytes these are.
+/// The operands of a call. Errors quote records, and show only the number of these bytes.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) struct EagerBytes(#[serde(with = "serde_bytes")] pub(super) Vec<u8>);
 
@@ -63,7 +63,7 @@ impl fmt::Debug for EagerBytes {
     }
 }
 
-/// The same with lists and texts that are short enough.
+/// Truncates the lists and texts of a record.
 pub(super) fn shortened(mut record: Record) -> Record {
     if let Record::Failed { error, .. } = &mut record {
         match error {

@@ -1,11 +1,12 @@
-//! Streams of host memory to or from a rank, in pieces.
+//! Streams: host memory that is sent to or received from a rank, in pieces.
 //!
-//! Where messages can be cancelled, a stream is one message in the caller's memory. MPI cannot be made to release the memory of a pending message. A
-//! rank whose peer is stopped could then never return the caller's memory, so each piece is copied through buffers of this module, while it is in the
-//! caches and while other pieces are under way. A rank that gives up leaves the buffers of pieces under way to MPI for as long as the process lives.
+//! If messages can be cancelled, a stream is one message in the caller's memory. MPI cannot release the memory of a pending message: a
+//! rank whose peer is stopped could never return the caller's memory. So each piece is copied through buffers of this module, while it is
+//! in the caches and while other pieces are in flight. A rank that gives up leaves the buffers of pieces in flight to MPI for as long as
+//! the process lives.
 //!
-//! Messages beyond [`MOST_COPIED`] are the exception: MPI gets their memory itself, since copies that outgrow the caches make them two to six times
-//! as slow. Their ranks wait for each other without a deadline once data move.
+//! Messages longer than [`MOST_COPIED`] are the exception: MPI gets their memory itself, because copies that exceed the caches make them
+//! two to six times as slow. Their ranks wait for each other without a deadline once data move.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -13,39 +14,39 @@ use std::time::{Duration, Instant};
 
 use super::link::{Incoming, Link, LinkError, Outgoing, Requests};
 
-/// Bytes of a piece, the same on all ranks: few handshakes, and still in the caches when it is copied.
+/// The bytes of a piece, equal on all ranks: few messages, and still in the caches when it is copied.
 const PIECE_BYTES: usize = 1 << 20;
-/// Bytes of a message that is copied at most.
+/// The most bytes of a message that is copied.
 const MOST_COPIED: usize = 2 << 20;
-/// Pieces of one stream that are under way at a time.
+/// The most pieces of one stream in flight.
 const MOST_FLIGHTS: usize = 3;
-/// How long nothing moves before a rank looks whether others have failed.
+/// After this time without progress, a rank checks whether others have failed.
 const STALLED: Duration = Duration::from_millis(200);
-/// How long a rank still looks whose deadline has passed.
+/// How long a rank still checks for failures after its deadline has passed.
 const LAST_LOOKS: Duration = Duration::from_millis(50);
 
-/// One direction between two ranks. Streams between the same two ranks in the same direction begin one after the other.
+/// One transfer in one direction between two ranks. Streams between the same two ranks in the same direction begin one after another.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) peer: usize,
     start: *mut u8,
     bytes: usize,
     is_outward: bool,
-    /// Whether messages under way can be cancelled, so that they need no buffers.
+    /// Whether messages in flight can be cancelled, so that they need no buffers.
     can_cancel: bool,
     begun: usize,
     flights: VecDeque<Flight>,
-    /// Buffers of pieces that are done, for the next pieces.
+    /// Buffers of complete pieces, for the next pieces.
     rooms: Vec<Box<[u8]>>,
     error: Option<LinkError>,
 }
 
-/// A piece under way.
+/// A piece in flight.
 #[derive(Debug)]
 struct Flight {
     begin: usize,
     bytes: usize,
-    /// None where MPI has the caller's memory.
+    /// The buffer of the piece; `None` if MPI uses the caller's memory.
     room: Option<Box<[u8]>>,
     requests: Requests,
 }
@@ -58,7 +59,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// The memory stays valid and is used by nobody else for as long as [`advance`](Self::advance) is called.
+    /// The memory stays valid and is used by nothing else for as long as [`advance`](Self::advance) is called.
     pub(super) unsafe fn inward(link: &dyn Link, incoming: Incoming) -> Self {
         Self::new(link, incoming.peer, incoming.start, incoming.bytes, false)
     }
@@ -72,7 +73,7 @@ impl Stream {
         self.bytes <= MOST_COPIED && !self.can_cancel
     }
 
-    /// Whether the transport has nothing of the caller's, or gives it back.
+    /// Whether the transport uses no memory of the caller, or can release it.
     pub(super) fn can_be_left(&self) -> bool {
         self.is_copied() || self.can_cancel || self.flights.is_empty()
     }
@@ -86,7 +87,7 @@ impl Stream {
         self.has_begun() && self.flights.is_empty()
     }
 
-    /// Goes on as far as is possible without waiting; whether anything has moved.
+    /// Makes progress without waiting. Returns whether anything has moved.
     pub(super) fn advance(&mut self, link: &dyn Link) -> bool {
         let before = self.begun;
         while !self.has_begun() && self.flights.len() < MOST_FLIGHTS {
@@ -117,8 +118,8 @@ impl Stream {
             .is_copied()
             .then(|| self.rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES.min(self.bytes)].into_boxed_slice()));
         let mut requests = Requests::default();
-        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or for ever;
-        // a stream without buffers is not abandoned before its messages are over.
+        // SAFETY: a piece of the memory, by the contracts of `outward` and `inward`. The buffer is MPI's until the message is over, or
+        // for ever; a stream without buffers is not abandoned before its messages are over.
         unsafe {
             let memory = self.start.add(begin);
             let start = room.as_mut().map_or(memory, |room| room.as_mut_ptr());
@@ -157,11 +158,11 @@ impl Drop for Stream {
     }
 }
 
-/// How long a wait has made no progress.
+/// The time for which a wait has made no progress.
 #[derive(Debug)]
 pub(super) struct Stall {
     start: Instant,
-    /// When it was first seen that a deadline had passed.
+    /// When the passing of a deadline was first detected.
     seen_over: Cell<Option<Instant>>,
 }
 
@@ -170,7 +171,7 @@ impl Stall {
         Self { start: Instant::now(), seen_over: Cell::new(None) }
     }
 
-    /// Takes note that something has moved.
+    /// Restarts the time after progress.
     pub(super) fn end(&mut self) {
         *self = Self::new();
     }
@@ -179,14 +180,13 @@ impl Stall {
         self.start.elapsed()
     }
 
-    /// Whether it is time to ask if others have failed.
+    /// Whether it is time to check if others have failed.
     pub(super) fn is_long(&self) -> bool {
         self.elapsed() >= STALLED
     }
 
-    /// Whether the deadline has passed; not at once, since this process may itself have been stopped meanwhile, and receives the records of the
-    /// others
-    /// only while it still looks.
+    /// Whether the deadline passed at least [`LAST_LOOKS`] ago. This process may itself have been stopped meanwhile, and receives the
+    /// records of the other ranks only while it continues to check.
     pub(super) fn is_over(&self, deadline: Duration) -> bool {
         if self.elapsed() < deadline {
             return false;

@@ -1,7 +1,7 @@
-//! How data move in a collective once all ranks have agreed to it: pairwise, in windows that bound the memory on the side.
+//! The data movement of a collective after all ranks have agreed to it: pairwise, in windows that bound the scratch memory.
 //!
-//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory use
-//! `pipelined` instead. Never waits for a rank that may not have arrived.
+//! Reductions exchange the ranks' parts, reduce each part on one rank in rank order, and distribute the results; ranks that share memory
+//! use `pipelined` instead. These functions never wait for a rank that may not have arrived.
 
 use std::ptr;
 
@@ -13,13 +13,13 @@ use super::stream::Stream;
 use crate::comm::reduction::Reduction;
 use crate::error::{Operation, Result};
 
-/// Bytes of all ranks' parts that a reduction holds at a time.
+/// The most bytes of all ranks' parts that a reduction holds at a time.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Ranks that data are exchanged with at a time.
+/// The number of ranks with which data are exchanged at a time.
 const BATCH: usize = 8;
 /// The most bytes that a broadcast sends to every rank unsplit.
 const UNSPLIT_BYTES: usize = 64 << 10;
-/// Parts are whole cache lines, if there is enough to share out.
+/// The elements of which parts are multiples, if there are enough: whole cache lines.
 pub(super) const LINE_LEN: usize = 64;
 
 /// A collective that all ranks have agreed to.
@@ -29,14 +29,14 @@ pub(in crate::comm) struct Transfer<'a> {
     pub(in crate::comm) operation: Operation,
 }
 
-/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function returns; lengths
-/// agree on all ranks.
+/// The contract of every function below: operands are valid memory of the stated lengths, used by nothing else until the function
+/// returns; lengths agree on all ranks.
 impl Transfer<'_> {
     /// # Safety
     /// See above: `data` has `len` elements to read and write.
     pub(super) unsafe fn all_reduce(self, reduction: Reduction, data: *mut u8, len: usize) -> Result<()> {
         let (world_size, size) = (self.handshake.link().world_size(), reduction.dtype.size_bytes());
-        // Two ranks exchange halves, which MPI copies once; where their cores share no cache, that is faster than mailboxes.
+        // Two ranks exchange halves, which MPI copies once; if their cores share no cache, this is faster than mailboxes.
         if let Some(pipeline) = self.pipeline(reduction.dtype, world_size + 1).filter(|_| world_size > 2) {
             // SAFETY: as the caller promises.
             return unsafe { pipeline.all_reduce(reduction, data, len) };
@@ -51,7 +51,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), of one window, in which every rank has a part of `part` elements to reduce.
+    /// Like [`all_reduce`](Self::all_reduce), for one window, in which every rank has a part of `part` elements to reduce.
     ///
     /// # Safety
     /// See above: `window` has `len` elements, at most one part a rank, and `room` has room for all parts.
@@ -104,10 +104,11 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Like [`reduce_scatter`](Self::reduce_scatter), of one window, in which every rank's shard is where `shard` says.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), for one window, with every rank's shard at the address that `shard` returns.
     ///
     /// # Safety
-    /// See above: `len` elements at each shard and at `output`, which may be the own shard; `room` has room for one of every rank.
+    /// See above: `len` elements at each shard and at `output`, which may be this rank's shard; `room` has room for one shard of every
+    /// rank.
     pub(in crate::comm) unsafe fn reduce_scatter_window(
         self,
         reduction: Reduction,
@@ -130,7 +131,7 @@ impl Transfer<'_> {
     }
 
     /// # Safety
-    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be its own place there.
+    /// See above: `input` has `bytes` bytes, and `output` room for as many of every rank; `input` may be this rank's place in `output`.
     pub(super) unsafe fn all_gather(self, input: *const u8, output: *mut u8, bytes: usize) -> Result<()> {
         let own = output.wrapping_add(self.handshake.link().rank() * bytes);
         if own.cast_const() != input {
@@ -154,15 +155,15 @@ impl Transfer<'_> {
         }
     }
 
-    /// From the root to each rank: few bytes unsplit; of many bytes each rank gets a part, and sends it on to all others. So a rank waits only for
-    /// ranks that it names when the wait times out.
+    /// Broadcasts from the root to each rank: few bytes unsplit; of many bytes, each rank gets a part and sends it to all others. So a
+    /// rank waits only for ranks that it names when the wait times out.
     ///
     /// # Safety
     /// See above: `data` has `bytes` bytes to read on the root, and to write on all other ranks.
     pub(in crate::comm) unsafe fn broadcast(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
         let (rank, world_size) = (self.handshake.link().rank(), self.handshake.link().world_size());
         let part = if bytes <= UNSPLIT_BYTES { bytes } else { bytes.div_ceil((world_size - 1).max(1)) };
-        // The root has no part; the other ranks' are in their order, from the next rank on.
+        // The root has no part; the parts of the other ranks are in rank order, from the rank after the root on.
         let range = |peer: usize| {
             let place = (peer + world_size - root - 1) % world_size;
             let begin = if peer == root || bytes <= UNSPLIT_BYTES { 0 } else { bytes.min(place * part) };
@@ -181,8 +182,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// As [`broadcast`](Self::broadcast) of memory that MPI reads and writes as it is, down a binomial tree of plain sends and receives, in which
-    /// every CUDA-aware MPI takes device memory.
+    /// Like [`broadcast`](Self::broadcast), but MPI accesses the memory directly. It uses a binomial tree of plain sends and receives,
+    /// for which every CUDA-aware MPI accepts device memory.
     ///
     /// # Safety
     /// As for that method.
@@ -190,7 +191,7 @@ impl Transfer<'_> {
     pub(in crate::comm) unsafe fn broadcast_tree(self, data: *mut u8, bytes: usize, root: usize) -> Result<()> {
         let link = self.handshake.link();
         let world_size = link.world_size();
-        // Places in the tree, where the root is 0: place p receives from p without its highest bit.
+        // The place in the tree: the root has place 0, and place p receives from p without its highest bit.
         let place = (link.rank() + world_size - root) % world_size;
         let rank_of = |place: usize| (place + root) % world_size;
         let finish = |receive: &[Incoming], send: &[Outgoing]| {
@@ -209,11 +210,11 @@ impl Transfer<'_> {
         finish(&[], &send.collect::<Vec<_>>())
     }
 
-    /// Sends every other rank what `from` says, and receives where `to` says. A rank's messages to and from another keep their order. If nothing
-    /// moves for the deadline, the ranks whose messages are not over are late.
+    /// Sends every other rank the memory that `from` returns, and receives into the memory that `to` returns. Messages between two ranks
+    /// keep their order. If nothing moves for the deadline, the ranks whose messages are incomplete are late.
     ///
     /// # Safety
-    /// Both give valid memory of the host and its bytes; the receiving memory overlaps nothing.
+    /// Both return valid host memory and its bytes; the receiving memory overlaps nothing.
     pub(in crate::comm) unsafe fn pairwise(
         self,
         from: impl Fn(usize) -> (*mut u8, usize),
@@ -229,7 +230,8 @@ impl Transfer<'_> {
         })
     }
 
-    /// The same where MPI reads and writes the memory as it is, which may be a device's. It knows no deadline: MPI takes no memory back.
+    /// Like [`pairwise`](Self::pairwise), but MPI accesses the memory directly, which may be a device's. It has no deadline, because MPI
+    /// cannot release memory.
     ///
     /// # Safety
     /// As for that method.
@@ -287,12 +289,13 @@ unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], reques
     send.iter().for_each(|outgoing| unsafe { link.send(*outgoing, requests) });
 }
 
-/// How many elements of a window one rank reduces: its part of all `len`, unless `longest`, which a window has, are fewer.
+/// The number of elements of a window that one rank reduces: its share of all `len`, limited to its share of `longest`, the elements of a
+/// window.
 pub(in crate::comm) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
     len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
 }
 
-/// Memory on the side, aligned for every dtype.
+/// Scratch memory, aligned for every dtype.
 #[derive(Debug)]
 pub(in crate::comm) struct Scratch(Vec<u64>);
 
@@ -305,7 +308,7 @@ impl Scratch {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The first of them, at most as many as it was made for.
+    /// The first `bytes` bytes, at most as many as it was made with.
     pub(super) fn bytes(&mut self, bytes: usize) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.0)[..bytes]
     }

@@ -1,12 +1,11 @@
-//! Windows of vectors, which ranks open to each other where all are processes of one machine that can map the files behind the others' vectors.
+//! Windows of vectors, which ranks expose to each other if all are processes of one machine that can map the files behind the others'
+//! vectors.
 //!
-//! An exposure epoch begins with a collective and ends once every rank has published that its work is over, with or without an error. A rank that
-//! does
-//! not do so within the deadline, for example because it is stopped, is a failure. After a failure the other ranks get the deadline to leave the
-//! epoch,
-//! unless the failure is a timeout that names them. Memory that a rank may still use then is [revoked](file::revoke): its owner goes on with a copy
-//! at
-//! the same address, and the late rank with the old file, which is no longer read.
+//! An exposure epoch begins with a collective and ends once every rank has published that its work is over, with or without an error. A
+//! rank that does not do so within the deadline, for example because it is stopped, is a failure. After a failure, the other ranks get
+//! the deadline to leave the epoch, unless the failure is a timeout that names them. Memory that a rank may still use then is
+//! [revoked](file::revoke): its owner continues with a copy at the same address, and the late rank with the old file, which is no longer
+//! read.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -24,12 +23,13 @@ use crate::memory::file::{self, FileHandle, Mapped, MemoryFile};
 use crate::memory::{SharedWindows, Work};
 use crate::slice::SliceMut;
 
-/// The files of other ranks that this rank has mapped; the same state on all ranks.
+/// The files of other ranks that this rank has mapped; equal on all ranks.
 #[derive(Debug, Default)]
 pub(super) struct PeerMappings {
     /// Set once a rank could not map the vector of another; no rank tries again.
     is_unavailable: Cell<bool>,
-    /// Mappings of dropped buffers are evicted at the next map. Ranks may do so at different times: no rank asks for such a mapping again.
+    /// The mappings. Mappings of dropped buffers are evicted at the next map. Ranks may do so at different times, because no rank needs
+    /// such a mapping again.
     sets: RefCell<Vec<Arc<FileSet>>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct PeerMappings {
 #[derive(Debug)]
 struct FileSet {
     handles: Vec<FileHandle>,
-    /// The other ranks', by rank.
+    /// The mapped files by rank; `None` for this rank.
     files: Vec<Option<Mapped>>,
 }
 
@@ -61,7 +61,7 @@ impl SharedWindows for MessagePassing {
         let Some(handle) = FileHandle::of(vector.as_slice().as_bytes()) else { return Ok(false) };
         let scope = scope::within(operation);
         let handles = self.handles(Call::new(operation, len, dtype), handle)?;
-        // From here on another rank may use this one's memory, even if this one fails.
+        // From here on, another rank may use this rank's memory, even if this rank fails.
         let own = vector.as_bytes_mut();
         let epoch = ExposureEpoch::begin(&self.handshake, mailboxes, own);
         let own = own.as_mut_ptr();
@@ -73,9 +73,9 @@ impl SharedWindows for MessagePassing {
         let bytes = window * dtype.size_bytes();
         let window = |file: &Option<Mapped>| {
             let start = file.as_ref().map_or(own, Mapped::start).wrapping_add(rank * bytes);
-            // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, or it would have no handle. Its
-            // owner stays in this call, which has borrowed it, until no rank works on it any more, or has revoked it and goes on with a copy.
-            // No other rank has the window of this rank's number.
+            // SAFETY: every rank's vector has this window, by the compared calls, and lies at the start of its file, or it would have no
+            // handle. Its owner stays in this call, which has borrowed it, until no rank works on it any more, or has revoked access and
+            // continues with a copy. No other rank has the window of this rank's number.
             SliceMut::of_bytes(dtype, unsafe { std::slice::from_raw_parts_mut(start, bytes) })
         };
         let windows = set.files.iter().map(window).collect();
@@ -92,8 +92,8 @@ impl SharedWindows for MessagePassing {
 }
 
 impl MessagePassing {
-    /// Maps the mailboxes of all ranks, if all are processes of one machine that can map each other's. All ranks have to call it before any other
-    /// collective.
+    /// Maps the mailboxes of all ranks, if all are processes of one machine that can map each other's mailboxes. All ranks have to call
+    /// it before any other collective.
     pub(super) fn open_mailboxes(&mut self) -> Result<()> {
         if !(2..=mailbox::MOST_RANKS).contains(&self.world_size()) {
             return Ok(());
@@ -134,7 +134,8 @@ impl MessagePassing {
         Ok(words.chunks_exact(FileHandle::WORDS).map(handle).collect())
     }
 
-    /// Maps the files of these handles, of at least `bytes` bytes each; `None`, on every rank, if one rank cannot map the file of another.
+    /// Maps the files of these handles, of at least `bytes` bytes each; returns `None`, on every rank, if one rank cannot map the file of
+    /// another.
     fn map(&self, handles: &[FileHandle], bytes: usize) -> Result<Option<Arc<FileSet>>> {
         let mut sets = self.mappings.sets.borrow_mut();
         if let Some(set) = sets.iter().find(|set| set.handles == handles) {
@@ -252,7 +253,7 @@ impl<'a> ExposureEpoch<'a> {
                 _ => None,
             });
             let call = mailboxes.call_ahead(peer).or(offered);
-            // Read in this order: a rank leaves its epoch before it makes its next call.
+            // The order matters: a rank leaves its epoch before it makes its next call.
             if let (Some(call), None) = (call, mailboxes.has_ended(peer)) {
                 return Err(mismatch((rank, end_of_epoch()), (peer, call)));
             }

@@ -1,8 +1,8 @@
-//! Ranks of an MPI communicator of our own, or a group of them, as a [`Link`].
+//! Ranks of an MPI communicator of this crate, or a group of them, as a [`Link`].
 //!
-//! Groups share the communicator, and their messages have tags of their own: MPI's calls that make another communicator know no deadline.
-//! Everything is nonblocking underneath, so the waiting caller decides for how long. Knows nothing of collectives or failures, and never
-//! lets MPI use memory of the caller after the call has returned.
+//! Groups share the communicator, and their messages have separate tags, because MPI's calls that make another communicator have no
+//! deadline. All operations are nonblocking, so the caller decides how long to wait. A channel does not depend on collectives or
+//! failures, and never lets MPI use memory of the caller after the call has returned.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -18,10 +18,10 @@ use crate::comm::message_passing::{
 };
 use crate::error::{Departure, MpiError, Result};
 
-/// The longest message: MPI counts in `int`.
+/// The longest message, because MPI counts in `int`.
 const PIECE_BYTES: usize = 1 << 30;
 
-/// A record that MPI is receiving. The sender may have to call MPI again before it arrives, so nothing waits for it here.
+/// A record that MPI is receiving. The sender may have to call MPI again before it arrives, so the channel never waits for it.
 #[derive(Debug)]
 struct Arriving {
     peer: usize,
@@ -29,7 +29,7 @@ struct Arriving {
     bytes: Box<[u8]>,
 }
 
-/// The two tags of a group's messages: this one of records, and the next one of data.
+/// The two tags of a group's messages: this one for records, and the next one for data.
 #[derive(Clone, Copy, Debug)]
 struct Tags(c_int);
 
@@ -48,7 +48,7 @@ impl Tags {
         Self(self.0.saturating_add(2))
     }
 
-    /// The number of the group that has them.
+    /// The number of the group with these tags.
     fn number(self) -> u64 {
         self.0 as u64
     }
@@ -58,15 +58,15 @@ impl Tags {
     }
 }
 
-/// A communicator of our own, for as long as a group of this process's uses it.
+/// A communicator of this crate, which lives as long as a group of this process uses it.
 #[derive(Debug)]
 struct Shared {
     library: Library,
     comm: ffi::MPI_Comm,
-    /// All tags below may be in use: this process is or was in a group that has them, and messages of it may still be under way.
+    /// The lowest tag that this process has not used; it is or was in groups with lower tags, whose messages may still be in flight.
     free_tags: AtomicI32,
     highest_tag: c_int,
-    /// Whether all its channels that are gone were quiet at their ends.
+    /// Whether all its dropped channels had no messages in flight.
     is_quiet: AtomicBool,
 }
 
@@ -78,9 +78,9 @@ pub(super) struct Channel {
     comm: ffi::MPI_Comm,
     tags: Tags,
     rank: usize,
-    /// The rank in the communicator of each rank here.
+    /// The rank in the communicator of each rank in this group.
     numbers: Vec<usize>,
-    /// The rank here of each rank in the communicator that is here.
+    /// The rank in this group of each rank in the communicator that belongs to it.
     ranks: Vec<usize>,
     /// Records that were received and not yet used, by sender.
     inbox: RefCell<Vec<VecDeque<Record>>>,
@@ -88,12 +88,12 @@ pub(super) struct Channel {
     arriving: RefCell<VecDeque<Arriving>>,
     /// Records that MPI may still be reading.
     outbox: RefCell<Vec<(ffi::MPI_Request, Box<[u8]>)>>,
-    /// Whether, as far as this end knows, no message is under way when it ends.
+    /// Whether, as far as this end knows, no message was in flight when it ended.
     is_quiet: bool,
 }
 
-// SAFETY: handles may be used from any thread where MPI supports it, or in turns, which `Library` sees to; one thread at a time uses
-// a channel, since it is not `Sync`.
+// SAFETY: handles may be used from any thread if MPI supports it, or in turns, which `Library` ensures; one thread at a time uses a
+// channel, since it is not `Sync`.
 unsafe impl Send for Channel {}
 // SAFETY: as above; several threads may use a communicator, each for the messages of its own group.
 unsafe impl Send for Shared {}
@@ -101,7 +101,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Channel {
-    /// A channel of all ranks of a communicator that was just made, and is ours.
+    /// Makes a channel of all ranks of a communicator that was just made, and takes it over.
     pub(super) fn own(library: Library, comm: ffi::MPI_Comm) -> Result<Self, MpiError> {
         // SAFETY: the handle is live, and ours.
         library.call("MPI_Comm_set_errhandler", || unsafe {
@@ -283,12 +283,12 @@ impl Link for Channel {
         false
     }
 
-    /// MPI does not tell.
+    /// MPI does not report departures.
     fn departure(&self, _: usize) -> Option<Departure> {
         None
     }
 
-    /// MPI does not tell; whoever tries finds out.
+    /// MPI does not report this: ranks find out when they try to share memory.
     fn is_one_machine(&self) -> bool {
         true
     }
@@ -320,8 +320,8 @@ impl Link for Channel {
         Box::new(Self::over(self.shared.clone(), Tags::of_number(number), rank, numbers))
     }
 
-    /// Gives up its part in the communicator, which is freed with the last one. Where a part was not given up well, the communicator stays until the
-    /// process ends, so that no late message finds another communicator in its place.
+    /// Gives up its part in the communicator, which is freed with the last part. If messages of a part are still in flight, the
+    /// communicator stays until the process ends, so that no late message finds another communicator in its place.
     fn leave(&mut self) {
         self.is_quiet =
             self.progress().is_ok() && self.outbox.get_mut().is_empty() && self.arriving.get_mut().is_empty();
@@ -334,12 +334,12 @@ impl Link for Channel {
     }
 }
 
-/// Where the pieces of a message begin that MPI can count, and how long they are.
+/// The offsets and lengths of the pieces of a message, each short enough for MPI to count.
 fn pieces(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(bytes - at)))
 }
 
-/// A piece of a message under way.
+/// A piece of a message in flight.
 #[derive(Debug)]
 struct Piece {
     library: Library,
@@ -366,8 +366,7 @@ impl From<MpiError> for LinkError {
 impl Drop for Shared {
     fn drop(&mut self) {
         if *self.is_quiet.get_mut() && Library::get().is_ok() {
-            // A failure is not reported: nobody is left to hear of it.
-            // SAFETY: our own handle, which is not used again.
+            // A failure is not reported, because the communicator is no longer used.
             let _ = self.library.call("MPI_Comm_free", || unsafe { ffi::MPI_Comm_free(&mut self.comm) });
         }
     }
@@ -378,7 +377,7 @@ impl Drop for Channel {
         if !self.is_quiet {
             self.shared.is_quiet.store(false, Ordering::Relaxed);
         }
-        // MPI may read and write them for as long as the process lives.
+        // MPI may access these buffers for as long as the process lives.
         std::mem::forget((self.outbox.take(), self.arriving.take()));
     }
 }

@@ -1,6 +1,6 @@
-//! The MPI library of this process: it is initialised once, finalised when the process ends, and its codes become errors.
+//! The MPI library of this process: it is initialised once and finalised when the process ends, and its codes become errors.
 //!
-//! Never makes, or keeps, a communicator of ours.
+//! This module makes and keeps no communicators.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -14,12 +14,12 @@ use crate::error::MpiError;
 
 /// The return code of success, in every implementation of MPI.
 const SUCCESS: c_int = 0;
-/// Every MPI has tags up to this one (MPI-4.1, 9.1.2).
+/// The highest tag that every MPI supports at least (MPI-4.1, 9.1.2).
 const LEAST_HIGHEST_TAG: c_int = 32_767;
 
 /// The MPI that this crate has initialised, until the process ends.
 static UNIVERSE: Mutex<Option<Universe>> = Mutex::new(None);
-/// Serialises calls of MPI, where it allows one thread at a time.
+/// Serialises calls of MPI, if it allows one thread at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The right to call MPI: it is initialised, and its level of thread support is known.
@@ -36,7 +36,7 @@ impl Library {
             return Err(MpiError::Finalised);
         }
         if !flag(ffi::MPI_Initialized) {
-            // `None` if another thread has initialised it meanwhile, which is as good.
+            // `None` if another thread has initialised MPI meanwhile, which is fine.
             if let Some((made, _)) = mpi::initialize_with_threading(Threading::Multiple) {
                 *universe = Some(made);
                 // SAFETY: `finalise` needs nothing of this process but its statics, and never unwinds. Refused, it is not called, and
@@ -61,7 +61,7 @@ impl Library {
         }
     }
 
-    /// Whether a request is over or null; makes progress on it.
+    /// Whether a request is complete or null; makes progress on it.
     ///
     /// # Safety
     /// The request is pending, and its memory stays valid, or it is null.
@@ -102,11 +102,11 @@ impl Library {
 }
 
 unsafe extern "C" {
-    /// Of the C library, on every system that has an MPI.
+    /// A function of the C library, on every system that has an MPI.
     fn atexit(function: extern "C" fn()) -> c_int;
 }
 
-/// Ends MPI with the process, as it demands; waits for the other processes to do the same.
+/// Finalises MPI at the end of the process, as MPI requires; waits for the other processes to do the same.
 extern "C" fn finalise() {
     let Ok(mut universe) = UNIVERSE.try_lock() else { return };
     let universe = universe.take();
@@ -115,7 +115,7 @@ extern "C" fn finalise() {
     }
 }
 
-/// Asks one of the two questions that MPI answers at any time.
+/// Calls one of the two queries that MPI allows at any time.
 fn flag(question: unsafe extern "C" fn(*mut c_int) -> c_int) -> bool {
     let mut answer = 0;
     // SAFETY: writes one integer, and may be called before initialisation and after finalisation.
@@ -124,7 +124,7 @@ fn flag(question: unsafe extern "C" fn(*mut c_int) -> c_int) -> bool {
 }
 
 fn describe(code: c_int) -> String {
-    // Far longer than MPI_MAX_ERROR_STRING anywhere.
+    // The array is far longer than MPI_MAX_ERROR_STRING of any implementation.
     let mut text = [0 as c_char; 4096];
     let mut len = 0;
     // SAFETY: writes at most MPI_MAX_ERROR_STRING characters and the length.
@@ -137,7 +137,7 @@ fn describe(code: c_int) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Nothing that panics runs under these locks.
+/// Locks a mutex; no code that can panic runs under these locks.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
-//! Duplicates of communicators, whose messages are separate from those of the original. MPI makes a duplicate with all ranks together; the caller's
-//! deadline limits how long a rank waits for the others.
+//! Duplicates of communicators, with messages separate from those of the original. MPI makes a duplicate with all ranks together; the
+//! caller's deadline limits how long a rank waits for the others.
 //!
-//! Ranks first hand each other a byte, which shows the ranks that do not come; then MPI makes the duplicate. A rank that gives up leaves both under
-//! way. MPI would take later messages of the other ranks for a part of these two, and match messages of different calls, so no further duplicate of
-//! that communicator is made.
+//! Ranks first exchange a byte, which shows the missing ranks; then MPI makes the duplicate. A rank that gives up leaves both operations
+//! pending. MPI would take later messages of the other ranks for a part of these two, and match messages of different calls, so no
+//! further duplicate of that communicator is made.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,8 +20,8 @@ use crate::comm::message_passing::Wait;
 use crate::error::MpiError;
 use crate::error::{CommError, Operation, Result};
 
-/// Communicators that this process has begun to duplicate, by their handles: one duplicate at a time, as MPI demands. A handle that MPI uses again
-/// after a duplicate was given up stays refused.
+/// Communicators that this process has begun to duplicate, by their handles: one duplicate at a time, as MPI requires. If MPI reuses a
+/// handle after a duplicate was given up, the handle stays refused.
 static ORIGINALS: Mutex<BTreeMap<usize, Attempt>> = Mutex::new(BTreeMap::new());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +52,13 @@ pub(super) unsafe fn duplicate(original: ffi::MPI_Comm, deadline: Duration) -> R
     })?;
     // SAFETY: the caller's promise.
     let mut making = unsafe { Making::begin(library, original) }?;
-    // All ranks have begun. Which of them MPI waits for, nobody can tell.
+    // All ranks have begun. MPI does not report which of them it waits for.
     let comm = wait_for(&mut wait, deadline, || making.made().map(|made| made.ok_or_else(Vec::new)))?;
     turn.is_over = true;
     Ok(Channel::own(library, comm)?)
 }
 
-/// Asks until there is an answer, or the ranks that are missing are too late.
+/// Calls `ask` until it has an answer, or returns a timeout that names the missing ranks.
 fn wait_for<T>(
     wait: &mut Wait,
     deadline: Duration,
@@ -79,12 +79,12 @@ fn wait_for<T>(
 #[derive(Debug)]
 struct Turn {
     original: usize,
-    /// Whether the duplicate is made. One that is not is given up.
+    /// Whether the duplicate is made; otherwise it counts as given up when this is dropped.
     is_over: bool,
 }
 
 impl Turn {
-    /// None while another thread has it.
+    /// Takes the turn; returns `None` while another thread has it.
     fn take(original: usize) -> Result<Option<Self>, MpiError> {
         match lock(&ORIGINALS).entry(original) {
             Entry::Vacant(place) => {
@@ -108,14 +108,16 @@ impl Drop for Turn {
     }
 }
 
-/// Finds the ranks that have not arrived to make a duplicate, before there is a communicator of our own: every rank sends each other rank one byte.
+/// Finds the ranks that have not arrived to make a duplicate, before this module has its own communicator: every rank sends each other
+/// rank one byte.
 #[derive(Debug)]
 struct RollCall {
     library: Library,
     rank: usize,
-    /// A byte to send to every rank, and room for one byte from every rank: MPI's until all requests are over, which may be never.
+    /// A byte to send to every rank, and room for one byte from every rank. MPI uses them until all requests are complete, which may
+    /// never happen.
     bytes: *mut [u8],
-    /// By the rank that sends.
+    /// The requests by sending rank.
     requests: Vec<ffi::MPI_Request>,
 }
 
@@ -144,7 +146,7 @@ impl RollCall {
         Ok(roll_call)
     }
 
-    /// Other ranks that have not arrived. Where MPI forwards bytes from rank to rank, ranks behind a missing one are among them.
+    /// The other ranks that have not arrived. If MPI forwards bytes from rank to rank, ranks behind a missing rank are included.
     fn missing(&mut self) -> Result<Vec<usize>, MpiError> {
         let mut missing = Vec::new();
         for (rank, request) in self.requests.iter_mut().enumerate() {
@@ -168,12 +170,12 @@ impl Drop for RollCall {
     }
 }
 
-/// A duplicate that MPI is making.
+/// The duplicate that MPI is making.
 #[derive(Debug)]
 struct Making {
     library: Library,
     request: ffi::MPI_Request,
-    /// Where MPI writes the handle at the end, which may be never.
+    /// The place where MPI writes the handle at the end, which may never happen.
     comm: *mut ffi::MPI_Comm,
 }
 
@@ -191,7 +193,7 @@ impl Making {
         Ok(making)
     }
 
-    /// The duplicate, once MPI has made it.
+    /// Returns the duplicate, once MPI has made it.
     fn made(&mut self) -> Result<Option<ffi::MPI_Comm>, MpiError> {
         // SAFETY: our own request, or none once that is over.
         let is_made = unsafe { self.library.test(&mut self.request) }?;

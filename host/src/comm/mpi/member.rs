@@ -1,4 +1,4 @@
-//! [`MpiCommunicator::member`]: the control channel of an MPI job, over which NCCL can start without variables of the environment.
+//! [`MpiCommunicator::member`]: the control channel of an MPI job, over which NCCL can start without environment variables.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::error::{CommError, Operation, Result};
 
 impl MpiCommunicator {
     /// Joins the ranks of this communicator to a [control channel](crate::bootstrap): rank 0 listens on a free port of all interfaces,
-    /// and its addresses and a fresh secret travel over MPI. All ranks have to call it.
+    /// and its addresses and a fresh secret are sent over MPI. All ranks have to call it.
     ///
-    /// With it `mpirun -n 4 ./train` is enough to start NCCL: `NcclCommunicator::new(comm.member(deadline)?, …)`.
+    /// With this method, `mpirun -n 4 ./train` is enough to start NCCL: `NcclCommunicator::new(comm.member(deadline)?, …)`.
     ///
     /// # Errors
     /// The errors of a collective; [`Error::Bootstrap`](crate::Error::Bootstrap), on every rank, if rank 0 cannot listen, or if some rank

@@ -1,5 +1,5 @@
-//! Ranks as the processes of an MPI job, started by `mpirun` or the like: every collective on host memory, over whatever network
-//! the system's MPI knows.
+//! Ranks as the processes of an MPI job, started by `mpirun` or a similar launcher: every collective on host memory, over any network
+//! that the system's MPI supports.
 //!
 //! ```no_run
 //! use gradsync::comm::mpi::MpiCommunicator;
@@ -11,52 +11,58 @@
 //! # Ok::<(), gradsync::Error>(())
 //! ```
 //!
-//! MPI carries bytes here, and nothing else: reductions run in the arithmetic of [`ReduceOp`](crate::comm::ReduceOp), so that results have the same bits as
-//! with [`local`](super::local) and do not depend on the MPI. Messages travel on a duplicate of the caller's communicator (MPI-4.1,
-//! 7.4.2) and are never matched with the caller's own.
+//! MPI only transfers bytes here: reductions run in the arithmetic of [`ReduceOp`](crate::comm::ReduceOp), so results have the same bits
+//! as with [`local`](super::local) and do not depend on the MPI. Messages are sent on a duplicate of the caller's communicator (MPI-4.1,
+//! 7.4.2) and never match the caller's own.
 //!
-//! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; collectives of few data within an exposure
-//! epoch ([`SharedWindows`](crate::memory::SharedWindows)) leave the second round to its end. The operands of small calls of all-reduce, reduce-scatter, all-gather and
-//! all-to-all travel with the call (the eager protocol): up to 3 KiB for each rank and 64 KiB for all together in messages, and 256 KiB for all
-//! together in the memory of one machine. Larger operands take two or three rounds of messages after the call; only reduce-scatter, and all-reduce
-//! from three ranks on, go through the memory of one machine in chunks instead (pipelined), up to some hundred ranks.
+//! Ranks compare their calls before data move, in two rounds, so that either all proceed or none does; for collectives of few data within
+//! an exposure epoch ([`SharedWindows`](crate::memory::SharedWindows)), the end of the epoch replaces the second round. The operands of
+//! small calls of all-reduce, reduce-scatter, all-gather and all-to-all are sent with the call (the eager protocol): up to 3 KiB for each
+//! rank and 64 KiB for all together in messages, and 256 KiB for all together in shared memory of one machine. Larger operands take two
+//! or three rounds of messages after the call; only reduce-scatter, and all-reduce from three ranks on, go through the memory of one
+//! machine in chunks instead (pipelined), up to some hundred ranks.
 //!
 //! # Failures
 //!
-//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the same two ranks everywhere if
-//!   all are in collectives; a rank's own bad operands are [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
-//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or whose process has ended, because
-//!   MPI does not tell. A rank that panics while it holds its communicator is [`CommError::PeerGone`](crate::CommError::PeerGone).
-//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is stopped. Messages are pieces in buffers of
-//!   this module, which are left to MPI then. A process that dies usually ends the whole job, by MPI's launcher.
-//! * Communicators are made within a deadline too. MPI goes on waiting for a rank that did not call [`MpiCommunicator::world`] in time, and the
-//!   job makes no other communicator of all ranks.
-//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end the process, by MPI's rules.
+//! * Before data move, ranks compare their calls. Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), with the
+//!   same two ranks everywhere if all are in collectives; a rank's own bad operands are
+//!   [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
+//! * A rank that does not arrive is [`CommError::Timeout`](crate::CommError::Timeout); so is a rank that dropped its communicator, or
+//!   whose process has ended, because MPI does not tell. A rank that panics while it holds its communicator is
+//!   [`CommError::PeerGone`](crate::CommError::PeerGone).
+//! * Data that do not move for the deadline are [`CommError::Timeout`](crate::CommError::Timeout) too, for example if a process is
+//!   stopped. Messages are pieces in buffers of this module, which then stay with MPI. A process that dies usually ends the whole job, by
+//!   MPI's launcher.
+//! * Communicators are made within a deadline too. MPI continues to wait for a rank that did not call [`MpiCommunicator::world`] in time,
+//!   and the job makes no other communicator of all ranks.
+//! * An error of MPI is [`CommError::Transport`](crate::CommError::Transport) with MPI's text. Failures of MPI itself while it starts end
+//!   the process, by MPI's rules.
 //!
-//! The first failure is permanent, as with every communicator. A failed communicator of all ranks, or one with a failed group, is not freed before
-//! the process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot go on.
+//! The first failure is permanent, as with every communicator. A failed communicator of all ranks, or one with a failed group, is not
+//! freed before the process ends, so make few of them; [`MpiCommunicator::abort`] ends a job that cannot continue.
 //!
 //! # Shared memory of one machine
 //!
-//! Where all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
-//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send messages,
-//! as ranks of several machines do.
+//! If all ranks are processes of one machine and one user, they run their handshakes in shared memory, without messages
+//! ([`shares_memory`](MpiCommunicator::shares_memory)). With `GRADSYNC_MPI_MESSAGES_ONLY=1` in the environment of any rank they send
+//! messages, as ranks of several machines do.
 //!
-//! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay where they
-//! are: ranks open windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. A process that is stopped during such an exposure
-//! epoch is a timeout to the others, which revoke its access: they go on with a copy at the same address, and the stopped process with the old file.
-//! Access to only a part of a buffer cannot be revoked: a rank that still uses it a deadline after a failure ends the job.
+//! Vectors in memory that the other ranks can map ([`GradientBuffer::new_shared`](crate::GradientBuffer::new_shared)) stay in place:
+//! ranks expose windows of them to each other ([`SharedWindows`](crate::memory::SharedWindows)) instead of sending copies. If a process
+//! is stopped during such an exposure epoch, the other ranks time out and revoke its access: they continue with a copy at the same
+//! address, and the stopped process with the old file. Access to only a part of a buffer cannot be revoked: a rank that still uses it a
+//! deadline after a failure ends the job.
 //!
 //! # Device memory
 //!
-//! With the feature `cuda` there is `device`: the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the ranks of
-//! a job the control channel by which NCCL starts, and `device::connect` chooses between the two.
+//! With the feature `cuda`, the module `device` has the same collectives on the memory of GPUs. [`MpiCommunicator::member`] gives the
+//! ranks of a job the control channel by which NCCL starts, and `device::connect` chooses between the two transports.
 //!
 //! # Unfinished
 //!
-//! Overlap of the windows of a reduction on host memory; memory that only some of the ranks share, such as the ranks of one of several nodes; records
-//! that go by a tree: on several machines each rank sends two records to every other rank in a collective, which is noticeable from hundreds of ranks
-//! on.
+//! Overlap of the windows of a reduction on host memory; memory that only some of the ranks share, such as the ranks of one of several
+//! nodes; tree-shaped handshakes: on several machines, each rank sends two records to every other rank in a collective, which is
+//! noticeable from hundreds of ranks on.
 
 mod channel;
 #[cfg(feature = "cuda")]
@@ -75,7 +81,7 @@ use super::message_passing::{MemoryUse, MessagePassing, communicator};
 pub use crate::error::MpiError;
 use crate::error::Result;
 
-/// With any value but `0` ranks send messages even where they could share memory.
+/// The environment variable that makes ranks send messages even if they could share memory, with any value but `0`.
 const MESSAGES_ONLY: &str = "GRADSYNC_MPI_MESSAGES_ONLY";
 
 /// One rank of an MPI job. It may move to another thread, but only one thread at a time can use it.
@@ -85,15 +91,15 @@ pub struct MpiCommunicator {
 }
 
 impl MpiCommunicator {
-    /// All processes of the job; each call gives another communicator, and all ranks have to make it.
+    /// Makes a communicator of all processes of the job. Each call makes another communicator, and all ranks have to call it.
     ///
-    /// Initialises MPI (MPI-4.1, 11.2.1) unless the program has, and then finalises it when the process ends; that waits for all
-    /// ranks, and must happen on the thread that made the first call. Without a launcher the job is this process alone.
+    /// Initialises MPI (MPI-4.1, 11.2.1) unless the program has done so, and then finalises it when the process ends. Finalising waits
+    /// for all ranks, and must happen on the thread that made the first call. Without a launcher, the job is this process alone.
     ///
     /// # Errors
-    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses; [`CommError::Timeout`](crate::CommError::Timeout) if a rank
-    /// does not come. After a timeout MPI still waits for that rank, so that every later call is [`MpiError::GivenUp`]; communicators that there are
-    /// go on, and can be split.
+    /// [`Error::Mpi`](crate::Error::Mpi) if MPI has been finalised, supports too few threads, or refuses;
+    /// [`CommError::Timeout`](crate::CommError::Timeout) if a rank does not arrive. After a timeout MPI still waits for that rank, so
+    /// every later call is [`MpiError::GivenUp`]; existing communicators still work, and can be split.
     pub fn world() -> Result<Self> {
         Self::world_within(DEFAULT_DEADLINE)
     }
@@ -110,8 +116,8 @@ impl MpiCommunicator {
         Self::over(channel, deadline)
     }
 
-    /// A duplicate of a communicator of rsmpi, which is version 0.8 of the crate `mpi`, for programs that use MPI themselves; all its ranks
-    /// have to call it. The program keeps MPI initialised for as long as it uses this.
+    /// Makes a duplicate of a communicator of rsmpi, which is version 0.8 of the crate `mpi`, for programs that use MPI themselves; all
+    /// its ranks have to call it. The program keeps MPI initialised for as long as it uses this communicator.
     ///
     /// # Errors
     /// As [`world`](Self::world); [`MpiError::Intercommunicator`] for a communicator between two groups.
@@ -122,15 +128,15 @@ impl MpiCommunicator {
         Self::over(channel, DEFAULT_DEADLINE)
     }
 
-    /// The same, where every call waits for the other ranks at most `deadline` ([`DEFAULT_DEADLINE`] otherwise); equal on all ranks, or the
-    /// shortest wins. Groups that are split off keep it.
+    /// Sets the deadline of every call, [`DEFAULT_DEADLINE`] otherwise; equal on all ranks, or the shortest takes effect. Groups that are
+    /// split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.ranks.set_deadline(deadline);
         self
     }
 
-    /// Ends all processes of the job with this exit code (MPI-4.1, 9.7): for a rank that knows that the others wait in vain.
+    /// Ends all processes of the job with this exit code (MPI-4.1, 9.7). It is for a rank that knows that the others wait in vain.
     pub fn abort(&self, code: i32) -> ! {
         self.ranks.link().abort(code)
     }
@@ -144,8 +150,8 @@ impl MpiCommunicator {
         MpiCommunicator { ranks }
     }
 
-    /// Whether all ranks are processes of one machine that share memory: their handshakes run there, and
-    /// [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie.
+    /// Whether all ranks are processes of one machine that share memory: their handshakes run there, and [shared
+    /// buffers](crate::GradientBuffer::new_shared) are reduced in place.
     pub fn shares_memory(&self) -> bool {
         self.ranks.shares_memory()
     }
@@ -153,5 +159,6 @@ impl MpiCommunicator {
 
 communicator! {
     MpiCommunicator,
-    /// Keep the groups instead of making them again: that takes several rounds, and each uses up two of MPI's tags (in Open MPI there are 2³¹).
+    /// Keep groups instead of making them again, which takes several rounds and uses up two of MPI's tags for each group (Open MPI has
+    /// 2³¹).
 }

@@ -1,6 +1,6 @@
 //! [`Group`]: several operations that NCCL runs at once.
 //!
-//! Nothing is put into a queue before the group is submitted: a group that is dropped half full has not happened.
+//! No operation is enqueued before the group is submitted; a group that is dropped before has no effect.
 
 use std::marker::PhantomData;
 
@@ -14,8 +14,8 @@ use crate::memory::{Cuda, RawSlice};
 
 /// Operations of one rank, all on one queue, that run at once; made by [`NcclCommunicator::group`].
 ///
-/// Sends and receives between two ranks meet in the order in which each of them adds them. Reductions are not scaled; means are those
-/// that NCCL forms itself, of f32, f64, or in worlds whose size is a power of two.
+/// Sends and receives between two ranks match in the order in which each rank adds them. Reductions are not scaled; means are limited to
+/// those that NCCL computes itself: of f32, of f64, or in groups whose world size is a power of two.
 #[must_use = "a group that is not submitted does nothing"]
 #[derive(Debug)]
 pub struct Group<'c, 'd> {
@@ -31,18 +31,18 @@ impl<'c, 'd> Group<'c, 'd> {
         Self { comm, queue: None, calls: Vec::new(), primitives: Vec::new(), operands: PhantomData }
     }
 
-    /// Puts the operations into their queue. An empty group does nothing.
+    /// Enqueues the operations. An empty group does nothing.
     ///
     /// # Errors
-    /// Those of [`Communicator`](crate::comm::Communicator).
+    /// The errors of [`Communicator`](crate::comm::Communicator).
     pub fn submit(self) -> Result<()> {
         let Some(queue) = &self.queue else { return Ok(()) };
-        // SAFETY: every operand was borrowed for `'d`, which lasts until now, and belongs to the queue; what comes later is ordered
-        // behind.
+        // SAFETY: every operand was borrowed for `'d`, which lasts until now, and belongs to the queue; later work is ordered after the
+        // group.
         unsafe { self.comm.submit(queue, &self.calls, &self.primitives) }
     }
 
-    /// Whether a collective can be one of a group: its operands lie apart or are reduced in place, and it needs no pass of its own.
+    /// Whether a collective can be part of a group: its operands are disjoint or reduced in place, and it needs no separate pass.
     pub(super) fn takes(&self, collective: &Collective<'_, Cuda>) -> bool {
         let is_fused = |op, dtype: DType| self.comm.reduction(op, dtype.into(), 1.0).1 == 1.0;
         match collective {
@@ -73,7 +73,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// Adds an all-reduce in place.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for data of another queue than the group's, or a mean that needs a pass of its own.
+    /// [`Error::InvalidArgument`] for data of another queue than the group's, or a mean that needs a separate pass.
     pub fn all_reduce(&mut self, data: DeviceSliceMut<'d>, op: ReduceOp) -> Result<()> {
         let data = data.as_slice();
         let operation = Operation::AllReduce(op);
@@ -128,7 +128,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// Adds a broadcast.
     ///
     /// # Errors
-    /// [`CommError::InvalidPeer`] for a root that is no rank; [`Error::InvalidArgument`] for data of another queue.
+    /// [`CommError::InvalidPeer`] for a root that does not exist; [`Error::InvalidArgument`] for data of another queue.
     pub fn broadcast(&mut self, data: DeviceSliceMut<'d>, root: usize) -> Result<()> {
         let data = data.as_slice();
         let operation = Operation::Broadcast { root };
@@ -140,7 +140,7 @@ impl<'c, 'd> Group<'c, 'd> {
     /// Adds a transfer to a peer.
     ///
     /// # Errors
-    /// [`CommError::InvalidPeer`] for this rank itself, or one that there is not; [`Error::InvalidArgument`] for data of another
+    /// [`CommError::InvalidPeer`] for this rank itself, or a rank that does not exist; [`Error::InvalidArgument`] for data of another
     /// queue.
     pub fn send(&mut self, data: DeviceSlice<'d>, peer: usize) -> Result<()> {
         let operation = Operation::Send { peer };
@@ -183,7 +183,7 @@ impl<'c, 'd> Group<'c, 'd> {
     }
 }
 
-/// The transfers of an all-to-all, own shard included.
+/// The transfers of an all-to-all, including this rank's own shard.
 pub(super) fn all_to_all(input: RawSlice, output: RawSlice, world_size: usize) -> Vec<Primitive> {
     let len = input.len / world_size;
     let transfers = |peer: usize| {
@@ -193,18 +193,18 @@ pub(super) fn all_to_all(input: RawSlice, output: RawSlice, world_size: usize) -
     (0..world_size).flat_map(transfers).collect()
 }
 
-/// Shards of so many bytes and more go from one rank to the other without a ring.
+/// The fewest bytes of shards that two ranks exchange directly instead of by a ring.
 const DIRECT_BYTES: usize = 16 << 20;
 
-/// An all-gather, for a group of its own. Between two ranks a ring is a transfer each way; NCCL is faster when asked for those: by 3, 9 and
-/// 19 % for 64 MiB, 256 MiB and 1 GiB of shards together on two H200.
+/// The primitives of an all-gather, to be submitted as a group. Between two ranks, a ring is a transfer each way, and explicit transfers
+/// are faster: by 3, 9 and 19 % for 64 MiB, 256 MiB and 1 GiB of shards together on two H200.
 pub(super) fn all_gather(input: RawSlice, output: u64, (rank, world_size): (usize, usize)) -> Vec<Primitive> {
     if world_size != 2 || input.len * input.dtype.size_bytes() < DIRECT_BYTES {
         return vec![Primitive::AllGather { input, output }];
     }
     let whole = RawSlice { address: output, len: 2 * input.len, ..input };
     let place = |peer: usize| whole.range(peer * input.len, input.len);
-    // This rank's own shard may lie where it belongs already.
+    // This rank's own shard may already be in place.
     let peers = (0..2).filter(|&peer| peer != rank || place(rank).address != input.address);
     peers
         .flat_map(|peer| [Primitive::Send { data: input, peer }, Primitive::Recv { data: place(peer), peer }])

@@ -1,17 +1,16 @@
 //! Ranks with a GPU each, over NCCL: [`NcclCommunicator`].
 //!
-//! NCCL moves the data, on the caller's queue. Around it stands what it lacks: ranks find each other and compare their calls over
-//! a control channel ([`bootstrap`](crate::bootstrap)), a thread watches over every collective, and a rank that dies, hangs or is
-//! late becomes an error on all others within the deadline, after which the kernels that waited for it return. Nothing here does
-//! arithmetic, except that factors which NCCL cannot apply are applied by the `scale` kernel.
+//! NCCL moves the data, on the caller's queue. This module adds error handling: ranks find each other and compare their calls over a
+//! control channel ([`bootstrap`](crate::bootstrap)), a thread watches every collective, and a rank that dies, hangs or is late becomes an
+//! error on all others within the deadline; then the kernels that waited for it return. The only arithmetic here is the `scale` kernel,
+//! for factors that NCCL cannot apply.
 //!
 //! ```no_run
 //! use gradsync::bootstrap::Launch;
 //! use gradsync::comm::nccl::{NcclCommunicator, NcclOptions};
 //! use gradsync::comm::{Communicator, Ranks};
 //! use gradsync::driver::Queue;
-//! use gradsync::ops::AdasumOptions;
-//! use gradsync::ops::Adasum;
+//! use gradsync::ops::{Adasum, AdasumOptions};
 //! use gradsync::{DType, GradientBuffer};
 //!
 //! let launch = Launch::from_env()?;
@@ -29,52 +28,51 @@
 //!
 //! # Blocking
 //!
-//! NCCL's communicators come in two kinds. On those that do not block, NCCL 2.28 starts a thread for every call: 45 to 60 µs of the
-//! host's time each on an H200 machine, against 7 µs on the others, and more than a small all-reduce takes. So communicators here
-//! block by default, which means that the host may wait inside NCCL while two ranks connect for the first time, and never later.
-//! Set-up runs on a thread of its own and can be given up; a call that hangs in a first connection is ended by the watching thread's
-//! abort. [`NcclOptions::blocking`]` = false` gives the other kind.
+//! NCCL's communicators are blocking or non-blocking. On non-blocking ones, NCCL 2.28 starts a thread for every call: 45 to 60 µs of the
+//! host's time each on an H200 machine, against 7 µs on blocking ones, and more than a small all-reduce takes. So communicators here
+//! block by default: the host may wait inside NCCL while two ranks connect for the first time, and never later. Set-up runs on a separate
+//! thread and can be given up; a call that hangs in a first connection is ended by the watching thread's abort.
+//! [`NcclOptions::blocking`]` = false` selects a non-blocking communicator.
 //!
 //! # Many ranks on one GPU
 //!
-//! Two ranks on one GPU are refused: nearly always somebody has chosen the wrong device. Where it is meant, as in tests of more ranks than
-//! there are GPUs, [`NcclOptions::shared_gpu`] allows it, together with NCCL 2.30 or later and NCCL's own variable
-//! `NCCL_MULTI_RANK_GPU_ENABLE=1`. The variable has to be there before the process starts: NCCL reads it once, and a library cannot set a
-//! variable safely while other threads may read one. Neither the option nor the variable does anything by itself.
+//! Two ranks on one GPU are refused, because usually the wrong device was chosen. If it is intended, as in tests of more ranks than GPUs,
+//! [`NcclOptions::shared_gpu`] allows it, together with NCCL 2.30 or later and NCCL's own variable `NCCL_MULTI_RANK_GPU_ENABLE=1`. The
+//! variable has to be set before the process starts: NCCL reads it once, and a library cannot set a variable safely while other threads
+//! may read one.
 //!
 //! NCCL's kernels wait for each other, so all ranks' blocks have to be on the GPU at once, or the ranks hang. Ranks in several processes
-//! need CUDA MPS for that, or else take turns, of some milliseconds each; and `NCCL_MAX_NCHANNELS` has to keep the blocks few: 4 are enough
-//! for four ranks, 2 for eight. [`NcclCommunicator::ranks_on_device`] tells how many there are.
+//! need CUDA MPS for that, or else take turns of some milliseconds each; and `NCCL_MAX_NCHANNELS` has to limit the blocks: 4 are enough
+//! for four ranks, 2 for eight. [`NcclCommunicator::ranks_on_device`] returns the number of ranks.
 //!
 //! # Checks
 //!
-//! With [`NcclOptions::checks`], each rank sends a record of every call (operation, factors, root, peer, count and dtype) over the control
-//! channel and puts the call into its queue without waiting. The records are matched as they arrive, in each rank's order: collectives
-//! with those of all ranks, sends with receives pair by pair, groups as a whole. The first that can never fit fails the communicator on
-//! every rank, as a [`CommError::Mismatch`] that names two ranks and what each called, and kernels that wait for each other are ended.
+//! With [`NcclOptions::checks`], each rank sends a record of every call (operation, factors, root, peer, count and dtype) over the
+//! control channel and enqueues the call without waiting. The records are matched as they arrive, in each rank's order: collectives with
+//! those of all ranks, sends with receives pair by pair, groups as a whole. The first record that can never match fails the communicator
+//! on every rank, as a [`CommError::Mismatch`] that names two ranks and their calls, and kernels that wait for each other are ended.
 //!
-//! **What is guaranteed**: a mismatch is reported by the next [`synchronize`](Communicator::synchronize) at the latest, on every rank,
-//! because that waits until all calls of this rank so far have been matched with the records of the ranks that take part in them. Often an
-//! earlier call reports it. A rank that never makes the matching call is named by `synchronize` when the deadline has passed; the same
-//! holds of operations of 0 elements, for which no GPU waits.
+//! **Guaranteed**: the next [`synchronize`](Communicator::synchronize) at the latest reports a mismatch on every rank, because it waits
+//! until all calls of this rank so far have been matched with the records of the participating ranks. Often an earlier call reports it. If
+//! a rank never makes the matching call, `synchronize` names it after the deadline, also for operations of 0 elements, for which no GPU
+//! waits.
 //!
-//! **What is not**: NCCL gets a call before it is compared. Where ranks differ, their operands may hold anything by the time the error is
-//! there, and whatever was computed from them since. Nobody is to use results before `synchronize` has returned without an error; to wait
-//! for the queue by other means says nothing about the comparison. So counts that differ are no way to carry on: the error is final.
+//! **Not guaranteed**: NCCL gets a call before it is compared. If calls differ, the operands and all results computed from them have
+//! unspecified contents when the error is returned. Use results only after `synchronize` has returned without an error: waiting for the
+//! queue by other means does not wait for the comparison. The error is final, so a program cannot continue after counts have differed.
 //!
-//! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, as far as the writer's count goes. So where a
-//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] says.
+//! Between ranks that are threads of one process, NCCL may write to the peer's memory directly, up to the writer's count. So if a
+//! communicator has two ranks in one process, every call of NCCL waits until it has been compared, whatever [`NcclOptions::checks`] is.
 //!
-//! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by
-//! [`launch`](NcclCommunicator::launch) is one call, [`Operation::Graph`], whatever is in the graph.
+//! Work that is recorded into a CUDA graph is compared before it is recorded. A launch by [`launch`](NcclCommunicator::launch) is one
+//! call, [`Operation::Graph`], whatever the graph contains.
 //!
-//! What it costs, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time
-//! a call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
-//! but 0.26 ms on rank 0 of 8 processes, whose process matches the records of all and had no core of its own for that. Comparing before
-//! each call takes 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` asks while the queue runs; where the queue is done sooner, it
-//! takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process took in 0.2 million records a
-//! second of 2 ranks, and 0.7 million of 8.
-//! A rank whose host is 4096 calls ahead of another's waits for it, which bounds the memory.
+//! The cost, measured over loopback on 2 x86 cores that were busy with other work too, as medians: 0.1 to 0.2 µs of the host's time a
+//! call, and 3 to 28 µs for the 14 calls of a step that follow each other, where the thread that writes to the connection must be woken;
+//! but 0.26 ms on rank 0 of 8 processes, which matches the records of all ranks and had no separate core for that. Comparing before each
+//! call takes 0.6 ms for them on 2 ranks and 3.8 ms on 8. `synchronize` requests the confirmation while the queue runs; if the queue is
+//! done sooner, it takes as long as a message to rank 0 and back, 0.06 ms on 2 ranks and 0.2 to 0.4 ms on 8. Rank 0's process handled 0.2
+//! million records a second of 2 ranks, and 0.7 million of 8. To bound the memory, a host that is 4096 calls ahead of another rank waits.
 
 mod group;
 #[cfg(unix)]
@@ -111,37 +109,37 @@ use crate::sys::nccl::{RedOp, Version};
 
 /// One rank of a group with a GPU each. It may move to another thread, but only one thread at a time can use it.
 ///
-/// Operations are those of [`Communicator`], on slices of any queue of its device. Sums are formed by NCCL: in the dtype of the
-/// data, in an order that depends on the length and on the machine, but equal on all ranks and from run to run on the same machine.
-/// Means are sums times `1/P`, applied by NCCL to the inputs where the dtype is f32 or f64 or `P` is a power of two, and by a pass over
-/// the result otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
+/// Operations are those of [`Communicator`], on slices of any queue of its device. NCCL computes sums in the dtype of the data, in an
+/// order that depends on the length and on the machine, but is equal on all ranks and from run to run on the same machine. Means are sums
+/// times `1/P`, applied by NCCL to the inputs if the dtype is f32 or f64 or `P` is a power of two, and by a pass over the result
+/// otherwise, so that no mean is off by the rounding of its factor. `Max` and `Min` of NaN are unspecified.
 ///
 /// Dropping it waits for its operations, at most until their deadline, and destroys the communicator; a rank that panics aborts it. A
-/// [`Graph`] with its operations puts that off until the graph is dropped too.
+/// [`Graph`] with its operations postpones this until the graph is dropped too.
 #[derive(Debug)]
 pub struct NcclCommunicator {
     session: Arc<Session>,
-    /// Held by graphs too.
+    /// Ends the communicator when dropped; recorded graphs hold it too.
     end: Arc<End>,
     agreements: Agreements,
-    /// For host memory, once it has been asked for.
+    /// The communicator for host memory, once it was requested.
     #[cfg(unix)]
     host: std::cell::OnceCell<super::process::ProcessCommunicator>,
     one_thread: PhantomData<Cell<()>>,
 }
 
 impl NcclCommunicator {
-    /// Makes a communicator on `queue`'s device, with all ranks of a group that has come together; returns when every rank has one.
+    /// Makes a communicator on `queue`'s device, with all ranks of a group; returns when every rank has one.
     ///
     /// # Errors
-    /// [`Error::Nccl`] where NCCL is missing, too old or fails; [`Error::InvalidArgument`] for options that contradict themselves, two ranks
-    /// on one GPU without [all that it takes](self#many-ranks-on-one-gpu), or ranks with other versions or options; [`Error::Comm`] naming a
-    /// rank that cannot take part, is gone, or missed the deadline.
+    /// [`Error::Nccl`] if NCCL is missing, too old or fails; [`Error::InvalidArgument`] for contradictory options, two ranks on one GPU
+    /// without [the requirements for it](self#many-ranks-on-one-gpu), or ranks with different versions or options; [`Error::Comm`] naming
+    /// a rank that cannot take part, is gone, or missed the deadline.
     pub fn new(member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         Self::part_of(Sharers::ONE, member, queue, options)
     }
 
-    /// Like [`new`](Self::new), of a communicator whose ranks share this rank's GPU like this.
+    /// Like [`new`](Self::new); `parent` describes the sharing of this rank's GPU in the communicator that this one is split from.
     fn part_of(parent: Sharers, member: Member, queue: &Queue, options: &NcclOptions) -> Result<Self> {
         let _scope = scope::within(Operation::SetUp);
         let abort = Arc::new(HostFlag::new(queue)?);
@@ -194,13 +192,13 @@ impl NcclCommunicator {
         self.session.nccl.version()
     }
 
-    /// How many of its ranks are on this rank's GPU, this one included: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
-    /// wait for those of other ranks share the GPU's multiprocessors with so many.
+    /// The number of its ranks on this rank's GPU, including this one: more than one only with [`NcclOptions::shared_gpu`]. Kernels that
+    /// wait for kernels of other ranks share the GPU's multiprocessors with that many ranks.
     pub fn ranks_on_device(&self) -> usize {
         self.session.neighbours.ranks_on_device
     }
 
-    /// The control channel: who else is in the group, and what they have called.
+    /// The control channel of this rank.
     pub fn member(&self) -> &Member {
         &self.session.member
     }
@@ -215,11 +213,12 @@ impl NcclCommunicator {
         self.session.report(Operation::Exchange, "it aborted".into());
     }
 
-    /// Launches a graph in which collectives of this communicator, or kernels that wait for those of other ranks, were recorded. The launch is one
-    /// call of [`Operation::Graph`]: compared with the calls of the other ranks, and given up after the deadline if one of them does not launch.
+    /// Launches a graph in which collectives of this communicator, or kernels that wait for kernels of other ranks, were recorded. The
+    /// launch is one call of [`Operation::Graph`]: it is compared with the calls of the other ranks, and given up after the deadline if
+    /// one of them does not launch.
     ///
     /// # Errors
-    /// The errors of a collective, and those of [`Graph::launch`].
+    /// The errors of a collective, and of [`Graph::launch`].
     pub fn launch(&self, graph: &Graph) -> Result<()> {
         self.run_kernels(Call::without_data(Operation::Graph), graph.queue(), &mut || Ok(graph.launch()?))
     }
@@ -236,7 +235,7 @@ impl NcclCommunicator {
     /// As for that method, and [`Error::InvalidArgument`] for `i16`, `u16` and `bool`, which NCCL does not reduce.
     ///
     /// # Safety
-    /// `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has got past the
+    /// There are `input.len` elements of `input.dtype` at both addresses, on this rank's device, valid until `queue` has passed the
     /// operation, not used meanwhile by work that is not ordered on `queue`, and either the same or not overlapping.
     pub unsafe fn all_reduce_raw(&self, queue: &Queue, input: RawSlice, output: u64, op: ReduceOp) -> Result<()> {
         let call = Call::new(Operation::AllReduce(op), input.len, input.dtype);
@@ -319,7 +318,7 @@ impl NcclCommunicator {
         unsafe { self.session.submit(queue, calls, primitives) }
     }
 
-    /// One operation.
+    /// Submits one operation.
     ///
     /// # Safety
     /// As [`Session::submit`].
@@ -329,7 +328,8 @@ impl NcclCommunicator {
         unsafe { self.submit(queue, &[call], primitives) }
     }
 
-    /// NCCL's communicator must outlive graphs with its operations: destroying it waits for them.
+    /// Keeps the communicator alive while `queue` is recording: NCCL's communicator must outlive graphs with its operations, because
+    /// destroying it waits for them.
     fn keep_for_recording(&self, queue: &Queue) -> Result<()> {
         Ok(queue.keep_for_recording(|| self.end.clone())?)
     }
@@ -338,7 +338,7 @@ impl NcclCommunicator {
         self.session.member.world_size()
     }
 
-    /// How NCCL forms the reduction of inputs times `before`, and what is left to multiply the result by.
+    /// The reduction by which NCCL computes the reduction of inputs times `before`, and the remaining factor of the result.
     fn reduction(&self, op: ReduceOp, dtype: DataType, before: f64) -> (Reduction, f64) {
         let world_size = self.world();
         let is_wide = matches!(dtype, DataType::F64 | DataType::F32) || dtype.float().is_none();
@@ -349,7 +349,7 @@ impl NcclCommunicator {
             ReduceOp::Min => (Reduction::Plain(RedOp::MIN), 1.0),
             ReduceOp::Sum if before == 1.0 => (Reduction::Plain(RedOp::SUM), 1.0),
             ReduceOp::Sum => (Reduction::ScaledSum(before), 1.0),
-            // With a factor that the dtype does not have, the mean would be off by the factor's rounding.
+            // With a factor that the dtype cannot represent, the mean would be off by the factor's rounding.
             ReduceOp::Mean if !(is_wide || world_size.is_power_of_two()) => {
                 let (reduction, _) = self.reduction(ReduceOp::Sum, dtype, before);
                 (reduction, 1.0 / world_size as f64)
@@ -372,7 +372,7 @@ impl NcclCommunicator {
     ) -> Result<()> {
         let Scaling { before, after } = scaling;
         let (queue, call) = (input.queue(), Call::new(scaling.operation(op), input.len(), input.dtype()));
-        // NCCL's own factor has the dtype's precision, and there is none for maxima.
+        // NCCL's own factor has the dtype's precision, and NCCL has none for maxima.
         let is_wide = matches!(input.dtype(), DType::F64 | DType::F32);
         let is_fused = before == 1.0
             || (matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (is_wide || is_exact(before, input.dtype())));
@@ -387,14 +387,14 @@ impl NcclCommunicator {
         };
         let (reduction, rest) = self.reduction(op, input.dtype().into(), fused);
         let primitive = Primitive::AllReduce { input: source.into(), output: output.address(), reduction };
-        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered behind.
+        // SAFETY: operands of one queue, borrowed by the caller; later work on them is ordered after the operation.
         unsafe {
             self.submit_one(queue, call, [primitive])?;
             scale_in_place(queue, output.into(), rest * after)
         }
     }
 
-    /// Passes on an error of this rank's own call, after telling the others.
+    /// Returns an error of this rank's own call, after reporting it to the other ranks.
     fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.session.refuse(operation, error))
     }
@@ -410,8 +410,8 @@ fn check_reducible(operation: &'static str, dtype: DataType) -> Result<()> {
 }
 
 impl Split for NcclCommunicator {
-    /// With the queue and the options that this communicator was made with. Operations of two communicators with a rank in common must
-    /// be put into queues in an order that is the same on all ranks, as NCCL demands.
+    /// Makes a group with the queue and the options of this communicator. Operations of two communicators with a rank in common must be
+    /// enqueued in the same order on all ranks, as NCCL requires.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         self.split_onto(&self.session.device, &self.session.options, color, key)
     }
@@ -480,13 +480,13 @@ impl Ledger for NcclCommunicator {
     }
 }
 
-// In all blocks of these collectives operands are borrowed and belong to one queue, behind which later work on them is ordered, and lengths
-// were checked: an input is the output, or its shard, or apart.
+// In all unsafe blocks of these collectives, operands are borrowed and belong to one queue, on which later work on them is ordered, and
+// lengths were checked: an input is the output, or its shard, or disjoint from it.
 impl Communicator<Cuda> for NcclCommunicator {
     fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world());
         self.refused(collective.operation(), collective.check(rank, world_size))?;
-        // One rank's shard of a vector for both.
+        // This rank's shard of a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
             RawSlice::from(data).range(rank * len, len)
@@ -567,12 +567,12 @@ impl Communicator<Cuda> for NcclCommunicator {
         self.session.check_outstanding()?;
         let end = queue.event()?;
         end.record()?;
-        // The answer comes while the queue runs.
+        // The answer arrives while the queue runs.
         self.session.member.ask_to_confirm();
         let begun = Instant::now();
         while !end.is_done()? {
             self.session.check_outstanding()?;
-            // Most waits are short, and a thread that sleeps wakes up late.
+            // Most waits are short, and a sleeping thread wakes late.
             if begun.elapsed() < Duration::from_millis(1) {
                 std::hint::spin_loop();
             } else {
@@ -585,8 +585,8 @@ impl Communicator<Cuda> for NcclCommunicator {
     }
 }
 
-// SAFETY: `share` maps the very memory that each rank offers, checks with the others that all have, and the result keeps the mappings; rank and
-// world size are the session's and never change.
+// SAFETY: `share` maps the memory that each rank offers and agrees with the other ranks that all have mapped it, and the result keeps the
+// mappings; rank and world size are the session's and never change.
 unsafe impl PeerMemory for NcclCommunicator {
     fn share(&self, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
         let _scope = scope::within(Operation::Share);

@@ -1,4 +1,4 @@
-//! [`NcclOptions`]: what a communicator is made with.
+//! [`NcclOptions`]: the options of a communicator.
 
 use std::time::Duration;
 
@@ -17,24 +17,24 @@ use crate::comm::DEFAULT_DEADLINE;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NcclOptions {
-    /// How long set-up may take, and each operation from its call to its end, the work before it in its queue included.
+    /// The time limit of set-up, and of each operation from its call to its end, including the earlier work in its queue.
     /// [`DEFAULT_DEADLINE`] by default.
     pub deadline: Duration,
     /// Whether ranks compare every call with each other (see the [module](super#checks)), so that a mismatch is an error that names two
-    /// ranks' calls, and not a hang or a result that passes for right. On by default; must be equal on all ranks. Ranks that are threads of
-    /// one process compare the calls of NCCL in any case, and wait for the comparison. Without checks, recorded collectives need
-    /// `NCCL_GRAPH_REGISTER=0` in the environment if counts may differ: NCCL writes into the registered buffers of its peers.
+    /// ranks' calls, instead of a hang or a wrong result. On by default; must be equal on all ranks. Ranks that are threads of one
+    /// process always compare the calls of NCCL, and wait for the comparison. Without checks, recorded collectives need
+    /// `NCCL_GRAPH_REGISTER=0` in the environment if counts may differ, because NCCL writes to the registered buffers of its peers.
     pub checks: bool,
     /// Whether calls of NCCL may block the host (see the [module](super)). True by default.
     pub blocking: bool,
-    /// The fewest thread blocks that NCCL's kernels take, each of which keeps a multiprocessor busy (`minCTAs` of `ncclConfig_t`); NCCL's own
-    /// choice where `None`, the default. NCCL lowers what is more than it can do, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment
-    /// override both. Must be equal on all ranks.
+    /// The fewest thread blocks of NCCL's kernels, each of which occupies a multiprocessor (`minCTAs` of `ncclConfig_t`); with `None`,
+    /// the default, NCCL chooses. NCCL lowers values beyond its limit, and `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` in the environment
+    /// override both options. Must be equal on all ranks.
     pub min_ctas: Option<u32>,
-    /// The most of them (`maxCTAs`), likewise.
+    /// The most thread blocks (`maxCTAs`), with the same rules.
     pub max_ctas: Option<u32>,
-    /// Whether ranks may be on one GPU, which is refused otherwise: a test of many ranks where there are few GPUs. False by default; must be
-    /// equal on all ranks (see [many ranks on one GPU](super#many-ranks-on-one-gpu)).
+    /// Whether several ranks may use one GPU, which is refused otherwise: for tests of many ranks with few GPUs. False by default; must
+    /// be equal on all ranks (see [many ranks on one GPU](super#many-ranks-on-one-gpu)).
     pub shared_gpu: bool,
 }
 
@@ -61,8 +61,8 @@ impl NcclOptions {
         with_shared_gpu(shared_gpu: bool),
     }
 
-    /// What is wrong with them.
-    pub(super) fn trouble(&self) -> Option<String> {
+    /// The reason why the options are invalid, if they are.
+    pub(super) fn invalid_reason(&self) -> Option<String> {
         for (name, ctas) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
             if let Some(ctas) = ctas.filter(|&ctas| ctas == 0 || i32::try_from(ctas).is_err()) {
                 return Some(format!("{name} is {ctas}, and must be from 1 to {}", i32::MAX));

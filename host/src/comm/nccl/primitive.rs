@@ -1,6 +1,6 @@
-//! The calls of NCCL as data, and issuing them.
+//! [`Primitive`]: the calls of NCCL as data, and their execution.
 //!
-//! Whoever builds a [`Primitive`] has checked its operands; nothing is checked here but NCCL's answers.
+//! The code that builds a [`Primitive`] has checked its operands; this module checks only NCCL's return codes.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,15 +8,15 @@ use crate::dtype::DataType;
 use crate::memory::RawSlice;
 use crate::sys::nccl::{Comm, DataTypeCode, Nccl, RedOp, ResultCode, ScalarResidence, Stream};
 
-/// How NCCL reduces.
+/// The reduction that NCCL computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Reduction {
     Plain(RedOp),
-    /// The sum of the inputs times a factor, which the type of the elements represents.
+    /// The sum of the inputs times a factor, which is representable in the elements' type.
     ScaledSum(f64),
 }
 
-/// One call of NCCL. Counts are in the first operand's elements.
+/// One call of NCCL. Counts are in elements of the first operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Primitive {
     AllReduce {
@@ -24,7 +24,7 @@ pub(super) enum Primitive {
         output: u64,
         reduction: Reduction,
     },
-    /// `len` of `output` is a shard's.
+    /// A reduce-scatter; `output.len` is the length of a shard.
     ReduceScatter {
         input: u64,
         output: RawSlice,
@@ -55,19 +55,19 @@ pub(super) struct Refused {
     pub(super) code: ResultCode,
 }
 
-/// Whether NCCL computes with a type; the others it moves as bytes.
+/// Whether NCCL can reduce a type; other types are moved as bytes.
 pub(super) fn is_reducible(dtype: DataType) -> bool {
     !matches!(dtype, DataType::I16 | DataType::U16 | DataType::Bool)
 }
 
-/// As many elements as NCCL counts and names them where it only moves them: those of a type that it does not have are bytes.
+/// The count and type by which NCCL moves data: elements of types that NCCL does not have are counted as bytes.
 fn moved(data: RawSlice) -> (usize, DataTypeCode) {
-    // What exists in memory has no more bytes than that has addresses.
+    // The product does not overflow, because the data exist in memory.
     let len = if is_reducible(data.dtype) { data.len } else { data.len * data.dtype.size_bytes() };
     (len, data_type(data.dtype))
 }
 
-/// `ncclDataType_t`, that of bytes for types which NCCL does not have.
+/// The `ncclDataType_t` of a type; bytes for types that NCCL does not have.
 fn data_type(dtype: DataType) -> DataTypeCode {
     match dtype {
         DataType::I8 => DataTypeCode::I8,
@@ -94,7 +94,7 @@ fn checked(call: &'static str, code: ResultCode) -> Result<ResultCode, Refused> 
     }
 }
 
-/// The bits of a factor in the type of the elements.
+/// Encodes a factor in the type of the elements.
 fn scalar(factor: f64, dtype: DataType) -> [u8; 8] {
     let mut bytes = [0; 8];
     match dtype {
@@ -108,7 +108,7 @@ fn scalar(factor: f64, dtype: DataType) -> [u8; 8] {
 }
 
 impl Primitive {
-    /// Whether there is nothing to move. Every rank decides alike, because counts agree.
+    /// Whether there are no data to move; equal on all ranks, because counts agree.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Primitive::AllReduce { input: data, .. }
@@ -120,7 +120,7 @@ impl Primitive {
         }
     }
 
-    /// Puts the call into the stream.
+    /// Enqueues the call on the stream.
     ///
     /// # Safety
     /// `comm` is a live communicator of the stream's device, which is current; the operands are valid until the stream has passed.
@@ -170,7 +170,7 @@ impl Primitive {
     }
 }
 
-/// Runs `call` with the operator of a reduction, made for it where NCCL has none.
+/// Runs `call` with the operator of a reduction, which is created if NCCL has none.
 ///
 /// # Safety
 /// `comm` is a live communicator.
@@ -187,7 +187,7 @@ unsafe fn with_reduction(
     };
     let mut scalar = scalar(factor, dtype);
     let mut op = RedOp::SUM;
-    // SAFETY: the scalar is read before the call returns; the operator may go once the call that uses it has returned.
+    // SAFETY: the scalar is read before the call returns; the operator may be destroyed once the call that uses it has returned.
     unsafe {
         let place = scalar.as_mut_ptr().cast();
         let create = nccl.functions.ncclRedOpCreatePreMulSum;
@@ -195,15 +195,15 @@ unsafe fn with_reduction(
             "ncclRedOpCreatePreMulSum",
             create(&mut op, place, data_type(dtype), ScalarResidence::HOST_IMMEDIATE, comm),
         )?;
-        // A call that failed may have been ended by an abort, which has freed the communicator, and the operator with it.
+        // If the call failed, it may have been ended by an abort, which has freed the communicator and the operator.
         let code = call(op)?;
         checked("ncclRedOpDestroy", (nccl.functions.ncclRedOpDestroy)(op, comm))?;
         Ok(code)
     }
 }
 
-/// Puts calls into the stream, as one group if there are several. Gives back whether a non-blocking communicator is still busy with
-/// it.
+/// Enqueues calls on the stream, as one group if there are several. Returns [`ResultCode::IN_PROGRESS`] if a non-blocking communicator is
+/// still busy with them.
 ///
 /// # Safety
 /// Like [`Primitive::issue`], for each.
@@ -213,8 +213,7 @@ pub(super) unsafe fn issue_all(
     comm: Comm,
     stream: Stream,
 ) -> Result<ResultCode, Refused> {
-    // A single transfer to or from a peer is a group too: only then is it in the stream when the call returns, on communicators
-    // that do not block.
+    // A single transfer is a group too: only then is it in the stream when the call returns, on non-blocking communicators.
     let is_group =
         primitives.len() > 1 || matches!(primitives.first(), Some(Primitive::Send { .. } | Primitive::Recv { .. }));
     // SAFETY: the caller's promise.
@@ -224,7 +223,7 @@ pub(super) unsafe fn issue_all(
         }
         checked("ncclGroupStart", (nccl.functions.ncclGroupStart)())?;
         let issued = primitives.iter().try_for_each(|primitive| primitive.issue(nccl, comm, stream).map(|_| ()));
-        // The group must be closed whatever happened in it: it belongs to the thread.
+        // The group must be closed in any case, because it belongs to the thread.
         let ended = checked("ncclGroupEnd", (nccl.functions.ncclGroupEnd)());
         issued.and(ended)
     }

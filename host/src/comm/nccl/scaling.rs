@@ -1,4 +1,4 @@
-//! Factors that NCCL does not apply, or not exactly: by a kernel of ours, in the operation's own queue.
+//! Factors that NCCL does not apply, or not exactly: they are applied by a kernel of this crate, in the operation's queue.
 
 use crate::driver::{DeviceSlice, DeviceSliceMut, Queue};
 use crate::dtype::DType;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::kernels::cuda;
 use crate::memory::RawSlice;
 
-/// Whether the dtype has the factor itself.
+/// Whether the dtype can represent the factor exactly.
 pub(super) fn is_exact(factor: f64, dtype: DType) -> bool {
     match dtype {
         DType::F64 => true,

@@ -1,7 +1,6 @@
-//! One rank's part in an NCCL communicator, shared by the rank's thread, which puts work into queues, and the thread that watches
-//! over that work.
+//! One rank's part in an NCCL communicator, shared by the rank's thread, which enqueues work, and the watching thread.
 //!
-//! The first failure sticks. It is published before the communicator is aborted, so that nobody waits for an abort.
+//! The first failure is permanent. It is published before the communicator is aborted, so that no thread waits for an abort.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -14,7 +13,7 @@ use crate::driver::{Event, HostFlag, Queue, Sharers};
 use crate::error::{Call, CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Nccl, NcclError, ResultCode};
 
-/// Why a communicator can no longer be used.
+/// The reason why a communicator can no longer be used.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     Comm(CommError),
@@ -22,7 +21,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// As the error of this rank's own `operation`.
+    /// Converts the failure to the error of this rank's own `operation`.
     fn error(&self, own: Operation) -> Error {
         match self {
             Failure::Nccl(error) => error.clone().into(),
@@ -34,26 +33,26 @@ impl Failure {
 /// An operation that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Begun {
-    /// The number of the last collective that had been started when this was.
+    /// The number of the last collective that had been started when this operation began.
     pub(super) sequence: u64,
-    /// The number of the last call in the record of calls.
+    /// The number of the last call in the trace.
     pub(super) number: u64,
     /// The last call.
     pub(super) call: Call,
     pub(super) started: Instant,
 }
 
-/// Work in a queue that is not known to be over.
+/// Enqueued work that is not known to be complete.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     pub(super) begun: Begun,
     pub(super) done: Event,
 }
 
-/// Whether anything was put into a queue.
+/// The result of enqueuing operations.
 pub(super) enum Put {
     Nothing,
-    /// Not to run now, but whenever the recording runs.
+    /// The work is part of a recording, and runs when the recording runs.
     Recorded,
     Work,
 }
@@ -61,25 +60,25 @@ pub(super) enum Put {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outstanding: std::collections::VecDeque<Outstanding>,
-    /// The oldest of it, while the watching thread asks the driver about it.
+    /// The oldest outstanding work, while the watching thread queries the driver about it.
     pub(super) looked_at: Option<Begun>,
-    /// What the rank's thread is putting into a queue.
+    /// The operation that the rank's thread is enqueuing.
     pub(super) in_call: Option<Begun>,
-    /// Events to use again.
+    /// Events to reuse.
     spare: Vec<Event>,
     failure: Option<Failure>,
     /// Set when the rank's thread has dropped the communicator.
     pub(super) is_closing: bool,
-    /// Set when nothing is left to do for the watching thread.
+    /// Set when the watching thread has ended the communicator.
     pub(super) has_ended: bool,
 }
 
-/// What ranks have told each other of where they are.
+/// The placement of the ranks, which they have told each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbours {
-    /// How many ranks are on this rank's GPU, this one included.
+    /// The number of ranks on this rank's GPU, including this one.
     pub(super) ranks_on_device: usize,
-    /// Who shares the GPU with this rank: these ranks, and those of the communicator that this one was split from.
+    /// The ranks that share the GPU with this rank: these ranks, and the ranks of the communicator that this one was split from.
     pub(super) sharers: Sharers,
     /// Whether all ranks are on one machine; equal on all of them.
     pub(super) on_one_host: bool,
@@ -91,21 +90,21 @@ pub(super) struct Neighbours {
 pub(super) struct Session {
     pub(super) nccl: &'static Nccl,
     pub(super) member: Member,
-    /// A queue of the communicator's device; its context is what NCCL works in.
+    /// A queue of the communicator's device; NCCL works in its context.
     pub(super) device: Queue,
-    /// What it was made with.
+    /// The options of the communicator.
     pub(super) options: super::NcclOptions,
-    /// Which of the other ranks are near.
+    /// The placement of the ranks.
     pub(super) neighbours: Neighbours,
     /// The communicator; null once it has been destroyed or aborted.
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Tells kernels that meet those of other ranks to give up.
+    /// The flag that tells kernels which wait for other ranks to give up.
     pub(super) abort: Arc<HostFlag>,
-    /// Held while a call of NCCL uses `handle`, and until a communicator that does not block has taken the call in.
+    /// Held while a call of NCCL uses `handle`, and until a non-blocking communicator has processed the call.
     in_call: Mutex<()>,
-    /// The end of the last kernels that met those of other ranks.
+    /// The end of the last kernels that waited for kernels of other ranks.
     last_kernels: Mutex<Option<Event>>,
-    /// The same of recorded ones, with the number of the recording.
+    /// The end of the last such recorded kernels, with the number of the recording.
     last_recorded: Mutex<Option<(u64, Event)>>,
     has_failed: AtomicBool,
     state: Mutex<State>,
@@ -143,7 +142,7 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a failure, unless there is one already, and wakes everybody.
+    /// Records a failure, unless there is one already, and wakes all waiting threads.
     pub(super) fn fail(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
         self.has_failed.store(true, Ordering::Release);
@@ -157,7 +156,7 @@ impl Session {
         self.lock().failure.clone()
     }
 
-    /// Takes note of a failure of the group, if there is one: the watching thread may not have come to it yet.
+    /// Records a failure of the group, if there is one, which the watching thread may not have detected yet.
     fn hear(&self) {
         if let Some(error) = self.member.failure() {
             self.fail(Failure::Comm(error));
@@ -170,13 +169,13 @@ impl Session {
         self.failure().map_or(Ok(()), |failure| Err(failure.error(operation)))
     }
 
-    /// Tells every rank that this one cannot go on, and why.
+    /// Fails the group, because this rank cannot continue for this reason.
     pub(super) fn report(&self, operation: Operation, reason: String) {
         let rank = self.member.rank();
         self.member.fail(CommError::Transport { operation, rank, reason });
     }
 
-    /// Passes on an error in this rank's own operands, after telling the other ranks, who would wait for nothing.
+    /// Returns an error in this rank's own operands, after reporting it to the other ranks, which would wait in vain.
     pub(super) fn refuse(&self, operation: Operation, error: Error) -> Error {
         let failure = CommError::InvalidCall { operation, rank: self.member.rank(), reason: error.to_string() };
         self.member.fail(failure.clone());
@@ -184,10 +183,10 @@ impl Session {
         error
     }
 
-    /// Puts operations into a queue, all of them as one group.
+    /// Enqueues operations, all of them as one group.
     ///
     /// # Safety
-    /// The operands are memory of this communicator's device, valid until the queue has got past them, and used by nothing but work
+    /// The operands are memory of this communicator's device, valid until the queue has passed them, and used only by work that is
     /// ordered on the queue.
     pub(super) unsafe fn submit(&self, queue: &Queue, calls: &[Call], primitives: &[Primitive]) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
@@ -201,16 +200,16 @@ impl Session {
             if handle.is_null() {
                 self.check(last.called())?;
             }
-            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the operands are
-            // the caller's promise.
+            // SAFETY: the handle is live while the lock is held, or is being aborted because this very call hangs; the caller promises
+            // the operands.
             let issued = unsafe { issue_all(primitives, self.nccl, handle, queue.stream()) };
             self.settle(issued, started).map_err(|refused| self.broken(refused, last.called()))?;
             Ok(if queue.is_capturing()? { Put::Recorded } else { Put::Work })
         })
     }
 
-    /// Like [`admit`](Self::admit), for kernels that meet those of other ranks. They run in the order of their calls, whatever their
-    /// queues: two launches that fill the GPU and wait for peers, in another order on each rank, would wait for ever.
+    /// Like [`admit`](Self::admit), for kernels that wait for kernels of other ranks. They run in the order of their calls, whatever
+    /// their queues: two launches that fill the GPU and wait for peers would deadlock if their order differed between ranks.
     pub(super) fn admit_kernels(
         &self,
         queue: &Queue,
@@ -218,7 +217,7 @@ impl Session {
         launch: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         self.admit(queue, &[call], false, || {
-            // Launches of a graph are ordered as a whole when it runs, and the kernels in it here.
+            // Launches of a graph are ordered as a whole when it runs; the kernels in the graph are ordered here.
             if let Some(recording) = queue.capture_id()? {
                 let mut last = self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((_, event)) = last.take_if(|(number, event)| *number == recording && !event.is_of(queue)) {
@@ -246,8 +245,8 @@ impl Session {
         })
     }
 
-    /// Lets `put` put operations into a queue, after the ranks' control channel has got them to compare, and watches over them from
-    /// then on. `by_nccl`: NCCL's kernels run the operations, and not our own.
+    /// Enqueues operations by `put`, after announcing them for comparison, and watches them from then on. `by_nccl` is whether NCCL's
+    /// kernels run the operations, and not this crate's.
     fn admit(&self, queue: &Queue, calls: &[Call], by_nccl: bool, put: impl FnOnce() -> Result<Put>) -> Result<()> {
         let Some(last) = calls.last() else { return Ok(()) };
         self.check(last.called())?;
@@ -256,18 +255,18 @@ impl Session {
             let reason = format!("the operands are on device {memory}, this rank's communicator on device {own}");
             return Err(self.refuse(last.called(), Error::InvalidArgument { operation: "nccl", reason }));
         }
-        // Our own kernels write where their ranks have agreed that they may, whatever the call.
+        // This crate's kernels write only to memory that their ranks have agreed on, whatever the call.
         if self.options.checks || by_nccl {
             self.announce(calls)?;
         }
         if self.neighbours.share_process || queue.is_capturing()? {
-            // Inside a process, and between buffers that it registers because a graph names them, NCCL writes to the peer's memory directly, as far
-            // as the writer's count goes.
+            // Inside a process, and between buffers that NCCL registers because a graph names them, NCCL writes to the peer's memory
+            // directly, up to the writer's count.
             self.confirm(self.member.announced(), self.options.deadline)?;
         }
         let (recorder, announced) = (self.member.recorder(), self.member.announced());
         let announced = if self.options.checks { announced } else { 0 };
-        // `fold`, not `last`: every call is posted.
+        // `fold` instead of `last`, because every call has to be posted.
         let posted = calls.iter().fold(None, |_, &call| Some(recorder.post(call, announced)));
         let (sequence, number) = posted.unwrap_or_default();
         queue.make_current()?;
@@ -280,7 +279,7 @@ impl Session {
             state.spare.pop()
         };
         let put = put.inspect_err(|error| {
-            // The other ranks have put their part into their queues, or are about to.
+            // The other ranks have enqueued their part, or are about to.
             if self.failure().is_none() {
                 self.report(last.called(), error.to_string());
                 let (operation, rank, reason) = (last.called(), self.member.rank(), error.to_string());
@@ -302,15 +301,15 @@ impl Session {
         let outstanding = Outstanding { begun, done };
         let mut state = self.lock();
         state.outstanding.push_back(outstanding);
-        // The watching thread sleeps long only while there is nothing to watch.
+        // The watching thread sleeps longer while no work is outstanding.
         if state.outstanding.len() == 1 {
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Has the ranks compare these calls, if they check calls at all, as ranks of one process always do. Nobody waits for that here: it may fail the communicator at any
-    /// time, and [`confirm`](Self::confirm) waits for it.
+    /// Announces these calls for comparison, if checks are on or ranks share a process. This does not wait: a mismatch may fail the
+    /// communicator at any time, and [`confirm`](Self::confirm) waits for the comparison.
     pub(super) fn announce(&self, calls: &[Call]) -> Result<()> {
         if !self.options.checks && !self.neighbours.share_process {
             return Ok(());
@@ -319,7 +318,7 @@ impl Session {
         Ok(self.member.announce(calls, self.options.deadline).inspect_err(fail)?)
     }
 
-    /// Waits until the first `calls` announced calls have been compared with the other ranks'; does not wait without checks.
+    /// Waits until the first `calls` announced calls have been compared with the other ranks' calls; does not wait without checks.
     pub(super) fn confirm(&self, calls: u64, deadline: Duration) -> Result<()> {
         self.member.confirm_first(calls, deadline).or_else(|error| {
             self.fail(Failure::Comm(error));
@@ -344,7 +343,7 @@ impl Session {
         })
     }
 
-    /// Waits until a communicator that does not block has taken a call in.
+    /// Waits until a non-blocking communicator has processed a call.
     fn settle(&self, issued: Result<ResultCode, Refused>, started: Instant) -> Result<(), Refused> {
         let mut code = issued?;
         while code == ResultCode::IN_PROGRESS {
@@ -364,30 +363,31 @@ impl Session {
         Err(Refused { call: "ncclCommGetAsyncError", code })
     }
 
-    /// NCCL's report on the communicator's background work, for the watching thread; `None` where the rank's thread may be asking too.
+    /// NCCL's status of the communicator's background work, for the watching thread; `None` if the rank's thread may be querying it too.
     ///
-    /// Of a communicator that does not block, `ncclCommGetAsyncError` joins the thread of the background work, and of two threads that ask at
-    /// once and join it both, one never returns (seen with 2.32.3).
+    /// For a non-blocking communicator, `ncclCommGetAsyncError` joins the thread of the background work. If two threads query at once and
+    /// both join it, one never returns (seen with 2.32.3).
     pub(super) fn async_error(&self) -> Option<ResultCode> {
         let _in_call = if self.options.blocking { None } else { Some(self.in_call.try_lock().ok()?) };
         Some(self.ask_nccl())
     }
 
-    /// The same, for the only thread that asks.
+    /// Like [`async_error`](Self::async_error), for the only thread that queries.
     fn ask_nccl(&self) -> ResultCode {
         let handle = self.handle.load(Ordering::Acquire);
         if handle.is_null() {
             return ResultCode::SUCCESS;
         }
         let mut code = ResultCode::SUCCESS;
-        // SAFETY: the handle is live: an abort is preceded by a failure, which ends `settle`, and waits for `in_call` longer than that takes.
+        // SAFETY: the handle is live: an abort is preceded by a failure, which ends `settle`, and waits for `in_call` longer than that
+        // takes.
         let asked = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(handle, &mut code) };
         if asked == ResultCode::SUCCESS { code } else { asked }
     }
 
-    /// The error of a refused call, after making it everybody's failure: the others may have put their part into their queues.
+    /// Returns the error of a refused call, after failing the group: the other ranks may have enqueued their part.
     pub(super) fn broken(&self, refused: Refused, operation: Operation) -> Error {
-        // An abort makes calls in progress fail; what it was for is the better answer.
+        // An abort makes calls in progress fail; the cause of the abort is the better error.
         if let Err(error) = self.check(operation) {
             return error;
         }
@@ -409,13 +409,13 @@ impl Session {
         }
     }
 
-    /// Takes an event back.
+    /// Keeps an event for reuse.
     pub(super) fn recycle(&self, event: Event) {
         self.lock().spare.push(event);
     }
 
-    /// Takes the communicator away, for its end. A call that uses it is waited for, but no longer than `patience`: one that hangs is
-    /// what an abort is for.
+    /// Takes the communicator away, to end it. Waits for a call that uses it, but no longer than `patience`, because an abort also has to
+    /// end a call that hangs.
     pub(super) fn take_handle(&self, patience: Duration) -> Comm {
         let until = Instant::now() + patience;
         loop {

@@ -1,5 +1,5 @@
-//! How the ranks of a new NCCL communicator come together: they compare what they have over the control channel, and only then is
-//! NCCL asked, on a thread of its own, because that call returns when all ranks have come, or never.
+//! The set-up of an NCCL communicator: ranks compare their settings over the control channel, and only then call NCCL, on a separate
+//! thread, because that call returns when all ranks have made it, or never.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -19,40 +19,40 @@ use crate::error::{CommError, Error, Operation, Result};
 use crate::sys::nccl::{Comm, Config, Nccl, NcclError, ResultCode, UNDEFINED, UniqueId, Version};
 
 const OPERATION: &str = "nccl communicator";
-/// Without which NCCL refuses ranks on one GPU.
+/// The variable without which NCCL refuses several ranks on one GPU.
 const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
-/// The first NCCL that takes several ranks on one GPU.
+/// The first version of NCCL that accepts several ranks on one GPU.
 const SHARED_GPU_SINCE: Version = Version::new(2, 30);
-/// By which NCCL tells machines apart, where it is set.
+/// The variable that overrides NCCL's identity of the machine.
 const HOST_VARIABLE: &str = "NCCL_HOSTID";
 
-/// What each rank tells the others before NCCL is called.
+/// The message that each rank sends to the others before NCCL is called.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Hello {
-    /// Why this rank cannot take part.
-    trouble: Option<String>,
+    /// The reason why this rank cannot take part, if it cannot.
+    failure: Option<String>,
     version: i32,
     device: [u8; 16],
-    /// The process that it is in, which no other in the world is.
+    /// The rank's process, by a number that is unique in the world.
     process: [u8; 16],
-    /// The machine that it is on.
+    /// The rank's machine.
     host: String,
     has_checks: bool,
-    /// Whether ranks may be on one GPU, and whether NCCL has been told so.
+    /// Whether several ranks may use one GPU, and whether NCCL has been told so.
     shared_gpu: [bool; 2],
     /// The fewest and the most thread blocks.
     ctas: [Option<u32>; 2],
-    /// NCCL's meeting point, from rank 0.
-    meeting_point: Vec<u8>,
+    /// NCCL's unique id, from rank 0.
+    unique_id: Vec<u8>,
 }
 
-/// A communicator's handle, which may go to another thread.
+/// A communicator's handle, which may move to another thread.
 struct Handle(Comm);
 
-// SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+// SAFETY: NCCL's communicators may be used from any thread, by one thread at a time.
 unsafe impl Send for Handle {}
 
-/// Makes this rank's communicator, which was split from one whose ranks share the GPU like this.
+/// Makes this rank's communicator. `parent` describes the sharing of the GPU in the communicator that it was split from.
 pub(super) fn connect(
     member: &Member,
     queue: &Queue,
@@ -69,10 +69,10 @@ pub(super) fn connect(
         ..Hello::default()
     };
     let hello = match &prepared {
-        Ok((nccl, device, meeting_point)) => {
-            Hello { version: nccl.version().0, device: *device, meeting_point: meeting_point.clone(), ..nothing }
+        Ok((nccl, device, unique_id)) => {
+            Hello { version: nccl.version().0, device: *device, unique_id: unique_id.clone(), ..nothing }
         }
-        Err(error) => Hello { trouble: Some(error.to_string()), ..nothing },
+        Err(error) => Hello { failure: Some(error.to_string()), ..nothing },
     };
     let hellos = exchange(member, &hello, options.deadline)?;
     let (nccl, ..) = prepared?;
@@ -80,31 +80,32 @@ pub(super) fn connect(
     tracing::debug!(rank = member.rank(), world_size = member.world_size(), "ranks agree, calling NCCL");
     let neighbours = neighbours(&hellos, member.rank(), parent);
 
-    let meeting_point = unique_id(&hellos[0].meeting_point, member)?;
-    let outcome = init(nccl, member, queue, options, meeting_point);
-    // Nobody goes on before all ranks have it.
-    let done = Hello { trouble: outcome.as_ref().err().map(ToString::to_string), ..hello };
+    let id = unique_id(&hellos[0].unique_id, member)?;
+    let outcome = init(nccl, member, queue, options, id);
+    // No rank continues before all ranks have a communicator.
+    let done = Hello { failure: outcome.as_ref().err().map(ToString::to_string), ..hello };
     let answers = exchange(member, &done, options.deadline);
     let handle = outcome?;
-    let all = answers.and_then(|answers| trouble(&answers));
+    let all = answers.and_then(|answers| first_failure(&answers));
     if let Err(error) = all {
-        // SAFETY: made just now, and used by nobody.
+        // SAFETY: the communicator was made just now, and is not in use.
         unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
         return Err(error);
     }
     Ok((nccl, handle.0, neighbours))
 }
 
-/// What tells this machine from others: what NCCL is told to, if it is, so that both of us see the same machines.
+/// The identity of this machine: NCCL's override if it is set, so that NCCL and this crate distinguish the same machines.
 fn host() -> String {
     let named = std::env::var_os(HOST_VARIABLE).filter(|name| !name.is_empty());
     let named = named.map(|name| name.to_string_lossy().into_owned());
-    // Containers on one machine have names of their own and reach each other's memory; a kernel has one number from its start to its end.
+    // The boot id is preferred to the host name: containers on one machine have different names and reach each other's memory, and a
+    // kernel has one boot id from its start to its end.
     let booted = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
     named.or_else(booted).unwrap_or_else(|| gethostname::gethostname().to_string_lossy().into_owned())
 }
 
-/// Whether a variable of NCCL's, a number, is not 0.
+/// Whether a numeric variable of NCCL is set and not 0.
 fn is_on(variable: Option<&str>) -> bool {
     variable.is_some_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0))
 }
@@ -122,7 +123,7 @@ fn neighbours(hellos: &[Hello], rank: usize, parent: Sharers) -> Neighbours {
 }
 
 fn prepare(member: &Member, queue: &Queue, options: &NcclOptions) -> Result<(&'static Nccl, [u8; 16], Vec<u8>)> {
-    if let Some(reason) = options.trouble() {
+    if let Some(reason) = options.invalid_reason() {
         return Err(Error::InvalidArgument { operation: OPERATION, reason });
     }
     let nccl = Nccl::get()?;
@@ -151,16 +152,16 @@ fn exchange(member: &Member, hello: &Hello, deadline: Duration) -> Result<Vec<He
     all.into_iter().enumerate().map(read).collect()
 }
 
-/// The first rank that cannot take part, as an error.
-fn trouble(hellos: &[Hello]) -> Result<()> {
-    let first = hellos.iter().enumerate().find_map(|(rank, hello)| Some((rank, hello.trouble.clone()?)));
+/// Returns the failure of the first rank that cannot take part, if any.
+fn first_failure(hellos: &[Hello]) -> Result<()> {
+    let first = hellos.iter().enumerate().find_map(|(rank, hello)| Some((rank, hello.failure.clone()?)));
     first
         .map_or(Ok(()), |(rank, reason)| Err(CommError::Transport { operation: Operation::SetUp, rank, reason }.into()))
 }
 
-/// Refuses what NCCL would fail on, or hang.
+/// Refuses settings with which NCCL would fail or hang.
 fn check(hellos: &[Hello]) -> Result<()> {
-    trouble(hellos)?;
+    first_failure(hellos)?;
     let refuse = |reason: String| Err(Error::InvalidArgument { operation: OPERATION, reason });
     for (rank, hello) in hellos.iter().enumerate() {
         if hello.version != hellos[0].version {
@@ -180,7 +181,7 @@ fn check(hellos: &[Hello]) -> Result<()> {
             return refuse(format!("rank 0 has {first} as shared_gpu, rank {rank} has {other}"));
         }
     }
-    // Behind what all ranks must have in common, so that every rank of a group gets the same error for the same mistake.
+    // This follows the checks of common settings, so that every rank of a group gets the same error for the same mistake.
     for (rank, hello) in hellos.iter().enumerate() {
         if let Some(other) = hellos[..rank].iter().position(|other| other.device == hello.device) {
             if let Some(lacking) = lacking_for_one_gpu([other, rank].map(|rank| (rank, &hellos[rank]))) {
@@ -195,7 +196,7 @@ fn check(hellos: &[Hello]) -> Result<()> {
     Ok(())
 }
 
-/// What two ranks lack to be on one GPU.
+/// The missing requirement of two ranks on one GPU, if any.
 fn lacking_for_one_gpu(ranks: [(usize, &Hello); 2]) -> Option<String> {
     let version = Version(ranks[0].1.version);
     if version < SHARED_GPU_SINCE {
@@ -222,14 +223,14 @@ fn refused(nccl: &Nccl, member: &Member, Refused { call, code }: Refused) -> Ncc
         call,
         code: code.0,
         text: nccl.error_string(code),
-        // SAFETY: no communicator is asked about.
+        // SAFETY: the call names no communicator.
         last_error: unsafe { nccl.last_error(ptr::null_mut()) },
         rank: member.rank(),
         world_size: member.world_size(),
     }
 }
 
-/// Runs NCCL's own set-up, until it is over, a rank is gone or the deadline has passed.
+/// Runs NCCL's own set-up, until it is complete, a rank is gone or the deadline has passed.
 fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptions, id: UniqueId) -> Result<Handle> {
     let (sender, receiver) = channel();
     let is_given_up = Arc::new(AtomicBool::new(false));
@@ -239,9 +240,9 @@ fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptio
         move || {
             let outcome = call_init(nccl, &queue, (rank, world_size), id, &options, &is_given_up);
             if let Err(unsent) = sender.send(outcome) {
-                // Nobody waits any more.
+                // The waiting thread has given up.
                 if let Ok(handle) = unsent.0 {
-                    // SAFETY: made just now, and used by nobody.
+                    // SAFETY: the communicator was made just now, and is not in use.
                     unsafe { (nccl.functions.ncclCommAbort)(handle.0) };
                 }
             }
@@ -271,10 +272,10 @@ fn init(nccl: &'static Nccl, member: &Member, queue: &Queue, options: &NcclOptio
     }
 }
 
-/// What NCCL is asked for.
+/// The configuration that is passed to NCCL.
 fn config(options: &NcclOptions) -> Config {
     let count = |ctas: Option<u32>| ctas.and_then(|ctas| c_int::try_from(ctas).ok()).unwrap_or(UNDEFINED);
-    // NCCL takes a most that is not given for less than any fewest, and refuses (NVIDIA/nccl#2256); what is more than it can do, it lowers.
+    // NCCL takes an unset maximum for less than any minimum, and refuses (NVIDIA/nccl#2256); a maximum beyond its limit is lowered.
     let max_ctas = options.max_ctas.or(options.min_ctas.map(|_| i32::MAX.unsigned_abs()));
     Config {
         blocking: c_int::from(options.blocking),
@@ -312,7 +313,7 @@ fn call_init(
         return Ok(Handle(comm));
     }
     if !comm.is_null() {
-        // SAFETY: nobody else knows the communicator.
+        // SAFETY: no other thread knows the communicator.
         unsafe { (nccl.functions.ncclCommAbort)(comm) };
     }
     Err(Refused { call, code })
@@ -322,7 +323,7 @@ fn call_init(
 mod tests {
     use super::*;
 
-    /// A rank with this GPU, on this machine, of NCCL 2.32.
+    /// Makes the message of a rank with this GPU, on this machine, with NCCL 2.32.
     fn hello(device: u8, host: &str, shared_gpu: [bool; 2]) -> Hello {
         let version = Version::new(2, 32).0;
         Hello { version, device: [device; 16], host: host.into(), shared_gpu, ..Hello::default() }
@@ -349,7 +350,7 @@ mod tests {
         let mut hellos = all([true, true]);
         check(&hellos).unwrap();
         hellos[1].shared_gpu[1] = false;
-        // It has a GPU of its own.
+        // The rank has its own GPU.
         check(&hellos).unwrap();
         hellos[2].shared_gpu[1] = false;
         let expected = format!("{what_it_takes}the variable is not set on rank 2, and NCCL is 2.32.1");
@@ -382,13 +383,13 @@ mod tests {
         let of = |hellos: &[Hello], rank| neighbours(hellos, rank, Sharers::ONE);
         assert!(!of(&apart, 0).share_process);
         assert_eq!([&hellos, &apart].map(|hellos| of(hellos, 0).sharers.processes), [1, 2]);
-        // Split into parts of which each has one rank on a GPU, they still share it.
+        // If a communicator is split into parts with one rank each on a GPU, the ranks still share it.
         let world = of(&apart, 0).sharers;
         let part = neighbours(&[apart[0].clone(), apart[2].clone()], 0, world);
         assert_eq!((part.ranks_on_device, part.sharers), (1, world));
         apart[2].process = apart[1].process;
         assert!((0..3).all(|rank| of(&apart, rank).share_process));
-        // Machines that are only said to be several have the same GPUs.
+        // Ranks that only claim to be on several machines have the same GPUs.
         let hellos = [(1, "a"), (1, "b")].map(|(device, host)| hello(device, host, [true; 2]));
         assert_eq!([0, 1].map(|rank| here(&hellos, rank)), [(2, false), (2, false)]);
     }

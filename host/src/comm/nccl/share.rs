@@ -1,6 +1,6 @@
-//! Memory of every rank for the kernels of every rank: who can reach whom, agreed on by all.
+//! Peer memory: memory of every rank that the kernels of every rank can access, if all ranks agree that they can.
 //!
-//! It maps memory; nothing here reads or writes it.
+//! This module only maps memory; it neither reads nor writes it.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::driver::{DeviceSlice, Mapping, Offer};
 use crate::error::Result;
 use crate::memory::SharedMemory;
 
-/// Shares memory among all ranks, or tells all of them that some cannot be reached.
+/// Shares memory among all ranks; returns `None` on all of them if some memory cannot be reached.
 pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<SharedMemory>> {
-    // A handle of another machine's means nothing here, and nobody promises that opening it fails.
+    // A handle of another machine is meaningless here, and opening it is not guaranteed to fail.
     if !session.neighbours.on_one_host {
         tracing::debug!(rank = session.member.rank(), "memory is not shared: the ranks are on several machines");
         return Ok(None);
@@ -30,11 +30,11 @@ pub(super) fn share(session: &Session, data: DeviceSlice<'_>) -> Result<Option<S
         })
         .collect();
     let mappings: Option<Vec<Mapping>> = opened.into_iter().collect();
-    // One rank that cannot is enough: the others would wait for its kernels.
+    // If one rank cannot map all memory, no rank does: the others would wait for its kernels.
     let can = exchange(session, &[u8::from(mappings.is_some())])?;
     if can.iter().any(|answer| answer[..] != [1]) {
         drop(mappings);
-        // No rank may free what another still has mapped.
+        // No rank may free memory that another rank still has mapped.
         exchange(session, &[])?;
         return Ok(None);
     }

@@ -1,7 +1,7 @@
-//! The thread that watches over one rank's collectives: it notices what has completed, what is late and who is gone, aborts the
-//! communicator when something failed, and destroys it when the rank is done.
+//! The watching thread of one rank's communicator: it detects completed and late operations and departed ranks, aborts the communicator
+//! after a failure, and destroys it when the rank is done.
 //!
-//! It never touches a queue's work, and the rank's thread never waits for it, except to end.
+//! It never enqueues work, and the rank's thread waits for it only at the end.
 
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -12,17 +12,17 @@ use super::session::{Begun, Failure, Session};
 use crate::error::{CommError, Departure, Operation};
 use crate::sys::nccl::ResultCode;
 
-/// How long a failure may take to every rank of the group, before kernels are ended.
+/// The time for a failure to reach every rank of the group before kernels are ended.
 const NEWS: Duration = Duration::from_millis(50);
-/// How often work under way is looked at, and how often everything else.
+/// The polling intervals while operations are in flight, and otherwise.
 const BUSY: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_millis(20);
-/// How often NCCL is asked about errors in its background.
+/// The interval at which NCCL is queried for asynchronous errors.
 const ASK_NCCL: Duration = Duration::from_millis(100);
-/// How long a call of NCCL that is in progress may take before an abort goes ahead regardless.
+/// How long an abort waits for a call of NCCL in progress.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What the watching thread does until the communicator has ended.
+/// Runs the watching thread until the communicator has ended.
 pub(super) fn watch(session: &Arc<Session>) {
     if let Err(error) = session.device.make_current() {
         session.report(Operation::Exchange, error.to_string());
@@ -56,7 +56,7 @@ pub(super) fn watch(session: &Arc<Session>) {
             let since = *closing.get_or_insert_with(Instant::now);
             if state.outstanding.is_empty() {
                 drop(state);
-                // The other ranks' records of the last calls may still be on their way, to a coordinator that would end with rank 0.
+                // The other ranks' records of the last calls may still be in flight to the coordinator, which ends with rank 0.
                 let left = session.options.deadline.saturating_sub(since.elapsed());
                 break session.confirm(session.member.announced(), left).is_ok();
             }
@@ -70,7 +70,7 @@ pub(super) fn watch(session: &Arc<Session>) {
     session.changed.notify_all();
 }
 
-/// Takes note of work that is over, oldest first.
+/// Removes completed work, oldest first.
 fn collect(session: &Session) {
     loop {
         let front = {
@@ -79,7 +79,7 @@ fn collect(session: &Session) {
             state.looked_at = Some(front.begun);
             front
         };
-        // The driver is asked without the lock: it may make us wait, and the rank's thread must not.
+        // The driver is queried without the lock, because the query may block, and the rank's thread must not wait for it.
         let done = front.done.is_done();
         if let Err(error) = &done {
             session.report(front.begun.call.called(), error.to_string());
@@ -95,8 +95,8 @@ fn collect(session: &Session) {
     }
 }
 
-/// The failure of the oldest work under way: it is past its deadline, or a rank that it needs has left. A call that hangs inside NCCL,
-/// where two ranks connect, is work under way too.
+/// The failure of the oldest operation in flight, if it is past its deadline or needs a rank that has left. A call that hangs inside
+/// NCCL, where two ranks connect, is in flight too.
 fn late(session: &Session) -> Option<CommError> {
     let Begun { sequence, call, started, .. } = {
         let state = session.lock();
@@ -112,7 +112,7 @@ fn late(session: &Session) -> Option<CommError> {
     is_late.then(|| session.member.late(sequence, operation, session.options.deadline))
 }
 
-/// A rank that left before it started the collective of that number. Transfers between two ranks have no number of their own.
+/// A rank that left before it started the collective with this number. Transfers between two ranks have no number of their own.
 fn gone(session: &Session, sequence: u64, operation: Operation) -> Option<(usize, Departure)> {
     let is_transfer = matches!(
         operation,
@@ -124,7 +124,7 @@ fn gone(session: &Session, sequence: u64, operation: Operation) -> Option<(usize
 /// Ends the communicator: in good order, or by an abort, which makes the kernels of its collectives return.
 pub(super) fn end(session: &Session, is_healthy: bool) {
     if !is_healthy {
-        // Kernels that are ended pass on to the peers what they have not received: the peers are to hear of the failure first.
+        // Kernels that are ended send incomplete data to the peers, so the peers have to learn of the failure first.
         std::thread::sleep(NEWS);
         session.abort.set();
     }
@@ -134,7 +134,7 @@ pub(super) fn end(session: &Session, is_healthy: bool) {
     }
     let api = &session.nccl.functions;
     let begun = Instant::now();
-    // SAFETY: the handle was taken away, so that nobody else starts a call with it. A call that hangs ends by the abort.
+    // SAFETY: the handle was taken away, so that no other thread starts a call with it. A call that hangs is ended by the abort.
     let (call, code) = unsafe {
         if is_healthy {
             ("ncclCommDestroy", (api.ncclCommDestroy)(handle))
@@ -150,7 +150,7 @@ pub(super) fn end(session: &Session, is_healthy: bool) {
     }
 }
 
-/// Ends a communicator, and the thread that watches over it, when dropped.
+/// Ends a communicator and its watching thread when dropped.
 #[derive(Debug)]
 pub(super) struct End {
     session: Arc<Session>,
@@ -174,7 +174,7 @@ impl Drop for End {
         let mut state = self.session.lock();
         state.is_closing = true;
         self.session.changed.notify_all();
-        // An abort may hang, for all that NCCL promises; then its thread is left behind.
+        // An abort may hang, contrary to NCCL's documentation; then its thread is left behind.
         let until = Instant::now() + self.session.options.deadline.saturating_add(Duration::from_secs(10));
         while !state.has_ended && Instant::now() < until {
             let pause = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! [`Connection`]: frames to and from one other process, through a lane of shared memory where there is one, otherwise through the socket. The socket
-//! stays open in any case: its end is how the end of the other process shows.
+//! [`Connection`]: frames to and from one other process, through a lane of shared memory if there is one, otherwise through the socket.
+//! The socket stays open in any case, because its end shows the end of the other process.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -7,27 +7,27 @@ use std::io::{self, ErrorKind, Read, Write};
 use super::lane::Lane;
 use crate::bootstrap::{Peer, Session, Socket, TAG_BYTES};
 
-/// The bytes in front of a payload: its length, the kind, and the group.
+/// The bytes before a payload: its length, the kind, and the group.
 const HEADER_BYTES: usize = 16;
 /// The longest payload.
 const PAYLOAD_BYTES: usize = 32 << 10;
-/// Bytes of messages that may be on their way, at most. Sockets and lanes have room for more, so that records never wait behind them.
+/// The most bytes of messages in flight. Sockets and lanes have room for more, so that records never wait behind them.
 const WINDOW_BYTES: usize = 128 << 10;
-/// Bytes that are read at a time.
+/// The bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
 
-/// What a frame carries.
+/// The kind of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
     Record = 1,
     /// The next bytes of a message.
     Bytes = 2,
-    /// Where the bytes of a message lie.
+    /// The address of a message's bytes.
     Reference = 3,
     /// The sender has left the group.
     Left = 4,
-    /// How many bytes of messages the sender has taken so far.
+    /// The number of bytes of messages that the sender of this frame has processed so far.
     Taken = 5,
 }
 
@@ -46,13 +46,13 @@ pub(super) struct Lanes {
     pub(super) inward: Lane,
 }
 
-/// Bytes of messages, which wait for the receiver.
+/// The flow control of message bytes.
 #[derive(Debug, Default)]
 struct Window {
     sent: u64,
-    /// How many of them the other process has taken, as far as it has said.
+    /// The bytes that the other process has reported as processed.
     arrived: u64,
-    /// How many this process has taken, and how many of them it has said.
+    /// The bytes that this process has processed, and its last report of them.
     taken: u64,
     told: u64,
 }
@@ -62,9 +62,9 @@ pub(super) struct Connection {
     socket: Socket,
     session: Option<Session>,
     lanes: Option<Lanes>,
-    /// Bytes for which there was no room yet.
+    /// Bytes that wait for room in the lane or socket.
     queue: VecDeque<u8>,
-    /// Bytes that were received, and how many of them belong to frames that were taken.
+    /// Received bytes, and the number of them that belong to processed frames.
     received: Vec<u8>,
     taken: usize,
     window: Window,
@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// Has all later frames go through lanes, at both ends alike.
+    /// Sends all later frames through lanes; both ends have to do so.
     pub(super) fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = Some(lanes);
     }
@@ -96,36 +96,36 @@ impl Connection {
         self.lanes.as_ref()
     }
 
-    /// Whether it leads to another machine.
+    /// Whether the other process is on another machine.
     pub(super) fn leaves_machine(&self) -> bool {
         matches!(self.socket, Socket::Network(_))
     }
 
-    /// Whether the other process has ended, and everything that it had sent is received.
+    /// Whether the other process has ended, and all its frames have been received.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Bytes that wait for room.
+    /// The number of bytes that wait for room.
     pub(super) fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// How many bytes of messages may be on their way.
+    /// The most bytes of messages in flight on this connection.
     fn window_bytes(&self) -> usize {
         self.lanes.as_ref().map_or(WINDOW_BYTES, |lanes| WINDOW_BYTES.min(lanes.outward.capacity() / 2))
     }
 
-    /// How many bytes of a message can be sent in the next frame.
+    /// The number of bytes of a message that can be sent in the next frame.
     pub(super) fn room(&self) -> usize {
         let window = self.window_bytes();
         let left = window.saturating_sub((self.window.sent - self.window.arrived) as usize);
-        // Not in dribs and drabs.
+        // Small frames are avoided: the next frame waits until a full one fits.
         let most = PAYLOAD_BYTES.min(window / 4);
         if left < most { 0 } else { most - size_of::<u64>() }
     }
 
-    /// Sends bytes of a message, as many as there is [`room`](Self::room) for. Nobody takes those for a process that has ended.
+    /// Sends bytes of a message, at most [`room`](Self::room). If the other process has ended, they are discarded and count as processed.
     pub(super) fn push_bytes(&mut self, group: u64, message: u64, bytes: &[u8]) {
         self.window.sent += bytes.len() as u64;
         if self.has_ended {
@@ -134,7 +134,7 @@ impl Connection {
         self.push_parts(Kind::Bytes, group, &[&message.to_le_bytes(), bytes]);
     }
 
-    /// Notes that bytes of messages were taken from here, and says so from time to time.
+    /// Records that message bytes were processed, and reports the number to the other process from time to time.
     pub(super) fn note_taken(&mut self, bytes: usize) {
         self.window.taken += bytes as u64;
         if self.window.taken - self.window.told >= self.window_bytes() as u64 / 4 {
@@ -143,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Notes how many bytes the other process has taken.
+    /// Records the number of bytes that the other process has processed.
     pub(super) fn note_arrived(&mut self, bytes: u64) {
         self.window.arrived = bytes.min(self.window.sent);
     }
@@ -178,7 +178,7 @@ impl Connection {
         self.flush();
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends queued bytes, as far as there is room.
     pub(super) fn flush(&mut self) {
         while !self.queue.is_empty() && !self.has_ended {
             let (bytes, _) = self.queue.as_slices();
@@ -192,7 +192,7 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // What the other process had sent can still be read.
+                    // Bytes that the other process has sent can still be read.
                     self.queue.clear();
                     return;
                 }
@@ -200,7 +200,7 @@ impl Connection {
         }
     }
 
-    /// Receives the bytes that have arrived. Of a connection with lanes, only [`look_for_end`](Self::look_for_end) asks the socket.
+    /// Receives the bytes that have arrived. On a connection with lanes, only [`look_for_end`](Self::look_for_end) reads the socket.
     pub(super) fn fill(&mut self) {
         if self.taken == self.received.len() {
             self.received.clear();
@@ -231,7 +231,7 @@ impl Connection {
         }
     }
 
-    /// Notes that the other process has ended, if it has, and receives its last bytes.
+    /// Records the end of the other process, if it has ended, and receives its last bytes.
     pub(super) fn look_for_end(&mut self) {
         if self.lanes.is_none() || self.has_ended {
             return;
@@ -240,17 +240,17 @@ impl Connection {
             Ok(1..) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Ok(0) | Err(_) => {
-                // In this order: it writes nothing more.
+                // The order matters: after its end, the other process writes no more bytes.
                 self.fill();
                 self.has_ended = true;
             }
         }
     }
 
-    /// The next frame that is complete, with its group and its payload.
+    /// Returns the next complete frame, with its group and its payload.
     ///
     /// # Errors
-    /// Bytes that are no frame of the other rank; the connection has ended then.
+    /// Bytes that are not a frame of the other rank; the connection then counts as ended.
     pub(super) fn next(&mut self) -> io::Result<Option<(Kind, u64, &[u8])>> {
         let bytes = &self.received[self.taken..];
         let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(None) };
@@ -281,7 +281,7 @@ impl Connection {
         Ok(Some((kind, group, &self.received[begin + HEADER_BYTES..end])))
     }
 
-    /// Says to the other process that nothing more comes.
+    /// Tells the other process that no more frames follow.
     pub(super) fn finish(&mut self) {
         let outcome = match &self.socket {
             #[cfg(target_os = "linux")]

@@ -1,21 +1,21 @@
-//! [`Lane`]: a byte stream from one process to another in memory that both have mapped, and tickets for messages whose bytes the receiver fetches
-//! itself.
+//! [`Lane`]: a byte stream from one process to another in shared memory, with tickets for messages that the receiver fetches from the
+//! sender's memory.
 //!
-//! One process writes and one reads, each under a lock of its own. The memory stays for as long as either has it mapped.
+//! One process writes and one reads, each under its own lock. The memory stays for as long as either has it mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::file::Mapped;
 
-/// The counters of bytes that were written and read, on cache lines of their own, and the tickets.
+/// The layout of a lane: the counters of bytes that were written and read, on separate cache lines, and the tickets.
 const WRITTEN_AT: usize = 0;
 const READ_AT: usize = 64;
 const TICKETS_AT: usize = 128;
 const TICKETS: usize = 64;
 const HEADER_BYTES: usize = 1024;
 
-/// What one lane takes of a file.
+/// The bytes of a file that one lane takes.
 pub(super) fn bytes_of(capacity: usize) -> usize {
     HEADER_BYTES + capacity
 }
@@ -25,25 +25,26 @@ pub(super) fn bytes_of(capacity: usize) -> usize {
 pub(super) struct Lane {
     memory: Arc<Mapped>,
     begin: usize,
-    /// A power of two.
+    /// The bytes of the stream's buffer, a power of two.
     capacity: usize,
-    /// How many tickets the sender has issued.
+    /// The number of tickets that the sender has issued.
     issued: AtomicU64,
 }
 
-/// A message that the receiver fetches: by this ticket it tells the sender that it has, or the sender takes the message back before.
+/// The ticket of a message that the receiver fetches. By it, the receiver tells the sender that it has fetched the message, or the sender
+/// cancels the message before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     index: u32,
-    /// Never the same twice; its two lowest bits are for the receiver.
+    /// A number that is never used twice; its two lowest bits are for the receiver's answer.
     word: u64,
 }
 
-/// What the receiver says to a ticket.
+/// The receiver's answer to a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Fetched = 1,
-    /// It cannot read the memory, and wants the bytes sent.
+    /// The receiver cannot read the memory, and the sender has to send the bytes.
     Refused = 2,
 }
 
@@ -53,7 +54,7 @@ impl Lane {
         self.capacity
     }
 
-    /// The lane number `number` in this memory, all of whose lanes have this capacity.
+    /// The lane with index `number` in this memory; all lanes in it have the same capacity.
     pub(super) fn new(memory: Arc<Mapped>, number: usize, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a capacity of {capacity}");
         Lane { memory, begin: number * bytes_of(capacity), capacity, issued: AtomicU64::new(0) }
@@ -68,13 +69,13 @@ impl Lane {
         self.memory.start().wrapping_add(self.begin + HEADER_BYTES)
     }
 
-    /// How many bytes can be written now.
+    /// The number of bytes that can be written now.
     fn room(&self) -> usize {
         let used = self.word(WRITTEN_AT).load(Ordering::Relaxed) - self.word(READ_AT).load(Ordering::Acquire);
         self.capacity - used as usize
     }
 
-    /// Writes all parts, one behind the other, if there is room for all of them.
+    /// Writes all parts, one after another, if there is room for all of them.
     pub(super) fn write(&self, parts: &[&[u8]]) -> bool {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes > self.room() {
@@ -95,13 +96,13 @@ impl Lane {
         true
     }
 
-    /// Writes as many of these bytes as there is room for, and returns how many.
+    /// Writes as many of these bytes as there is room for. Returns the number of written bytes.
     pub(super) fn write_some(&self, bytes: &[u8]) -> usize {
         let some = bytes.len().min(self.room());
         if some > 0 && self.write(&[&bytes[..some]]) { some } else { 0 }
     }
 
-    /// Appends all bytes that have been written; whether there were any.
+    /// Appends all written bytes to `into`. Returns whether there were any.
     pub(super) fn read(&self, into: &mut Vec<u8>) -> bool {
         let (written, read) = (self.word(WRITTEN_AT).load(Ordering::Acquire), self.word(READ_AT));
         let begin = read.load(Ordering::Relaxed);
@@ -124,7 +125,7 @@ impl Lane {
         self.word(TICKETS_AT + ticket.index as usize % TICKETS * size_of::<u64>())
     }
 
-    /// A ticket for a message, if one is free. Called by the sender.
+    /// Issues a ticket for a message, if one is free. Called by the sender.
     pub(super) fn issue(&self) -> Option<Ticket> {
         let word = (self.issued.load(Ordering::Relaxed) + 1) << 2;
         let mut tickets = (0..TICKETS as u32).map(|index| Ticket { index, word });
@@ -134,7 +135,7 @@ impl Lane {
         Some(ticket)
     }
 
-    /// The receiver's answer, if it has given one; the ticket is free then. Called by the sender.
+    /// Returns the receiver's answer, if there is one, and frees the ticket. Called by the sender.
     pub(super) fn answer(&self, ticket: Ticket) -> Option<Answer> {
         let word = self.ticket(ticket).load(Ordering::Acquire);
         let answer = [Answer::Fetched, Answer::Refused].into_iter().find(|&answer| word == ticket.word | answer as u64);
@@ -144,21 +145,22 @@ impl Lane {
         answer
     }
 
-    /// Gives the receiver's answer; false if the sender has taken the message back, and what was fetched may be anything. Called by the receiver.
+    /// Gives the receiver's answer. Returns false if the sender has cancelled the message; then the fetched bytes are unspecified. Called
+    /// by the receiver.
     pub(super) fn give(&self, ticket: Ticket, answer: Answer) -> bool {
-        // All of the message was read before.
+        // The whole message must be read before the answer.
         std::sync::atomic::fence(Ordering::SeqCst);
         let word = self.ticket(ticket);
         word.compare_exchange(ticket.word, ticket.word | answer as u64, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Takes a message back. Its memory may change afterwards. Called by the sender.
+    /// Cancels a message. Its memory may change afterwards. Called by the sender.
     pub(super) fn withdraw(&self, ticket: Ticket) {
         self.ticket(ticket).store(0, Ordering::Release);
         std::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// As it travels.
+    /// Encodes a ticket.
     pub(super) fn words(ticket: Ticket) -> [u64; 2] {
         [ticket.index.into(), ticket.word]
     }

@@ -15,7 +15,7 @@ use crate::error::{Departure, Result};
 
 /// The longest message between machines.
 pub(super) const NETWORK_BYTES: usize = 1 << 20;
-/// Bytes that are fetched at a time, before this rank looks after its other messages.
+/// The bytes that are fetched at a time, before this rank processes its other messages.
 const FETCH_BYTES: usize = 1 << 20;
 
 /// This process's end of a group.
@@ -26,14 +26,14 @@ pub(super) struct ProcessLink {
     rank: usize,
     /// The rank in the mesh of each rank here.
     numbers: Vec<usize>,
-    /// Where their memory can be read.
+    /// The processes by rank, if this rank can read the memory of all of them.
     processes: Option<Processes>,
     /// Records that were received and not yet used, by sender.
     inbox: RefCell<Vec<VecDeque<Record>>>,
 }
 
 impl ProcessLink {
-    /// All ranks of the mesh.
+    /// Makes the link of all ranks of the mesh.
     pub(super) fn world(mesh: Arc<Mesh>) -> Self {
         let (rank, numbers) = (mesh.rank(), (0..mesh.world_size()).collect());
         Self::over(mesh, WORLD, rank, numbers)
@@ -165,10 +165,10 @@ impl Link for ProcessLink {
         Box::new(Self::over(self.mesh.clone(), number, rank, numbers))
     }
 
-    /// Dropping does it.
+    /// Does nothing: dropping the link leaves the group.
     fn leave(&mut self) {}
 
-    /// The others see that this process has ended, and need no other sign.
+    /// The other ranks detect the end of this process without a further message.
     fn abort(&self, code: i32) -> ! {
         std::process::exit(code)
     }
@@ -185,7 +185,7 @@ impl Drop for ProcessLink {
 struct Message {
     mesh: Arc<Mesh>,
     group: u64,
-    /// In the mesh.
+    /// The peer's rank in the mesh.
     peer: usize,
     number: u64,
 }
@@ -230,11 +230,11 @@ impl Pending for Receive {
             Received::Fetch(reference) => reference,
         };
         let process = connected.process;
-        // Other groups go on meanwhile.
+        // The lock is released, so that other groups can proceed meanwhile.
         drop(connected);
         let Some(answer) = self.fetch(process, reference) else { return Ok(false) };
         let mut connected = mesh.peer(peer);
-        // A sender that has taken the message back has failed, and says with what.
+        // A sender that has cancelled the message has failed, and reports the failure.
         if connected.connection.lanes().is_none_or(|lanes| !lanes.inward.give(reference.ticket, answer)) {
             return Ok(false);
         }
@@ -250,8 +250,8 @@ impl Pending for Receive {
 }
 
 impl Receive {
-    /// Fetches the next bytes; what to say to the sender once all are there, or cannot be read. Memory may be such that the system does not read or write
-    /// it for another process; or the other process has ended, which shows soon.
+    /// Fetches the next bytes. Returns the answer to the sender once all bytes are fetched, or cannot be read: the system may not allow
+    /// reading or writing this memory for another process, or the other process has ended, which is detected soon.
     fn fetch(&mut self, process: Option<u32>, reference: Reference) -> Option<Answer> {
         let bytes = FETCH_BYTES.min(reference.bytes - self.fetched);
         let address = reference.address + self.fetched as u64;

@@ -1,4 +1,5 @@
-//! How a [`Mesh`] is made: connections, then memory in common where all processes are on one machine, which any rank can lack; all ranks decide alike.
+//! The making of a [`Mesh`]: first connections, then shared memory if all processes are on one machine. Any rank may lack shared memory;
+//! then all ranks do without.
 
 use std::io;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use crate::comm::message_passing::MemoryUse;
 use crate::error::{CommError, Operation};
 use crate::memory::file::{FileHandle, MemoryFile};
 
-/// The most ranks with lanes: each has one from every other.
+/// The most ranks with lanes, because each rank has a lane from every other.
 const MOST_RANKS: usize = 256;
-/// The bytes of a rank's lanes together, and the least of one.
+/// The bytes of all lanes of a rank, and the fewest bytes of one lane.
 const ALL_LANES_BYTES: usize = 1 << 20;
 const LEAST_LANE_BYTES: usize = 8 << 10;
 
-/// What a rank tells of its memory.
+/// The number of words by which a rank describes its memory.
 const WORDS: usize = FileHandle::WORDS + 3;
 
 /// Connects this process to all others. All ranks have to call it.
@@ -32,7 +33,7 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
     let connected = |peer: crate::bootstrap::Peer| Peer::new(Connection::new(peer), None);
     let mut peers: Vec<Option<Peer>> = connections.into_iter().map(|peer| peer.map(connected)).collect();
     let shares_memory = are_on_one_machine && memory == MemoryUse::Shared && world_size <= MOST_RANKS;
-    // Ranks with other settings take part: all of them have to lack it.
+    // Ranks with other settings take part in the exchange, because all ranks have to agree on doing without shared memory.
     let capacity = (ALL_LANES_BYTES / world_size).next_power_of_two().max(LEAST_LANE_BYTES);
     let own = shares_memory.then(|| prepare(world_size, capacity)).and_then(|made| or_log(rank, made));
     let words = own.as_ref().map_or([0; WORDS], |(file, probe)| {
@@ -55,7 +56,7 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
     let have: Vec<[u64; 2]> = gather(&member, [lanes.is_some().into(), reads.into()], deadline)?;
     let all_have = |index: usize| have.iter().all(|words| words[index] == 1);
     if let (Some((file, _)), Some(memories), true) = (own, lanes, all_have(0)) {
-        // Now that all have mapped it, it stays for as long as anybody needs it.
+        // All ranks have mapped the file, so the memory stays until no rank needs it.
         file.leave();
         let reads = all_have(1);
         if !reads {
@@ -63,13 +64,13 @@ pub(super) fn connect(member: Member, deadline: Duration, memory: MemoryUse) -> 
         }
         for (number, (peer, theirs)) in peers.iter_mut().zip(&memories).enumerate() {
             let Some(peer) = peer else { continue };
-            // In each memory, lanes are in the order of their senders.
+            // In each rank's memory, lanes are in the order of their senders.
             let outward = Lane::new(theirs.clone(), rank, capacity);
             peer.connection.set_lanes(Lanes { outward, inward: Lane::new(memories[rank].clone(), number, capacity) });
             peer.process = reads.then_some(all[number][2] as u32);
         }
     }
-    // No frame goes through a lane that the other end does not have yet: it is memory, and keeps it.
+    // The other end may not have set its lane yet, but frames are safe: a lane is memory, and keeps them.
     Ok(Mesh::new(member, peers))
 }
 
@@ -84,7 +85,7 @@ fn or_log<T>(rank: usize, outcome: io::Result<T>) -> Option<T> {
     outcome.ok()
 }
 
-/// Every rank's words.
+/// Gathers every rank's words.
 fn gather<const N: usize>(member: &Member, own: [u64; N], deadline: Duration) -> Result<Vec<[u64; N]>, CommError> {
     let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
     let all = member.all_gather(&bytes, deadline)?;

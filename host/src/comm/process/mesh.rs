@@ -1,7 +1,7 @@
-//! [`Mesh`]: the connections of this process to all others, and the messages of every group that go over them.
+//! [`Mesh`]: the connections of this process to all others, and the messages of every group that use them.
 //!
-//! Groups share the connections, and any of them may receive what is meant for another: each has a place for its messages at every peer. A frame may
-//! arrive before this process has made its end of the group.
+//! Groups share the connections, and any group may receive frames of another: every peer has a queue for the messages of each group. A
+//! frame may arrive before this process has made its end of the group.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,9 +12,9 @@ use super::connection::{Connection, Kind};
 use super::message::Messages;
 use crate::bootstrap::Member;
 
-/// How often a rank with lanes asks the sockets whether other processes have ended.
+/// The interval at which a rank with lanes checks the sockets for the end of other processes.
 const ENDS_AFTER: Duration = Duration::from_millis(1);
-/// How long the last frames may take.
+/// The longest time for sending the last frames.
 const LINGER: Duration = Duration::from_secs(1);
 /// The group of all ranks.
 pub(super) const WORLD: u64 = 1;
@@ -23,20 +23,20 @@ pub(super) const WORLD: u64 = 1;
 #[derive(Debug)]
 pub(super) struct Mesh {
     member: Member,
-    /// By rank; none to itself.
+    /// The peers by rank; `None` for this rank.
     peers: Vec<Option<Mutex<Peer>>>,
-    /// All lower numbers may be in use: this process is or was in a group that has them.
+    /// The lowest group number that this process has not used; it is or was in groups with lower numbers.
     free_group: AtomicU64,
     start: Instant,
-    /// When the sockets were last asked, in nanoseconds since the start.
+    /// When the sockets were last checked, in nanoseconds since the start.
     asked: AtomicU64,
 }
 
-/// Another process.
+/// The state of another process.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) connection: Connection,
-    /// The process whose memory this one reads, if it can.
+    /// The number of the process, if this process can read its memory.
     pub(super) process: Option<u32>,
     groups: HashMap<u64, Messages>,
 }
@@ -56,7 +56,7 @@ impl Peer {
         (self.groups.entry(group).or_default(), &self.connection)
     }
 
-    /// Receives what has arrived, and sends what there is room for.
+    /// Receives the frames that have arrived, and sends as many frames as there is room for.
     pub(super) fn progress(&mut self) {
         self.connection.flush();
         self.connection.fill();
@@ -66,7 +66,7 @@ impl Peer {
         }
     }
 
-    /// As [`progress`](Self::progress), for the messages of one group.
+    /// Like [`progress`](Self::progress), but sends only the messages of one group, and returns them.
     pub(super) fn progress_of(&mut self, number: u64) -> &mut Messages {
         self.connection.flush();
         self.connection.fill();
@@ -142,7 +142,7 @@ impl Mesh {
         peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes which processes have ended, if it is time to ask.
+    /// Checks which processes have ended, at the interval [`ENDS_AFTER`].
     pub(super) fn look_for_ends(&self) {
         let now = self.start.elapsed().as_nanos() as u64;
         let asked = self.asked.load(Ordering::Relaxed);
@@ -154,19 +154,19 @@ impl Mesh {
         }
     }
 
-    /// The lowest number that this process has used for no group yet.
+    /// The lowest group number that this process has not used yet.
     pub(super) fn free_group(&self) -> u64 {
         self.free_group.load(Ordering::Relaxed)
     }
 
-    /// Takes a number, unless this process has used it, or a later one, before.
+    /// Reserves a group number; returns false if this process has used it, or a higher one, before.
     pub(super) fn take_group(&self, number: u64) -> bool {
         self.free_group.fetch_max(number + 1, Ordering::Relaxed) <= number
     }
 }
 
 impl Drop for Mesh {
-    /// Other ranks may still be to receive the last frames of this one.
+    /// Sends the last frames of this rank, which other ranks may still have to receive.
     fn drop(&mut self) {
         let start = Instant::now();
         let mut peers: Vec<&mut Peer> = self
@@ -180,14 +180,14 @@ impl Drop for Mesh {
             peer.connection.queued() == 0
         };
         while !peers.iter_mut().all(is_sent) && start.elapsed() < LINGER {
-            // A connection that is full empties only if its other end's bytes are read.
+            // A full connection drains only if the frames of its other end are read too.
             peers.iter_mut().for_each(|peer| peer.progress());
             std::thread::sleep(Duration::from_micros(100));
         }
         peers.iter_mut().for_each(|peer| peer.connection.finish());
         let mut networks: VecDeque<&mut Peer> =
             peers.into_iter().filter(|peer| peer.connection.leaves_machine()).collect();
-        // A socket that is closed with bytes that nobody has read takes those on their way to the other end with it.
+        // A socket that is closed with unread bytes resets the connection, and bytes in flight to the other end are lost.
         while start.elapsed() < LINGER && !networks.is_empty() {
             networks.retain_mut(|peer| {
                 peer.progress();

@@ -1,8 +1,8 @@
 //! [`Messages`]: the records and the bulk data of one group between this process and another.
 //!
-//! Messages of one direction are numbered, and each travels in one of two ways: its bytes go in frames, or a frame says where they lie, and the receiver
-//! fetches them from the sender's memory. The second way copies once, and takes a ticket (see [`Lane`]), by which the sender can take a message back at
-//! any moment. A receiver that cannot read the memory refuses the ticket, and gets the bytes in frames.
+//! Messages of one direction are numbered, and each is sent in one of two ways: its bytes go in frames, or a frame has their address, and
+//! the receiver fetches them from the sender's memory. The second way copies once, and takes a ticket (see [`Lane`]), by which the sender
+//! can cancel the message at any moment. A receiver that cannot read the memory refuses the ticket, and gets the bytes in frames.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::connection::{Connection, Kind};
 use super::lane::{Answer, Lane, Ticket};
 use crate::comm::message_passing::LinkError;
 
-/// Messages up to this length travel in frames in any case: that takes less time than it takes the receiver to say that it has fetched them.
+/// Messages up to this length are always sent in frames, which takes less time than the receiver's answer to a ticket.
 const SHORT_BYTES: usize = 16 << 10;
 
 /// A message that the receiver fetches.
@@ -65,22 +65,22 @@ struct Sending {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
-    /// It takes a ticket, once one is free.
+    /// The message waits for a free ticket.
     Waiting,
-    /// So many bytes are in frames.
+    /// This many bytes have been put in frames.
     Framed(usize),
     Referred(Ticket),
     Fetched,
 }
 
-/// How far a message to receive is.
+/// The progress of a message to receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Received {
-    /// It is all there, and no longer known here.
+    /// The message is complete, and is no longer known here.
     All,
-    /// Nothing can be done but wait.
+    /// The rest of the message has not arrived.
     Waiting,
-    /// It is to be fetched.
+    /// The message has to be fetched.
     Fetch(Reference),
 }
 
@@ -89,22 +89,22 @@ pub(super) enum Received {
 pub(super) struct Messages {
     /// Records that were received, encoded.
     pub(super) records: VecDeque<Box<[u8]>>,
-    /// With the number of the message.
+    /// Messages that have arrived early, with their numbers.
     arrivals: VecDeque<(u64, Arrival)>,
     receiving: VecDeque<Receiving>,
     sending: VecDeque<Sending>,
-    /// How many messages this process has started to receive, and to send.
+    /// The numbers of messages that this process has started to receive, and to send.
     received: u64,
     sent: u64,
     /// Whether the peer has left the group, and whether this process has.
     pub(super) has_left: bool,
     is_closed: bool,
-    /// What is wrong with what the peer has sent.
+    /// The first protocol violation of the peer.
     error: Option<LinkError>,
 }
 
-// SAFETY: the memory behind the addresses is borrowed by the calls that have started the messages, until these are over or cancelled; whoever
-// accesses it meanwhile has the lock that guards this.
+// SAFETY: the memory behind the addresses is borrowed by the calls that have started the messages, until these are complete or cancelled;
+// it is accessed only under the lock that guards this.
 unsafe impl Send for Messages {}
 
 impl Messages {
@@ -113,13 +113,13 @@ impl Messages {
         self.has_left && self.is_closed
     }
 
-    /// Drops everything: this process has left the group.
+    /// Drops all messages, because this process has left the group.
     pub(super) fn close(&mut self, connection: &Connection) {
         self.sending.iter().for_each(|sending| withdraw(sending, connection));
         *self = Messages { has_left: self.has_left, is_closed: true, ..Messages::default() };
     }
 
-    /// Takes a frame.
+    /// Processes a received frame.
     pub(super) fn take(&mut self, kind: Kind, payload: &[u8]) {
         match kind {
             Kind::Left => self.has_left = true,
@@ -172,7 +172,7 @@ impl Messages {
         next.refer(reference)
     }
 
-    /// Whether data of the next message that this process is to receive have arrived.
+    /// Whether data of the next message to receive have arrived.
     pub(super) fn has_arrived(&self) -> bool {
         self.arrivals.iter().any(|(number, _)| *number == self.received + 1)
     }
@@ -195,7 +195,7 @@ impl Messages {
         own
     }
 
-    /// How far a message is.
+    /// Returns the progress of a message.
     pub(super) fn received(&mut self, number: u64) -> Result<Received, LinkError> {
         if let Some(error) = &self.error {
             return Err(error.clone());
@@ -209,7 +209,7 @@ impl Messages {
         Ok(reference.map_or(Received::Waiting, Received::Fetch))
     }
 
-    /// Notes that all bytes of a message have been fetched, or that they come in frames instead.
+    /// Records that all bytes of a message have been fetched, or that they will come in frames instead.
     pub(super) fn note_answer(&mut self, number: u64, answer: Answer) {
         if let Some(message) = self.receiving(number) {
             message.reference = None;
@@ -217,7 +217,7 @@ impl Messages {
         }
     }
 
-    /// Gives a message up, whose memory is not used any more.
+    /// Cancels a message, whose memory is no longer used.
     pub(super) fn cancel_receiving(&mut self, number: u64) {
         self.receiving.retain(|receiving| receiving.number != number);
     }
@@ -230,14 +230,14 @@ impl Messages {
         self.sent
     }
 
-    /// Sends as much as there is room for.
+    /// Sends as many bytes as there is room for.
     pub(super) fn send(&mut self, group: u64, connection: &mut Connection) {
         for sending in &mut self.sending {
             sending.advance(group, connection);
         }
     }
 
-    /// Whether a message is out, and its memory in use no more.
+    /// Whether a message is sent, and its memory no longer in use.
     pub(super) fn sent(&mut self, number: u64, connection: &Connection) -> bool {
         let place = self.sending.iter().position(|sending| sending.number == number).expect("it was started");
         let is_out = match self.sending[place].state {
@@ -251,7 +251,7 @@ impl Messages {
         is_out
     }
 
-    /// Gives a message up, whose memory is not used any more. The peer never receives it.
+    /// Cancels a message, whose memory is no longer used. The peer never receives it.
     pub(super) fn cancel_sending(&mut self, number: u64, connection: &Connection) {
         self.sending
             .iter()

@@ -1,4 +1,5 @@
-//! Ranks as processes without MPI: every collective on host memory, on one machine through memory in common, and between machines for small data.
+//! Ranks as processes without MPI: every collective on host memory, on one machine through shared memory, and between machines for small
+//! data.
 //!
 //! ```
 //! use gradsync::bootstrap::Launch;
@@ -21,33 +22,35 @@
 //! # }
 //! ```
 //!
-//! Results have the same bits as with [`local`](super::local) and MPI, and calls are compared, moved and refused by the same code as MPI's.
+//! Results have the same bits as with [`local`](super::local) and MPI; calls are compared, executed and refused by the same code as
+//! MPI's.
 //!
 //! # One machine
 //!
-//! Processes of one machine, one user and one network namespace connect by Unix sockets, which have no name once all have connected. Both ends prove
-//! that they know the group's secret. Over the control channel they tell each other where their memory is, and open it by `/proc`, as ranks of MPI do
-//! ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of shared memory, and
-//! [shared buffers](crate::GradientBuffer::new_shared) are reduced where they lie. Longer messages are copied once, by the receiver, straight out of the
-//! sender's memory (`process_vm_readv`). Where the system does not permit that, they go through the lanes; where memory cannot be shared, for want of
-//! descriptors for example, through the sockets. Ranks try each of these when the communicator is made, and all of them decide alike. With
-//! `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use sockets alone.
+//! Processes of one machine, one user and one network namespace connect by Unix sockets, whose names disappear once all have connected.
+//! Both ends prove that they know the group's secret. Over the control channel they exchange handles of their memory, and open it by
+//! `/proc`, as ranks of MPI do ([`shares_memory`](ProcessCommunicator::shares_memory)): handshakes run in mailboxes, records in lanes of
+//! shared memory, and [shared buffers](crate::GradientBuffer::new_shared) are reduced in place. Longer messages are copied once, by the
+//! receiver, directly out of the sender's memory (`process_vm_readv`). If the system does not permit this, they go through the lanes; if
+//! memory cannot be shared, for example for lack of descriptors, through the sockets. Ranks try each of these when the communicator is
+//! made, and all ranks make the same choice. With `GRADSYNC_PROCESS_MESSAGES_ONLY=1` in the environment of any rank, all use only
+//! sockets.
 //!
 //! # Several machines
 //!
-//! Ranks of different machines connect by TCP, at the addresses at which the control channel has seen them. Every frame is authenticated, as on the control
-//! channel, and none is encrypted. They carry 1 MiB a call ([`NETWORK_BYTES`]), for metrics, counts and settings. A longer call is
-//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: gradients between machines travel by NCCL or MPI. Ranks with different values of
-//! `GRADSYNC_HOSTID` behave as on different machines.
+//! Ranks of different machines connect by TCP, at the addresses from which they have connected to the control channel. Every frame is
+//! authenticated, as on the control channel, and none is encrypted. A call may have 1 MiB ([`NETWORK_BYTES`]), for metrics, counts and
+//! settings. A longer call is [`Error::InvalidArgument`](crate::Error::InvalidArgument) on every rank: use NCCL or MPI for gradients
+//! between machines. Ranks with different values of `GRADSYNC_HOSTID` behave as if on different machines.
 //!
 //! # Failures
 //!
 //! * Calls that differ are [`CommError::Mismatch`](crate::CommError::Mismatch), and a rank's own bad operands are
 //!   [`CommError::InvalidCall`](crate::CommError::InvalidCall) on the other ranks.
-//! * A process that ends, is killed, or drops its communicator before a call that needs it is [`CommError::PeerGone`](crate::CommError::PeerGone), at
-//!   once. Nothing of it stays in a file system.
-//! * A rank that is late or stopped is [`CommError::Timeout`](crate::CommError::Timeout), with its number. Messages that were under way are taken
-//!   back, so that the caller has its memory again.
+//! * A process that ends, is killed, or drops its communicator before a call that needs it is
+//!   [`CommError::PeerGone`](crate::CommError::PeerGone), at once. It leaves nothing in a file system.
+//! * A rank that is late or stopped is [`CommError::Timeout`](crate::CommError::Timeout), with its number. Messages in flight are
+//!   cancelled, so that the caller has its memory again.
 //!
 //! The first failure is permanent, as with every communicator.
 
@@ -69,13 +72,13 @@ use super::message_passing::{MemoryUse, MessagePassing, communicator};
 use crate::bootstrap::Member;
 use crate::error::Result;
 
-/// With any value but `0` ranks use sockets even where they could share memory.
+/// The environment variable that makes ranks use sockets even if they could share memory, with any value but `0`.
 const MESSAGES_ONLY: &str = "GRADSYNC_PROCESS_MESSAGES_ONLY";
 
-/// The most bytes of a call between machines: of the longer one of its operands, or of one transfer.
+/// The most bytes of a call between machines: of its longer operand, or of one transfer.
 pub const NETWORK_BYTES: usize = link::NETWORK_BYTES;
 
-/// One rank, which is a process, or a thread of one. It may move to another thread, but only one thread at a time can use it.
+/// One rank, which is a process or a thread of one. It may move to another thread, but only one thread at a time can use it.
 #[derive(Debug)]
 pub struct ProcessCommunicator {
     ranks: MessagePassing,
@@ -83,18 +86,18 @@ pub struct ProcessCommunicator {
 }
 
 impl ProcessCommunicator {
-    /// Connects the ranks of a group, which a [`Rendezvous`](crate::bootstrap::Rendezvous) has brought together. All of them have to call it.
+    /// Connects the ranks of a group that a [`Rendezvous`](crate::bootstrap::Rendezvous) has formed. All of them have to call it.
     ///
     /// # Errors
-    /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not connect;
-    /// [`CommError::Transport`](crate::CommError::Transport), on every rank, with the system's error if a rank cannot: it has no descriptor left,
-    /// for example, of which it needs one for each other rank.
+    /// [`CommError::Timeout`](crate::CommError::Timeout) and [`CommError::PeerGone`](crate::CommError::PeerGone) for ranks that do not
+    /// connect; [`CommError::Transport`](crate::CommError::Transport), on every rank, with the system's error if a rank cannot connect:
+    /// for example, it has no descriptors left, of which it needs one for each other rank.
     pub fn new(member: Member) -> Result<Self> {
         Self::new_within(member, DEFAULT_DEADLINE)
     }
 
-    /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as with
-    /// [`with_deadline`](Self::with_deadline).
+    /// Like [`new`](Self::new), but this call waits for the other ranks at most `deadline`, and so do the calls of the communicator, as
+    /// with [`with_deadline`](Self::with_deadline).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -105,8 +108,8 @@ impl ProcessCommunicator {
         Ok(Self { ranks: MessagePassing::new(Box::new(link), deadline, memory)?, mesh })
     }
 
-    /// The same, where every call waits for the other ranks at most `deadline` ([`DEFAULT_DEADLINE`] otherwise); equal on all ranks, or the
-    /// shortest wins. Groups that are split off keep it.
+    /// Sets the deadline of every call, [`DEFAULT_DEADLINE`] otherwise; equal on all ranks, or the shortest takes effect. Groups that are
+    /// split off keep it.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.ranks.set_deadline(deadline);
@@ -131,5 +134,5 @@ impl ProcessCommunicator {
 
 communicator! {
     ProcessCommunicator,
-    /// Groups share the connections of all ranks. Keep them instead of making them again: that takes several rounds.
+    /// Groups share the connections of all ranks. Keep groups instead of making them again, which takes several rounds.
 }

@@ -1,15 +1,16 @@
-//! Reading the memory of another process of this machine, with one copy: Linux's `process_vm_readv`. The system permits it among the processes of one
-//! user, unless the machine forbids processes to look at each other (Yama's `ptrace_scope`, or a container's rules for system calls).
+//! Reading the memory of another process of this machine, with one copy: Linux's `process_vm_readv`. The system permits it among the
+//! processes of one user, unless the machine forbids processes to inspect each other (Yama's `ptrace_scope`, or a container's system call
+//! filter).
 
 use std::io;
 
-/// Copies `bytes` bytes at `address` of a process, or fewer; returns how many.
+/// Copies up to `bytes` bytes at `address` of a process. Returns the number of copied bytes.
 ///
 /// # Errors
-/// The system's: for example that there is no such process any more, or that it has no memory there.
+/// The system's error: for example, the process has ended, or has no memory at the address.
 ///
 /// # Safety
-/// `to` has room for so many bytes, which nothing else uses.
+/// `to` points to `bytes` bytes, which nothing else uses.
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn read(process: u32, address: u64, to: *mut u8, bytes: usize) -> io::Result<usize> {
     let local = libc::iovec { iov_base: to.cast(), iov_len: bytes };
@@ -19,10 +20,10 @@ pub(super) unsafe fn read(process: u32, address: u64, to: *mut u8, bytes: usize)
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
-/// No other system has it.
+/// The call for systems without `process_vm_readv`.
 ///
 /// # Errors
-/// Always.
+/// Always [`io::ErrorKind::Unsupported`].
 ///
 /// # Safety
 /// As on Linux.
@@ -31,25 +32,25 @@ pub(super) unsafe fn read(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<us
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// A number at an address that other processes can be told, to try whether they read it.
+/// A random number at a known address, by which other processes test whether they can read this process's memory.
 #[derive(Debug)]
 pub(super) struct Probe(Box<u64>);
 
 impl Probe {
     /// # Errors
-    /// The system has no random bytes.
+    /// The system returned no random bytes.
     pub(super) fn new() -> io::Result<Self> {
         let mut number = [0; 8];
         getrandom::fill(&mut number).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Self(Box::new(u64::from_ne_bytes(number))))
     }
 
-    /// This process, and the probe's address and number.
+    /// The number of this process, and the probe's address and value.
     pub(super) fn words(&self) -> [u64; 3] {
         [std::process::id().into(), (&raw const *self.0).expose_provenance() as u64, *self.0]
     }
 
-    /// Whether this process reads the number that another has told.
+    /// Whether this process can read the number of another process's probe.
     pub(super) fn is_readable([process, address, number]: [u64; 3]) -> bool {
         let mut found = 0u64;
         // SAFETY: room for a number.

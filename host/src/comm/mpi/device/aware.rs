@@ -1,11 +1,11 @@
-//! Whether this process's MPI takes device memory: it is asked, and never guessed.
+//! The query whether this process's MPI accepts device memory; nothing is assumed without an answer.
 
 use std::fmt;
 
 /// The answer of MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It knows no such question.
+    /// MPI does not have the query.
     Silent,
     No,
     Yes,
@@ -34,7 +34,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// Asks the library that is loaded. MPI has been initialised.
+/// Queries the loaded library. MPI must have been initialised.
 #[cfg(unix)]
 pub(super) fn ask() -> Answer {
     type Query = unsafe extern "C" fn() -> std::ffi::c_int;
@@ -45,7 +45,7 @@ pub(super) fn ask() -> Answer {
     if unsafe { query() } == 1 { Answer::Yes } else { Answer::No }
 }
 
-/// No such system has the function.
+/// Systems without the function return no answer.
 #[cfg(not(unix))]
 pub(super) fn ask() -> Answer {
     Answer::Silent

@@ -1,7 +1,7 @@
-//! The collectives of [`MpiDeviceCommunicator`]: which part of which operand goes through which place of a window, and what MPI does
-//! with it there; or, on the direct path, with the operands themselves.
+//! The collectives of [`MpiDeviceCommunicator`]: for each, the layout of the operands' parts in a window, and the transfer that MPI makes
+//! of it; or, on the direct path, a transfer of the operands themselves.
 //!
-//! Lengths, dtypes and queues have been checked before. Which path is taken was settled when the communicator was made.
+//! Lengths, dtypes and queues have been checked before. The path was chosen when the communicator was made.
 
 use super::windows::{Piece, Windows};
 use super::{BLOCK_BYTES, MpiDeviceCommunicator, copy, pointer};
@@ -12,7 +12,7 @@ use crate::driver::{DeviceSlice, Queue};
 use crate::error::{Call, Operation, Result};
 
 impl MpiDeviceCommunicator {
-    /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all of them.
+    /// Runs a staged collective that all ranks have agreed to, window by window, and ends it on all ranks.
     ///
     /// # Safety
     /// As [`Windows::run`].
@@ -34,7 +34,7 @@ impl MpiDeviceCommunicator {
     /// An all-reduce of `input` into memory of the same length and dtype, which may be the input itself.
     ///
     /// # Safety
-    /// Both belong to the same queue; the output is borrowed mutably by the caller, and is the input or apart from it.
+    /// Both belong to the same queue; the output is borrowed mutably by the caller, and is the input or disjoint from it.
     pub(super) unsafe fn all_reduce_any(
         &self,
         input: DeviceSlice<'_>,
@@ -169,7 +169,8 @@ impl MpiDeviceCommunicator {
         }
         self.admit(queue, call.operation)?;
         let transfer = self.comm.ranks.agree(call)?;
-        // A block holds the parts of this rank's input for all ranks, and behind them the parts of its output. Its own part is in the input alone.
+        // A block holds the parts of this rank's input for all ranks, followed by the parts of its output. This rank's own part is only
+        // in the input.
         let part = (BLOCK_BYTES / 2 / world_size).clamp(1, bytes.max(1));
         let range = |index: usize| (index * part, part.min(bytes - index * part));
         let fetch = |index: usize| {

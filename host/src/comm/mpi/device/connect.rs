@@ -1,4 +1,4 @@
-//! [`connect`]: NCCL where every rank has it, MPI otherwise.
+//! [`connect`]: NCCL if every rank has it, otherwise MPI.
 
 use super::{MpiDeviceCommunicator, MpiDeviceOptions};
 use crate::comm::message_passing::SetUp;
@@ -9,11 +9,11 @@ use crate::driver::Queue;
 use crate::error::Result;
 use crate::memory::Cuda;
 
-/// The communicator of an MPI job for device memory: NCCL's where all ranks can make one, else MPI's. Every rank decides alike, and
-/// logs why. All ranks have to call it.
+/// Makes the communicator of an MPI job for device memory: NCCL's if all ranks can make one, otherwise MPI's. All ranks make the same
+/// choice, and log the reason. All ranks have to call it.
 ///
-/// Ranks that share a GPU without [what NCCL needs for it](crate::comm::nccl#many-ranks-on-one-gpu), have no NCCL or other versions of it, or cannot reach each other by TCP for its control channel, get MPI's.
-/// With NCCL, `comm` is freed.
+/// The choice is MPI's if ranks share a GPU without [NCCL's requirements for it](crate::comm::nccl#many-ranks-on-one-gpu), have no NCCL
+/// or different versions of it, or cannot reach each other by TCP for NCCL's control channel. With NCCL, `comm` is freed.
 ///
 /// # Errors
 /// The errors of a collective of `comm`, and of [`MpiDeviceCommunicator::new`].

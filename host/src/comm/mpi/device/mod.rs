@@ -16,30 +16,31 @@
 //!
 //! # How data move
 //!
-//! Through pinned memory of the host, piece by piece ([`MpiPath::Staged`]): while MPI moves one piece, and the processor reduces it, the
-//! next is on its way from the device, on a stream of its own, and the last one on its way back, on the caller's. 32 MiB of pinned
-//! memory serve a communicator for its whole life, whatever the length of the data.
+//! Data move through pinned memory of the host, piece by piece ([`MpiPath::Staged`]): while MPI moves one piece, and the processor
+//! reduces it, the next is copied from the device, on a separate stream, and the last one is copied back, on the caller's stream. 32 MiB
+//! of pinned memory serve a communicator for its whole life, whatever the length of the data.
 //!
-//! Where MPI takes device memory itself, data that are only moved go directly ([`MpiPath::Direct`]). `MPIX_Query_cuda_support` is asked for that,
-//! and nothing is assumed: another MPI would read the addresses as addresses of the host. Reductions are always staged.
+//! If MPI accepts device memory, data that are only moved are sent directly ([`MpiPath::Direct`]). `MPIX_Query_cuda_support` has to
+//! confirm this, because another MPI would take the addresses for addresses of the host. Reductions are always staged.
 //!
 //! # Numerics
 //!
-//! The host's transport computes all reductions, so that they give the same bits as there: sums run in `f64` in rank order and are rounded once.
-//! Factors are applied to the `f64`s too, `before` to every element before it is added or compared and `after` to the total, in front of that one
-//! rounding. So a factor costs no accuracy that the dtype could show, except for data in `f64`, where each is one more rounding.
+//! The host's transport computes all reductions, so they give the same bits as there: sums run in `f64` in rank order and are rounded
+//! once. Factors are applied to the `f64`s too, `before` to every element before it is added or compared and `after` to the total, before
+//! its only rounding. So a factor costs no accuracy that the dtype could represent, except for data in `f64`, where each factor is one
+//! more rounding.
 //!
 //! # Order
 //!
-//! The host blocks while data move. When a call returns, memory given as input may be reused, and results are in the order of the
-//! queue of the operands: the last copies to the device may still be under way there.
+//! The host blocks while data move. When a call returns, memory given as input may be reused, and results follow the order of the
+//! operands' queue: the last copies to the device may still be in flight there.
 //!
 //! # Failures
 //!
-//! As [for host memory](super). In addition, a rank whose device fails half-way goes on to exchange messages, since the other ranks wait for
-//! them, and reports the failure at the end, which is [`CommError::Transport`](crate::CommError::Transport) on every rank.
-//! Where data go from one rank to another, the sender's failure is the receiver's at once, and the receiver's the sender's in its next
-//! call.
+//! As [for host memory](super). In addition, a rank whose device fails half-way continues to exchange messages, since the other ranks
+//! wait for them, and reports the failure at the end, which is [`CommError::Transport`](crate::CommError::Transport) on every rank. In a
+//! transfer between two ranks, the sender's failure reaches the receiver at once, and the receiver's failure reaches the sender in its
+//! next call.
 
 mod aware;
 mod collectives;
@@ -61,20 +62,20 @@ use crate::error::{Call, Error, Operation, Result};
 use crate::memory::{Cuda, DeviceWireSlice, DeviceWireSliceMut, RawSlice};
 
 const OPERATION: &str = "mpi device communicator";
-/// A block is a window of a collective, or a piece of a transfer.
+/// The bytes of a block, which holds a window of a collective or a piece of a transfer.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCKS: usize = 8;
 
-/// How data get from a device to MPI, and back.
+/// The path of data from a device to MPI, and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MpiPath {
-    /// As [`Direct`](Self::Direct) where every rank's MPI can, else as [`Staged`](Self::Staged).
+    /// [`Direct`](Self::Direct) if every rank's MPI accepts device memory, otherwise [`Staged`](Self::Staged).
     #[default]
     Auto,
     /// Through pinned memory of the host.
     Staged,
-    /// MPI is given device memory, for everything but reductions.
+    /// MPI accesses device memory directly, except for reductions.
     Direct,
 }
 
@@ -82,7 +83,7 @@ pub enum MpiPath {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct MpiDeviceOptions {
-    /// How data move. [`MpiPath::Auto`] by default.
+    /// The path of data; [`MpiPath::Auto`] by default.
     pub path: MpiPath,
 }
 
@@ -96,19 +97,19 @@ impl MpiDeviceOptions {
 #[derive(Debug)]
 pub struct MpiDeviceCommunicator {
     comm: MpiCommunicator,
-    /// The options that it was made with.
+    /// The queue that it was made with.
     queue: Queue,
-    /// Carries data from the device.
+    /// The queue that copies data from the device.
     down: Queue,
     pinned: Pinned,
-    /// Room for the other ranks' parts of a window.
+    /// Scratch memory for the other ranks' parts of a window.
     room: RefCell<Scratch>,
     options: MpiDeviceOptions,
     is_direct: bool,
 }
 
 impl MpiDeviceCommunicator {
-    /// Makes a communicator for `queue`'s device out of one that then serves nothing else; all ranks have to call it.
+    /// Makes a communicator for `queue`'s device from `comm`, which it then uses exclusively; all ranks have to call it.
     ///
     /// # Errors
     /// [`Error::Cuda`] where memory or a stream cannot be had, which is
@@ -144,7 +145,7 @@ impl MpiDeviceCommunicator {
         Ok(Self { comm, queue: queue.clone(), down, pinned, room, options, is_direct })
     }
 
-    /// Whether MPI is given device memory.
+    /// Whether MPI accesses device memory directly.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
@@ -169,7 +170,7 @@ impl MpiDeviceCommunicator {
         self.down.wait_for_all_of(queue).map_err(|error| self.broken(operation, &error))
     }
 
-    /// Like [`admit`](Self::admit), on the path that hands MPI the memory itself: copies what stays on this rank, and waits for the queue.
+    /// Like [`admit`](Self::admit), for the direct path: copies the data that stay on this rank, and waits for the queue.
     ///
     /// # Safety
     /// As [`copy`], for `own`'s source and destination.
@@ -187,7 +188,7 @@ impl MpiDeviceCommunicator {
         ready.map_err(|error| self.broken(operation, &error))
     }
 
-    /// A failure of the device before an operation, as an error of every rank.
+    /// Fails the group because of a failure of the device before an operation.
     fn broken(&self, operation: Operation, error: &dyn std::error::Error) -> Error {
         let failure = self.comm.ranks.handshake().own_failure(operation, error.to_string());
         self.comm.ranks.handshake().fail(operation, failure)
@@ -197,7 +198,7 @@ impl MpiDeviceCommunicator {
         self.comm.ranks.handshake().refuse(operation, error)
     }
 
-    /// Passes on an error of this rank's own call, after telling the others.
+    /// Returns an error of this rank's own call, after reporting it to the other ranks.
     fn refused<T>(&self, operation: Operation, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.refuse(operation, error))
     }
@@ -207,15 +208,15 @@ fn bytes(data: RawSlice) -> usize {
     data.len * data.dtype.size_bytes()
 }
 
-/// The address as MPI wants it.
+/// Converts an address to a pointer for MPI.
 fn pointer(address: u64) -> *mut u8 {
     address as usize as *mut u8
 }
 
-/// Puts a copy on the device into the queue of both, unless they are the same.
+/// Enqueues a copy on the queue of both operands, unless they are the same memory.
 ///
 /// # Safety
-/// The caller has `to` borrowed mutably, and the two are the same memory or apart.
+/// The caller has `to` borrowed mutably, and the two are the same memory or disjoint.
 unsafe fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
     if from.address() == to.address() {
         return Ok(());
@@ -226,8 +227,8 @@ unsafe fn copy(from: DeviceSlice<'_>, to: DeviceSlice<'_>) -> Result<()> {
 }
 
 impl Split for MpiDeviceCommunicator {
-    /// With the queue and the options that this communicator was made with. Keep the groups: making one takes several rounds, and
-    /// pinned memory.
+    /// Makes a group with the queue and the options of this communicator. Keep groups: making one takes several rounds, and pinned
+    /// memory.
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         let _scope = scope::within(Operation::Split);
         let comm = self.comm.split(color, key)?;
@@ -250,12 +251,13 @@ impl Ranks for MpiDeviceCommunicator {
     }
 }
 
-// In all blocks below operands are borrowed, later work on them is ordered behind, and lengths and queues were checked before.
+// In all unsafe blocks below, operands are borrowed, later work on them is ordered after the operation, and lengths and queues were
+// checked before.
 impl Communicator<Cuda> for MpiDeviceCommunicator {
     fn run(&self, collective: Collective<'_, Cuda>) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
         self.refused(collective.operation(), collective.check(rank, world_size))?;
-        // One rank's shard of a vector for both.
+        // The range of this rank's shard in a vector for input and output.
         let own = |data: DeviceSlice<'_>| {
             let len = data.len() / world_size;
             rank * len..(rank + 1) * len

@@ -1,8 +1,8 @@
-//! The ends of a staged transfer: pieces of device memory, each in a block of pinned memory while it is on its way.
+//! The ends of a staged transfer: pieces of device memory, each in a block of pinned memory while it is in flight.
 //!
-//! A sender holds a block from when it fetches a piece until MPI has sent it, a receiver only from when the piece's message has come, so
-//! that a block always becomes free without another one's help, however many transfers there are. A device that fails keeps no message
-//! from being sent or received; the sender tells the receiver afterwards that the data were wrong.
+//! A sender holds a block from the fetch of a piece until MPI has sent it, a receiver only from the arrival of the piece's message, so a
+//! block always becomes free without the help of another block, however many transfers there are. If a device fails, its messages are
+//! still sent and received; the sender tells the receiver afterwards that the data were incorrect.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,39 +10,39 @@ use std::collections::VecDeque;
 use crate::comm::message_passing::{End, Incoming, Link, Outgoing, Requests, Stage};
 use crate::driver::{CudaError, Pinned, Queue};
 
-/// How many blocks one transfer may hold: one is copied while the other is in a message.
+/// The most blocks that one transfer may hold: one is copied while the other is in a message.
 const MOST_BLOCKS: usize = 2;
 
 /// The blocks of one call: the first half is for sent pieces, the second for received ones.
 pub(super) struct Slots<'a> {
     pinned: &'a Pinned,
-    /// Carries pieces from the device; it waits already for what `queue` held before the call.
+    /// The queue that copies pieces from the device; it already waits for the work that `queue` held before the call.
     down: &'a Queue,
-    /// The operands' queue, which carries pieces to the device.
+    /// The operands' queue, which copies pieces to the device.
     queue: &'a Queue,
     is_held: RefCell<Vec<bool>>,
 }
 
-/// A piece on its way.
+/// A piece in flight.
 struct Flight {
     block: usize,
-    /// Where in the data it begins.
+    /// The offset of the piece in the data.
     begin: usize,
     bytes: usize,
-    /// Its message, once it has been started.
+    /// The piece's message, once it has been started.
     requests: Option<Requests>,
 }
 
-/// The state that both ends have in common.
+/// The state of either end of a transfer.
 struct Pieces<'s, 'a> {
     slots: &'s Slots<'a>,
     address: u64,
     bytes: usize,
-    /// Bytes of the pieces that have begun.
+    /// The bytes of all pieces that have begun.
     begun: usize,
     flights: VecDeque<Flight>,
     failure: Option<String>,
-    /// Whether MPI no longer reports arrivals, so that nothing more is awaited.
+    /// Whether MPI no longer reports arrivals, so that no further pieces are awaited.
     is_lost: bool,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Slots<'a> {
     /// The sender's end of a transfer.
     ///
     /// # Safety
-    /// There are `bytes` bytes at `address`, of the queues' device, and they stay as `queue` leaves them until this is done.
+    /// There are `bytes` bytes at `address` on the queues' device, and they stay as `queue` leaves them until the transfer is done.
     pub(super) unsafe fn outgoing(&self, address: u64, bytes: usize) -> impl End + use<'_, 'a> {
         Outward(Pieces::new(self, address, bytes))
     }
@@ -69,7 +69,7 @@ impl<'a> Slots<'a> {
         Inward(Pieces::new(self, address, bytes))
     }
 
-    /// A free block, whose last copies are over.
+    /// Takes a free block, whose last copies are complete.
     fn take(&self, is_outward: bool) -> Result<Option<usize>, CudaError> {
         let middle = self.pinned.count() / 2;
         let blocks = if is_outward { 0..middle } else { middle..self.pinned.count() };
@@ -83,7 +83,7 @@ impl<'a> Slots<'a> {
         Ok(None)
     }
 
-    /// Like [`take`](Self::take), when the device has failed, and copies nothing any more.
+    /// Like [`take`](Self::take), but for a device that has failed and makes no more copies.
     fn take_anyway(&self, is_outward: bool) -> Option<usize> {
         let middle = self.pinned.count() / 2;
         let mut is_held = self.is_held.borrow_mut();
@@ -108,7 +108,7 @@ impl<'s, 'a> Pieces<'s, 'a> {
         outcome.map_err(|error| self.failure.get_or_insert_with(|| error.to_string()).len()).ok()
     }
 
-    /// Begins the next piece, if there is one, and a block for it.
+    /// Begins the next piece, if there is one and a block for it is free. Returns its index.
     fn begin(&mut self, is_outward: bool) -> Option<usize> {
         if self.begun == self.bytes || self.flights.len() == MOST_BLOCKS {
             return None;
@@ -124,7 +124,7 @@ impl<'s, 'a> Pieces<'s, 'a> {
         Some(self.flights.len() - 1)
     }
 
-    /// Removes the oldest piece if its message is over.
+    /// Removes and returns the oldest piece if its message is complete.
     fn landed(&mut self) -> Option<Flight> {
         let requests = self.flights.front_mut()?.requests.as_mut()?;
         if !requests.progress() {
@@ -154,7 +154,7 @@ impl End for Outward<'_, '_> {
     fn advance(&mut self, link: &dyn Link, peer: usize) -> Stage {
         let Self(pieces) = self;
         let (pinned, down) = (pieces.slots.pinned, pieces.slots.down);
-        // A block is asked for before one is given back, so that others get what this transfer has done with.
+        // A block is taken before others are returned, so that other transfers get the blocks that this transfer returns.
         if let Some(index) = pieces.begin(true) {
             let Flight { block, begin, bytes, .. } = pieces.flights[index];
             if pieces.failure.is_none() {
@@ -172,7 +172,7 @@ impl End for Outward<'_, '_> {
                 None => pieces.note(pinned.is_done(block)),
                 Some(_) => None,
             };
-            // Messages keep their order. After a failure they carry anything.
+            // Messages keep their order. After a failure, their contents are unspecified.
             if is_there == Some(false) {
                 break;
             }

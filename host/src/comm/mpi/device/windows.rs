@@ -1,12 +1,13 @@
-//! The pipeline of a staged collective: windows of the data go from the device into blocks of pinned memory, are worked on there by MPI
-//! and the processor, and go back, the next one under way while one is worked on.
+//! The pipeline of a staged collective: windows of the data go from the device into blocks of pinned memory, are processed there by MPI
+//! and the processor, and go back, while the next window is in flight.
 //!
-//! Knows no collective. A failure of the device does not keep a rank from its part of the work, which the others wait for.
+//! The pipeline does not depend on the collective. After a failure of the device, a rank still does its part of the work, because the
+//! other ranks wait for it.
 
 use crate::driver::{CudaError, Pinned, Queue};
 use crate::error::Result;
 
-/// How many windows are fetched ahead of the one that is worked on.
+/// The number of windows that are fetched ahead of the one in work.
 const AHEAD: usize = 2;
 
 /// A piece of a window: its address on the device, and its offset in the block.
@@ -20,15 +21,16 @@ pub(super) struct Piece {
 /// The pinned blocks and queues of one call.
 pub(super) struct Windows<'a> {
     pub(super) pinned: &'a Pinned,
-    /// Carries pieces from the device; it waits already for what `queue` held before the call.
+    /// The queue that copies pieces from the device; it already waits for the work that `queue` held before the call.
     pub(super) down: &'a Queue,
-    /// The operands' queue, which carries pieces back.
+    /// The operands' queue, which copies pieces back.
     pub(super) queue: &'a Queue,
 }
 
 impl Windows<'_> {
-    /// Runs `work` on `count` windows one after the other, each in its block: behind the copies of the pieces that `input` names, and
-    /// before those that `output` names. Gives back the first failure of the device, after which blocks hold anything.
+    /// Runs `work` on `count` windows one after another, each in its block: after the copies of the pieces that `input` returns, and
+    /// before the copies of the pieces that `output` returns. Returns the first failure of the device, after which the contents of blocks
+    /// are unspecified.
     ///
     /// Inputs have been read when this returns; outputs are written in the order of the operands' queue.
     ///
@@ -36,8 +38,8 @@ impl Windows<'_> {
     /// The errors of `work`, at once.
     ///
     /// # Safety
-    /// Pieces lie within memory of the queues' device, which stays until `queue` has got past the call, and the pieces of the outputs are used
-    /// by nothing else but work in `queue`. No window's output is another's input.
+    /// Pieces lie within memory of the queues' device, which stays valid until `queue` has passed the call, and the pieces of the outputs
+    /// are used only by work in `queue`. No window's output is another's input.
     pub(super) unsafe fn run(
         &self,
         count: usize,

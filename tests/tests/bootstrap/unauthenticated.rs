@@ -1,4 +1,4 @@
-//! Strangers who connect to rank 0 while ranks join: they get nothing, and stop nobody.
+//! Unauthenticated connections to rank 0 while ranks join: they learn nothing and delay no rank.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use gradsync_tests::ranks::guarded;
 use crate::group::{Meeting, Way, barrier, on_ranks, refused};
 use crate::{AT_ONCE, PLENTY};
 
-/// The protocol's, so that strangers are not refused for another one.
+/// The version of the protocol, so that connections are not refused for another version.
 const VERSION: u32 = 4;
 
 /// Connects once rank 0 listens.
@@ -28,21 +28,21 @@ fn connect(meeting: &Meeting) -> TcpStream {
     }
 }
 
-/// What a stranger can say, as far as it can guess.
+/// Opening messages of a peer that does not know the secret.
 fn openings() -> Vec<Vec<u8>> {
     let greeting = |version: u32| [&b"gradsync"[..], &version.to_le_bytes(), &[7; 32]].concat();
     let identity = [1u64, 3, 0].map(u64::to_le_bytes).concat();
-    let unproven = [greeting(VERSION), identity, vec![9; 16]].concat();
+    let answer = [greeting(VERSION), identity, vec![9; 16]].concat();
     vec![
         b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
         vec![0xff; 4096],
         vec![0; 4096],
         (0..=255).cycle().take(1 << 16).collect(),
-        unproven[..5].to_vec(),
-        unproven[..20].to_vec(),
-        unproven[..unproven.len() - 1].to_vec(),
-        unproven.clone(),
-        [&unproven[..], &[0xff; 64]].concat(),
+        answer[..5].to_vec(),
+        answer[..20].to_vec(),
+        answer[..answer.len() - 1].to_vec(),
+        answer.clone(),
+        [&answer[..], &[0xff; 64]].concat(),
         [greeting(VERSION), vec![0; 40]].concat(),
         greeting(VERSION - 1),
     ]
@@ -74,7 +74,7 @@ fn garbage_is_refused_while_the_others_join() {
     });
 }
 
-/// Says that the test is over, whichever way it ends.
+/// Sets the flag when it is dropped, whether the test succeeds or fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -83,7 +83,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Strangers who connect and say nothing, or one byte at a time, before, between and after the ranks.
+/// Connections that send nothing, or one byte at a time, before, between and after the ranks.
 #[test]
 fn silence_and_dripping_hold_nobody_up() {
     guarded(60, || {
@@ -106,7 +106,7 @@ fn silence_and_dripping_hold_nobody_up() {
             let others = on_ranks([1, 2], |rank| meeting.rendezvous.join(rank, 3).unwrap());
             let rank_0 = rank_0.join().unwrap();
             assert!(start.elapsed() < Duration::from_secs(4), "strangers held the ranks up for {:?}", start.elapsed());
-            // Nobody waits for the strangers' handshakes to end.
+            // No rank waits for the handshakes of these connections to end.
             for mut connection in silent {
                 connection.set_read_timeout(Some(PLENTY)).unwrap();
                 let _ = connection.read(&mut [0]);
@@ -122,10 +122,10 @@ fn silence_and_dripping_hold_nobody_up() {
     });
 }
 
-/// A stranger who says nothing, or not enough, is closed within a second; the error of a join that fails speaks of those
-/// who came, on every rank.
+/// A connection that sends nothing, or not enough, is closed within a second; on every rank, the error of a failed join counts such
+/// connections.
 #[test]
-fn strangers_are_closed_soon_and_counted() {
+fn unauthenticated_connections_are_closed_soon_and_counted() {
     guarded(60, || {
         let meeting = Way::Tcp.meeting();
         let deadline = Duration::from_secs(5);
@@ -157,13 +157,13 @@ fn strangers_are_closed_soon_and_counted() {
     });
 }
 
-/// Where the crowd of a child process connects to, and what it says there: see [`crowd`].
+/// The variable with the port that a child process connects to, and the kind of messages it sends: see [`crowd`].
 const CROWD: &str = "GRADSYNC_TEST_CROWD";
-/// How many strangers a crowd has.
-const STRANGERS: usize = 1000;
+/// The number of connections of a crowd.
+const CONNECTIONS: usize = 1000;
 
-/// The body of a child process, for its file descriptors are many: strangers that connect again when they are closed,
-/// until they are killed. As a test of its own it does nothing.
+/// The body of a child process, because its file descriptors are many: connections that are opened again when they are closed, until the
+/// process is killed. Run as a test of its own, it does nothing.
 #[test]
 fn crowd() {
     let Ok(place) = std::env::var(CROWD) else { return };
@@ -175,21 +175,21 @@ fn crowd() {
         for (index, (done, _)) in first_rounds.iter().enumerate() {
             let done = done.clone();
             scope.spawn(move || {
-                let mut strangers: Vec<Option<TcpStream>> = (0..STRANGERS / 8).map(|_| None).collect();
+                let mut connections: Vec<Option<TcpStream>> = (0..CONNECTIONS / 8).map(|_| None).collect();
                 let end = Instant::now() + PLENTY;
                 while Instant::now() < end {
-                    for (number, stranger) in strangers.iter_mut().enumerate() {
+                    for (number, connection) in connections.iter_mut().enumerate() {
                         let words = if is_silent {
                             Vec::new()
                         } else {
                             openings().swap_remove((index + number) % openings().len())
                         };
-                        if !stranger.as_mut().is_some_and(is_open) {
-                            *stranger = TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
-                            let Some(stranger) = stranger else { continue };
-                            stranger.set_nonblocking(true).unwrap();
+                        if !connection.as_mut().is_some_and(is_open) {
+                            *connection = TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+                            let Some(connection) = connection else { continue };
+                            connection.set_nonblocking(true).unwrap();
                             // It may be closed again by now.
-                            let _ = stranger.write_all(&words);
+                            let _ = connection.write_all(&words);
                         }
                     }
                     let _ = done.send(());
@@ -202,19 +202,21 @@ fn crowd() {
     });
 }
 
-/// Whether rank 0 has not closed it; what it said is read.
+/// Whether rank 0 has left the connection open; bytes that it has sent are read and discarded.
 fn is_open(connection: &mut TcpStream) -> bool {
     let outcome = connection.read(&mut [0; 64]);
     matches!(outcome, Ok(1..)) || outcome.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
-/// A crowd at rank 0's port, until it is dropped.
+/// A child process that crowds rank 0's port with connections, until it is dropped.
 struct Crowd(Child);
 
 impl Crowd {
     fn come(kind: &str, meeting: &Meeting) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["strangers::crowd", "--exact", "--nocapture"]).env(CROWD, format!("{kind} {}", meeting.port));
+        command
+            .args(["unauthenticated::crowd", "--exact", "--nocapture"])
+            .env(CROWD, format!("{kind} {}", meeting.port));
         let mut crowd = Crowd(command.stdout(Stdio::piped()).spawn().expect("a child process"));
         let lines = BufReader::new(crowd.0.stdout.take().expect("piped")).lines();
         assert!(lines.map_while(Result::ok).any(|line| line == "the crowd is there"), "the crowd did not come");
@@ -230,8 +232,8 @@ impl Drop for Crowd {
     }
 }
 
-/// Honest ranks are found at once among many more strangers than are served at a time, of the same address as theirs,
-/// who come again whenever they are closed.
+/// Ranks join at once among many more unauthenticated connections than are served at a time, which have the ranks' own address and are
+/// opened again whenever they are closed.
 #[test]
 fn a_crowd_that_comes_again_holds_nobody_up() {
     guarded(120, || {

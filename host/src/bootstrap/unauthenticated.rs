@@ -1,9 +1,9 @@
-//! Unauthenticated connections to rank 0. One thread serves all of them and never blocks on one: a stranger costs a socket
-//! and a few hundred bytes, for less than a second.
+//! Unauthenticated connections to rank 0. One thread serves all of them and never blocks on one: such a connection costs a socket and a
+//! few hundred bytes, for less than a second.
 //!
-//! Any process may connect, as often as it likes. When all slots are taken, a new connection evicts the oldest one from the
-//! address with the most connections, once that one has had [`GRACE`]: more than an honest rank needs, which answers the greeting at once. So strangers
-//! can keep out neither ranks of other addresses by their number, nor ranks of their own address by waiting.
+//! Any process may connect, as often as it likes. When all slots are taken, a new connection evicts the oldest one from the source with
+//! the most connections, once that one has had [`GRACE`], which is more than a rank needs, since ranks answer the greeting at once. So
+//! unauthenticated connections can keep out neither ranks of other addresses by their number, nor ranks of their own address by waiting.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -17,26 +17,26 @@ use super::poll::Alarm;
 use super::seal::Session;
 use super::secret::Secret;
 
-/// How long a connection may take to prove itself.
+/// How long a connection may take to authenticate itself.
 const PROOF_TIME: Duration = Duration::from_millis(900);
-/// How long a connection keeps its slot in any case: the first duration for each slot that there is, and at least the second duration. A queue of 1000
-/// strangers is served in less than a second, or with few slots in a few seconds.
+/// The grace period, for which a connection keeps its slot in any case: the first duration times the number of slots, and at least the
+/// second duration. A queue of 1000 connections is served in less than a second, or with few slots in a few seconds.
 const GRACE: (Duration, Duration) = (Duration::from_micros(400), Duration::from_millis(50));
-/// How long no connection is accepted after the system had no room for one more.
+/// How long no connection is accepted after the system lacked the resources for one.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The least and the most slots; between these bounds, a quarter of the descriptors that this process may have. Fewer
-/// once there are no descriptors left.
+/// The least and the most slots; between these bounds, the number is a quarter of the process's descriptor limit. It shrinks when the
+/// system has no descriptors left.
 const SLOTS: (usize, usize) = (16, 512);
 
-/// A connection that has proven itself.
-pub(super) struct Proven {
+/// A connection that has been authenticated.
+pub(super) struct Authenticated {
     pub(super) socket: TcpStream,
     pub(super) identity: Identity,
     pub(super) session: Session,
 }
 
-/// A connection that was closed because it has not proven itself.
-pub(super) struct Stranger {
+/// A connection that was closed because it was not authenticated.
+pub(super) struct Rejected {
     pub(super) origin: SocketAddr,
     pub(super) reason: String,
 }
@@ -44,33 +44,33 @@ pub(super) struct Stranger {
 struct Candidate {
     socket: TcpStream,
     origin: SocketAddr,
-    neighbourhood: IpAddr,
+    source: IpAddr,
     since: Instant,
     challenge: Challenge,
 }
 
 /// Rank 0's listener, and its unauthenticated connections, oldest first.
-pub(super) struct Unproven<'a, F> {
+pub(super) struct UnauthenticatedConnections<'a, F> {
     listener: TcpListener,
     secret: &'a Secret,
     alarm: &'a Alarm,
     report: F,
     candidates: VecDeque<Candidate>,
-    /// The number of connections from each neighbourhood.
-    crowds: HashMap<IpAddr, usize>,
+    /// The number of connections by source.
+    per_source: HashMap<IpAddr, usize>,
     slots: usize,
     /// No connection is accepted before this time.
     pause_end: Option<Instant>,
 }
 
-impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
-    /// Calls `report` with every connection that proves itself or is closed. The listener must not block.
+impl<'a, F: FnMut(Result<Authenticated, Rejected>)> UnauthenticatedConnections<'a, F> {
+    /// Calls `report` with every connection that is authenticated or closed. The listener must not block.
     pub(super) fn new(listener: TcpListener, secret: &'a Secret, alarm: &'a Alarm, report: F) -> Self {
-        let (candidates, crowds, slots) = (VecDeque::new(), HashMap::new(), slots());
-        Unproven { listener, secret, alarm, report, candidates, crowds, slots, pause_end: None }
+        let (candidates, per_source, slots) = (VecDeque::new(), HashMap::new(), slots());
+        UnauthenticatedConnections { listener, secret, alarm, report, candidates, per_source, slots, pause_end: None }
     }
 
-    /// Serves all connections, until the alarm.
+    /// Serves all connections until the alarm.
     pub(super) fn serve(mut self) {
         while !self.alarm.is_raised() {
             let can_accept = self.pause_end.is_none() && self.slot().is_some();
@@ -79,13 +79,13 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
             let ready = match self.alarm.wait(listener, sockets, self.time_to_change(can_accept)) {
                 Ok(ready) => ready,
                 Err(error) => {
-                    // No memory, for example: trying again at once would only burn the processor.
+                    // The cause may be a lack of memory: an immediate retry would only use processor time.
                     tracing::warn!(%error, "cannot wait for connections");
                     thread::sleep(PAUSE);
                     continue;
                 }
             };
-            // From the last: removing a candidate moves only later ones.
+            // The order is from the last to the first, because removing a candidate moves only later ones.
             for index in (0..self.candidates.len()).rev().filter(|&index| ready.sockets[index]) {
                 self.hear(index);
             }
@@ -101,7 +101,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         let oldest = self.candidates.front().map(|candidate| candidate.since + PROOF_TIME);
         let next = if can_accept { None } else { self.pause_end.or(self.victim().map(|(_, free)| free)) };
         let end = oldest.into_iter().chain(next).min()?;
-        // Rounded up: a wait that ends a moment too early is repeated at once.
+        // The time is rounded up, because a wait that ends a moment too early is repeated at once.
         Some(end.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -118,8 +118,8 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
 
     /// The connection to evict if a slot is needed, and the end of its grace period.
     fn victim(&self) -> Option<(usize, Instant)> {
-        let largest = self.crowds.values().max()?;
-        let index = self.candidates.iter().position(|candidate| self.crowds[&candidate.neighbourhood] == *largest)?;
+        let largest = self.per_source.values().max()?;
+        let index = self.candidates.iter().position(|candidate| self.per_source[&candidate.source] == *largest)?;
         Some((index, self.candidates[index].since + self.grace()))
     }
 
@@ -127,7 +127,7 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
         GRACE.1.max(GRACE.0 * self.slots as u32)
     }
 
-    /// A slot for one more connection, if there is one, with the connection to evict from it.
+    /// Whether one more connection has a slot; if so, the connection to evict from it, if any.
     fn slot(&self) -> Option<Option<usize>> {
         if self.candidates.len() < self.slots {
             return Some(None);
@@ -149,13 +149,13 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
                     }
                     match greet(socket, origin) {
                         Ok(candidate) => self.enter(candidate),
-                        Err(error) => self.report_stranger(origin, error.to_string()),
+                        Err(error) => self.report_rejected(origin, error.to_string()),
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
-                    // No descriptors, for example: the rest of the process gets some of these back.
+                    // The cause may be a lack of descriptors: the rest of the process gets some of them back.
                     self.slots = (self.candidates.len() / 4 * 3).max(1);
                     tracing::warn!(%error, slots = self.slots, "a connection was not accepted");
                     self.pause_end = Instant::now().checked_add(PAUSE);
@@ -172,13 +172,13 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
             Ok(None) => {}
             Ok(Some((identity, session))) => {
                 let socket = self.leave(index).socket;
-                (self.report)(Ok(Proven { socket, identity, session }));
+                (self.report)(Ok(Authenticated { socket, identity, session }));
             }
             Err(error) => self.refuse(index, error.to_string()),
         }
     }
 
-    /// Closes a connection whose time is over, unless its proof has come by now: this process may have been busy, or stopped.
+    /// Closes a connection whose time is over, unless its proof has arrived by now: this process may have been busy or stopped.
     fn evict(&mut self, index: usize, reason: &str) {
         let count = self.candidates.len();
         self.hear(index);
@@ -190,28 +190,28 @@ impl<'a, F: FnMut(Result<Proven, Stranger>)> Unproven<'a, F> {
     /// Closes a connection.
     fn refuse(&mut self, index: usize, reason: String) {
         let origin = self.leave(index).origin;
-        self.report_stranger(origin, reason);
+        self.report_rejected(origin, reason);
     }
 
     fn enter(&mut self, candidate: Candidate) {
-        *self.crowds.entry(candidate.neighbourhood).or_default() += 1;
+        *self.per_source.entry(candidate.source).or_default() += 1;
         self.candidates.push_back(candidate);
     }
 
     fn leave(&mut self, index: usize) -> Candidate {
         let candidate = self.candidates.remove(index).expect("an index of a candidate");
-        if let Entry::Occupied(mut crowd) = self.crowds.entry(candidate.neighbourhood) {
-            *crowd.get_mut() -= 1;
-            if *crowd.get() == 0 {
-                crowd.remove();
+        if let Entry::Occupied(mut count) = self.per_source.entry(candidate.source) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
         candidate
     }
 
-    fn report_stranger(&mut self, origin: SocketAddr, reason: String) {
+    fn report_rejected(&mut self, origin: SocketAddr, reason: String) {
         let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-        (self.report)(Err(Stranger { origin, reason }));
+        (self.report)(Err(Rejected { origin, reason }));
     }
 }
 
@@ -219,20 +219,20 @@ fn greet(mut socket: TcpStream, origin: SocketAddr) -> Result<Candidate, Handsha
     let challenge = Challenge::new()?;
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
-    // A connection that nothing was written to has room for this.
+    // The send buffer of a new connection has room for the greeting.
     socket.write_all(&challenge.greeting())?;
-    Ok(Candidate { socket, origin, neighbourhood: neighbourhood(origin.ip()), since: Instant::now(), challenge })
+    Ok(Candidate { socket, origin, source: source(origin.ip()), since: Instant::now(), challenge })
 }
 
-/// Maps all addresses that one party easily has to one: with IPv6, all of a network of 64 bits.
-fn neighbourhood(address: IpAddr) -> IpAddr {
+/// Maps an address to its source: one source stands for all addresses that one party easily obtains, which is a /64 network with IPv6.
+fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
         address => address,
     }
 }
 
-/// Strangers must not take the descriptors that the rest of the process needs.
+/// The number of slots, which leaves enough descriptors to the rest of the process.
 fn slots() -> usize {
     #[cfg(unix)]
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -247,36 +247,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_share_what_one_party_easily_has() {
-        let of = |text: &str| neighbourhood(text.parse().unwrap());
+    fn addresses_of_one_party_are_one_source() {
+        let of = |text: &str| source(text.parse().unwrap());
         assert_eq!(of("::ffff:10.0.0.7"), of("10.0.0.7"));
         assert_ne!(of("10.0.0.7"), of("10.0.0.8"));
         assert_eq!(of("2001:db8::1:2:3:4"), of("2001:db8::5"));
         assert_ne!(of("2001:db8::5"), of("2001:db8:0:1::5"));
     }
 
-    /// Strangers of one address, however many, do not take the slot of a single connection from another.
+    /// Connections from one address, however many, do not take the slot of a single connection from another address.
     #[test]
-    fn places_are_taken_from_the_largest_crowd() {
+    fn slots_are_taken_from_the_source_with_the_most_connections() {
         let secret = Secret::from_bytes([1; 32]);
         let alarm = Alarm::new().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mut unproven = Unproven::new(listener, &secret, &alarm, |_| {});
+        let mut connections = UnauthenticatedConnections::new(listener, &secret, &alarm, |_| {});
         let origins = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2", "10.0.0.3:1", "10.0.0.2:3"];
         for origin in origins {
-            unproven.enter(greet(TcpStream::connect(address).unwrap(), origin.parse().unwrap()).unwrap());
+            connections.enter(greet(TcpStream::connect(address).unwrap(), origin.parse().unwrap()).unwrap());
         }
-        assert_eq!(unproven.victim(), Some((1, unproven.candidates[1].since + unproven.grace())));
-        assert_eq!(unproven.slot(), Some(None));
-        unproven.slots = origins.len();
-        assert_eq!(unproven.slot(), None, "nobody has had the time that everybody has");
-        let grace = unproven.grace();
-        unproven.candidates.iter_mut().for_each(|candidate| candidate.since -= grace);
-        assert_eq!(unproven.slot(), Some(Some(1)));
-        // Then nobody holds more than another.
-        (0..2).for_each(|_| unproven.refuse(1, String::new()));
-        assert_eq!(unproven.slot(), Some(None));
-        assert_eq!(unproven.victim().map(|(index, _)| index), Some(0));
+        assert_eq!(connections.victim(), Some((1, connections.candidates[1].since + connections.grace())));
+        assert_eq!(connections.slot(), Some(None));
+        connections.slots = origins.len();
+        assert_eq!(connections.slot(), None, "nobody has had the time that everybody has");
+        let grace = connections.grace();
+        connections.candidates.iter_mut().for_each(|candidate| candidate.since -= grace);
+        assert_eq!(connections.slot(), Some(Some(1)));
+        // Now every source has one connection.
+        (0..2).for_each(|_| connections.refuse(1, String::new()));
+        assert_eq!(connections.slot(), Some(None));
+        assert_eq!(connections.victim().map(|(index, _)| index), Some(0));
     }
 }
