@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::job::{PLENTY, Running, assert_gone, launch, run};
+use crate::program::heed_signals;
 
 #[test]
 fn the_first_failure_ends_the_job_with_its_status_and_last_lines() {
@@ -27,7 +28,9 @@ fn a_rank_that_a_signal_ends_gives_128_and_the_signal() {
 #[test]
 fn signals_reach_the_ranks_and_the_exit_status() {
     for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")] {
-        let mut job = Running::start(launch(&["-n", "2"], &["wait"]));
+        let mut command = launch(&["-n", "2"], &["wait"]);
+        heed_signals(&mut command);
+        let mut job = Running::start(command);
         job.lines(2);
         job.signal(signal);
         let (code, stderr) = job.end();

@@ -77,6 +77,39 @@ fn a_failure_ends_the_ranks_of_all_machines() {
     assert!(stderr.contains("machine 1: rank 2 ended with exit code 5"), "{stderr}");
 }
 
+/// Every launcher explains the calls of all machines' ranks.
+#[test]
+fn a_rank_that_hangs_is_named_on_all_machines() {
+    let meeting = Meeting::new();
+    let machines = [0, 1].map(|number| meeting.machine(number, 2, 0, &["hang", "2", "300"]));
+    for machine in machines {
+        let (code, stderr) = machine.end();
+        assert!(matches!(code, Some(1 | 7)), "{code:?}: {stderr}");
+        let words = [
+            "the last calls of 4 ranks",
+            "Rank 2 holds up others: it is in no call: the last one, call 2 of channel 0, all_reduce(sum) of 1000 × f32",
+            "Ranks 0, 1, 3 waited in vain for rank 2",
+        ];
+        words.iter().for_each(|word| assert!(stderr.contains(word), "{word}: {stderr}"));
+    }
+}
+
+/// Its launcher takes part in the comparison before it ends.
+#[test]
+fn a_signal_to_one_launcher_ends_the_ranks_of_all_machines() {
+    let meeting = Meeting::new();
+    let [mut first, mut second] = [0, 1].map(|number| meeting.machine(number, 1, 0, &["hang", "1", "60000"]));
+    first.lines(1);
+    second.lines(1);
+    first.signal(rustix::process::Signal::TERM);
+    let (code, stderr) = first.end();
+    assert_eq!(code, Some(128 + 15), "{stderr}");
+    let (code, stderr) = second.end();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("machine 0: SIGTERM to its launcher"), "{stderr}");
+    assert!(!stderr.contains("this machine's ranks only"), "{stderr}");
+}
+
 #[test]
 fn all_machines_restart_together() {
     let meeting = Meeting::new();

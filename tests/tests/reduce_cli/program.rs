@@ -1,11 +1,25 @@
 //! The binary under test, and runs of it.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 pub(crate) use gradsync_tests::programs::{Finished, fifo};
+
+/// Has the program be ended by the signals that end programs, also where whoever started the tests ignores them, as `nohup` does.
+pub(crate) fn heed_signals(command: &mut Command) {
+    // SAFETY: between fork and exec, a call that signal handlers may make too.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+}
 
 /// The path of the program: `GRADSYNC_BINARY` if set, otherwise the one that belongs to this build.
 ///

@@ -1,7 +1,7 @@
 //! Programs that are ended while they write: nothing unfinished stays, what stood there does, and they say so.
 
 use std::fs::{self, File};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::program::{Finished, binary};
+use crate::program::{Finished, binary, heed_signals};
 
 /// A reduction that takes long enough to be ended: of files that are holes.
 struct Long {
@@ -41,16 +41,7 @@ impl Long {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{before} exec \"$@\""), "sh"]).arg(binary());
         command.args(["reduce", "--op", "adasum", "-o", "out", "in0", "in1", "in2", "in3"]);
-        // Whoever started the tests may have them ignore signals, as `nohup` does.
-        // SAFETY: between fork and exec, a call that signal handlers may make too.
-        unsafe {
-            command.pre_exec(|| {
-                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-                    libc::signal(signal, libc::SIG_DFL);
-                }
-                Ok(())
-            });
-        }
+        heed_signals(&mut command);
         let child =
             command.current_dir(self.folder.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();

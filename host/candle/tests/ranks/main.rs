@@ -17,8 +17,6 @@ mod gpt;
 mod refused;
 mod tensor_parallel;
 
-use std::process::Stdio;
-
 use gradsync::comm::{Communicator, DEFAULT_DEADLINE};
 use gradsync_tests::programs::{Finished, started_as_ranks};
 use gradsync_tests::ranks::{guarded, on_processes, on_ranks};
@@ -95,12 +93,14 @@ fn rank_of_the_first_example() {
 
 #[test]
 fn the_first_example_learns() {
-    let ranks = started_as_ranks("rank_of_the_first_example", 4).into_iter().map(|mut command| {
-        command.arg("--ignored").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a process")
+    let ends: Vec<Finished> = std::thread::scope(|scope| {
+        let ranks = started_as_ranks("rank_of_the_first_example", 4).into_iter().enumerate();
+        let ranks = ranks.map(|(rank, mut command)| {
+            scope.spawn(move || Finished::of(command.arg("--ignored")).succeeded(&format!("rank {rank}")))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().expect("it succeeds")).collect()
     });
-    let ranks: Vec<_> = ranks.collect();
-    let ends = ranks.into_iter().map(|rank| Finished::of(rank.wait_with_output().expect("its output")));
-    let ends: Vec<_> = ends.enumerate().map(|(rank, end)| end.succeeded(&format!("rank {rank}"))).collect();
     let (_, loss) = ends[0].stdout.split_once("step 100: loss ").expect("rank 0 tells its last loss");
     let loss: f32 = loss.lines().next().and_then(|loss| loss.trim().parse().ok()).expect("a number");
     // The examples' sums have a variance of 8 / 3, the loss of a model that has learnt nothing.

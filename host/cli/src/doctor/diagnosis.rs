@@ -13,6 +13,8 @@ const CLOCK: f64 = 0.5;
 const DESCRIPTORS: u64 = 1024;
 /// What RDMA needs to register memory.
 const LOCKED_BYTES: u64 = 1 << 30;
+/// For one rank. gradsync itself needs little; a model that trains does not.
+const MEMORY_BYTES: u64 = 512 << 20;
 /// What containers give by default, which is too little for NCCL on several GPUs of one machine.
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
 
@@ -31,7 +33,7 @@ fn problem(problem: String, remedy: &str) -> Problem {
 pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
     let mut found = Vec::new();
     type Value = fn(&Facts) -> String;
-    let differing: [(&str, Value, &str); 4] = [
+    let differing: [(&str, Value, &str); 5] = [
         ("versions of gradsync", |rank| rank.version.clone(), "build the program of all ranks with the same version"),
         ("features of the build", |rank| rank.features.join(", "), "start the same program on all machines"),
         (
@@ -44,12 +46,21 @@ pub(super) fn problems(ranks: &[Facts], clocks: &[Offset]) -> Vec<Problem> {
             |rank| rank.interface.clone().unwrap_or("not set".into()),
             "set it to the same interfaces everywhere, or nowhere",
         ),
+        (
+            "networks for NCCL",
+            |rank| {
+                let uses = rank.nccl.is_none() || rank.has_infiniband && !rank.is_infiniband_disabled;
+                if uses { "InfiniBand" } else { "sockets" }.into()
+            },
+            "load the driver of InfiniBand (/sys/class/infiniband) and set NCCL_IB_DISABLE alike on all machines, or NCCL_IB_DISABLE=1 everywhere",
+        ),
     ];
     for (what, value, remedy) in differing {
         found.extend(difference(ranks, what, value, remedy));
     }
     places(ranks, &mut found);
     gpus(ranks, &mut found);
+    interfaces(ranks, &mut found);
     mpi(ranks, &mut found);
     for (rank, clock) in ranks.iter().zip(clocks) {
         if clock.seconds.abs() - clock.uncertainty > CLOCK {
@@ -148,6 +159,31 @@ fn gpus(ranks: &[Facts], found: &mut Vec<Problem>) {
     }
 }
 
+/// Whether NCCL finds the interfaces that `NCCL_SOCKET_IFNAME` names.
+fn interfaces(ranks: &[Facts], found: &mut Vec<Problem>) {
+    for rank in ranks {
+        let Some(chosen) = rank.interface.as_deref().filter(|_| rank.nccl.is_some()) else { continue };
+        if !rank.interfaces.iter().any(|interface| is_chosen(interface, chosen)) {
+            let text = format!(
+                "NCCL_SOCKET_IFNAME={chosen} of rank {} fits no interface of {}: {}",
+                rank.rank,
+                rank.host,
+                rank.interfaces.join(", ")
+            );
+            found.push(problem(text, "name an interface of every machine (`ip link`), or unset it"));
+        }
+    }
+}
+
+/// Whether NCCL may use an interface: prefixes of names, after `=` whole names, after `^` those that it must not use.
+/// <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname>
+fn is_chosen(interface: &str, chosen: &str) -> bool {
+    let (is_excluded, chosen) = chosen.strip_prefix('^').map_or((false, chosen), |rest| (true, rest));
+    let (is_whole, chosen) = chosen.strip_prefix('=').map_or((false, chosen), |rest| (true, rest));
+    let fits = |name: &str| if is_whole { interface == name } else { interface.starts_with(name) };
+    chosen.split(',').any(fits) != is_excluded
+}
+
 /// Ranks whose library is another flavour of MPI than their launcher would each be rank 0 of 1.
 fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
     let differs = |rank: &&Facts| match (&rank.mpi, &rank.mpi_launcher) {
@@ -162,6 +198,17 @@ fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
 }
 
 fn limits(ranks: &[Facts], found: &mut Vec<Problem>) {
+    for (host, of) in by(ranks, |rank| rank.host.clone()) {
+        let memory = ranks.iter().find(|rank| rank.rank == of[0]).and_then(|rank| rank.memory_bytes);
+        let need = MEMORY_BYTES * of.len() as u64;
+        if let Some(memory) = memory.filter(|memory| *memory < need) {
+            let text = format!("the {} ranks of {host} may use {memory} bytes of memory, less than {need}", of.len());
+            found.push(problem(
+                text,
+                "start fewer ranks there, or raise the limit of the container or job: docker run --memory, srun --mem",
+            ));
+        }
+    }
     let mut few =
         |what: &str, need: u64, value: fn(&Facts) -> Option<u64>, concerns: &dyn Fn(&Facts) -> bool, remedy: &str| {
             let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
@@ -210,11 +257,14 @@ mod tests {
             mpi: Some("Open MPI v4".into()),
             mpi_launcher: None,
             interface: None,
+            interfaces: vec!["eth0".into(), "lo".into()],
             has_infiniband: true,
+            is_infiniband_disabled: false,
             cores: 8,
             threads: 4,
             descriptors: Some(4096),
             locked_bytes: None,
+            memory_bytes: Some(1 << 34),
             shared_memory_bytes: Some(1 << 30),
         }
     }
@@ -227,14 +277,23 @@ mod tests {
     }
 
     #[test]
+    fn interfaces_are_chosen_as_nccl_chooses_them() {
+        let chosen = ["eth", "=eth0", "=ib0,eth0", "^lo", "^=eth"];
+        assert!(chosen.iter().all(|chosen| is_chosen("eth0", chosen)));
+        assert!(["ib", "=eth", "^eth", "^=eth0", "^lo,eth"].iter().all(|chosen| !is_chosen("eth0", chosen)));
+    }
+
+    #[test]
     fn each_fact_out_of_order_is_one_problem_that_names_the_rank_and_the_value() {
         assert_eq!(of(|_| {}, 0.2), []);
         type Change = fn(&mut Facts);
-        let cases: [(Change, f64, &str); 12] = [
+        let cases: [(Change, f64, &str); 14] = [
             (|rank| rank.version = "2".into(), 0.0, "1 (rank 0); 2 (rank 1)"),
             (|rank| rank.features.clear(), 0.0, "features of the build"),
             (|rank| rank.nccl = Some("2.18".into()), 0.0, "2.18 (rank 1)"),
             (|rank| rank.interface = Some("eth0".into()), 0.0, "eth0 (rank 1); not set (rank 0)"),
+            (|rank| rank.is_infiniband_disabled = true, 0.0, "sockets (rank 1)"),
+            (|rank| rank.has_infiniband = false, 0.0, "networks for NCCL"),
             (|rank| rank.threads = 8, 0.0, "use 12 threads on 8 cores"),
             (|rank| rank.gpus = vec!["1".into(), "0".into()], 0.0, "ranks 0, 1 share GPU 0 of node"),
             (|rank| rank.gpus.truncate(1), 0.0, "no GPU on node for rank 1"),
@@ -248,6 +307,14 @@ mod tests {
             let found = of(change, offset);
             assert!(found.len() == 1 && found[0].problem.contains(words), "{words}: {found:?}");
         }
+        let few = facts(0);
+        let few = [Facts { memory_bytes: Some(1 << 29), ..few.clone() }, Facts { rank: 1, local_rank: Some(1), ..few }];
+        let found = problems(&few, &[Offset { seconds: 0.0, uncertainty: 0.0 }; 2]);
+        assert!(found[0].problem.contains("may use 536870912 bytes of memory, less than 1073741824"), "{found:?}");
+        let unknown = of(|rank| rank.interface = Some("ib".into()), 0.0);
+        assert!(
+            unknown.iter().any(|found| found.problem.contains("=ib of rank 1 fits no interface of node: eth0, lo"))
+        );
         // Two ranks with one number are on one GPU as well.
         assert_eq!(of(|rank| rank.local_rank = Some(0), 0.0).len(), 2);
     }

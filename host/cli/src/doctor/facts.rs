@@ -8,6 +8,7 @@ use gradsync::bootstrap::Launch;
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
+use super::memory;
 use crate::info::Machine;
 
 /// The facts of one rank.
@@ -33,13 +34,19 @@ pub(super) struct Facts {
     pub(super) mpi_launcher: Option<String>,
     /// `NCCL_SOCKET_IFNAME`.
     pub(super) interface: Option<String>,
+    /// The network interfaces of the machine.
+    pub(super) interfaces: Vec<String>,
     pub(super) has_infiniband: bool,
+    /// Whether `NCCL_IB_DISABLE` keeps NCCL from using InfiniBand.
+    pub(super) is_infiniband_disabled: bool,
     pub(super) cores: usize,
     /// The threads of the CPU backend.
     pub(super) threads: usize,
     /// Limits; none if there is no limit.
     pub(super) descriptors: Option<u64>,
     pub(super) locked_bytes: Option<u64>,
+    /// Bytes that the ranks of the machine may use together.
+    pub(super) memory_bytes: Option<u64>,
     /// Bytes of `/dev/shm`; none if there is none.
     pub(super) shared_memory_bytes: Option<u64>,
 }
@@ -65,11 +72,14 @@ impl Facts {
             mpi: version_of(&machine.mpi),
             mpi_launcher: mpi_launcher().map(str::to_owned),
             interface: std::env::var("NCCL_SOCKET_IFNAME").ok(),
-            has_infiniband: fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()),
+            interfaces: names("/sys/class/net"),
+            has_infiniband: !names("/sys/class/infiniband").is_empty(),
+            is_infiniband_disabled: number(&"NCCL_IB_DISABLE").is_some_and(|value| value != 0),
             cores,
-            threads: ["RAYON_NUM_THREADS"].iter().find_map(number).filter(|threads| *threads > 0).unwrap_or(cores),
+            threads: number(&"RAYON_NUM_THREADS").filter(|threads| *threads > 0).unwrap_or(cores),
             descriptors: getrlimit(Resource::Nofile).current,
             locked_bytes: getrlimit(Resource::Memlock).current,
+            memory_bytes: memory::limit(),
             shared_memory_bytes: shared_memory_bytes(),
         }
     }
@@ -78,6 +88,14 @@ impl Facts {
     pub(super) fn gpu(&self) -> Option<&str> {
         self.gpus.get(self.local_rank.unwrap_or(0)).map(String::as_str)
     }
+}
+
+/// The names in a folder, in order; none if there is no such folder.
+fn names(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
 }
 
 fn number(name: &&str) -> Option<usize> {

@@ -6,6 +6,7 @@ mod clock;
 mod diagnosis;
 mod facts;
 mod join;
+mod memory;
 mod table;
 
 use std::process::ExitCode;

@@ -4,7 +4,7 @@ use super::clock::Offset;
 use super::diagnosis::Problem;
 use super::facts::Facts;
 
-const HEADINGS: [&str; 12] = [
+const HEADINGS: [&str; 13] = [
     "rank",
     "host",
     "address",
@@ -16,6 +16,7 @@ const HEADINGS: [&str; 12] = [
     "threads",
     "clock",
     "descriptors",
+    "memory",
     "/dev/shm",
 ];
 
@@ -24,7 +25,7 @@ pub(super) fn text(ranks: &[Facts], clocks: &[Offset], problems: &[Problem]) -> 
     rows.extend(ranks.iter().zip(clocks).map(|(rank, clock)| row(rank, *clock)));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-    let line = |row: &[String; 12]| {
+    let line = |row: &[String; 13]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect::<Vec<_>>();
         cells.join("  ").trim_end().to_owned()
     };
@@ -41,7 +42,7 @@ pub(super) fn text(ranks: &[Facts], clocks: &[Offset], problems: &[Problem]) -> 
     lines.join("\n") + "\n"
 }
 
-fn row(rank: &Facts, clock: Offset) -> [String; 12] {
+fn row(rank: &Facts, clock: Offset) -> [String; 13] {
     let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".into());
     let local = match (rank.local_rank, rank.local_world_size) {
         (Some(local_rank), Some(size)) => format!("{local_rank} of {size}"),
@@ -52,10 +53,7 @@ fn row(rank: &Facts, clock: Offset) -> [String; 12] {
         0 => "0".into(),
         _ => format!("{:+.1} ± {:.1} ms", clock.seconds * 1e3, clock.uncertainty * 1e3),
     };
-    let shared_memory = match rank.shared_memory_bytes {
-        Some(bytes) => format!("{} MiB", bytes >> 20),
-        None => "none".into(),
-    };
+    let mebibytes = |bytes: Option<u64>, none: &str| bytes.map_or(none.into(), |bytes| format!("{} MiB", bytes >> 20));
     [
         rank.rank.to_string(),
         rank.host.clone(),
@@ -68,6 +66,7 @@ fn row(rank: &Facts, clock: Offset) -> [String; 12] {
         format!("{} of {}", rank.threads, rank.cores),
         clock,
         rank.descriptors.map_or_else(|| "unlimited".into(), |count| count.to_string()),
-        shared_memory,
+        mebibytes(rank.memory_bytes, "unknown"),
+        mebibytes(rank.shared_memory_bytes, "none"),
     ]
 }

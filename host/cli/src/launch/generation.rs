@@ -1,25 +1,24 @@
 //! One start of all ranks of this machine, until the last of them has ended.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use std::{fs, thread};
 
-use gradsync::bootstrap::Member;
 use gradsync_cli::messages::{complain, say};
 use gradsync_cli::text::shown;
 use tempfile::TempDir;
 
 use super::guard::{FOLDER_PREFIX, Guarded};
-use super::nodes::{self, Nodes};
+use super::machines::Machines;
+use super::nodes::Nodes;
 use super::output::Places;
 use super::rank::{Common, Rank};
 use super::signals::{ENDING, Event, Listener};
 use super::status::{self, Status};
-use super::timing::{LAST_LINES, LOOK_FOR_TRACES, SIMULTANEOUS, TRACES};
+use super::timing::{LAST_LINES, LOOK_FOR_TRACES, RECORDS, SIMULTANEOUS, TRACES};
 use super::{Launch, affinity};
-use crate::trace::{self, Ended};
+use crate::trace::{self, Record};
 
 /// How all ranks have ended.
 pub(super) enum Outcome {
@@ -63,8 +62,8 @@ pub(super) struct Generation<'a> {
     guard: Guarded,
     ranks: Vec<Rank>,
     world_size: usize,
-    /// Of the launchers of several machines.
-    member: Option<Arc<Member>>,
+    /// The launchers of several machines.
+    machines: Option<Arc<Machines>>,
     /// Why the ranks are being ended, and when those that still run are killed.
     ending: Option<(Cause, Instant)>,
     /// The ranks that had ended before the others were ended, once these are.
@@ -77,7 +76,7 @@ pub(super) struct Generation<'a> {
 impl<'a> Generation<'a> {
     /// Starts all ranks.
     pub(super) fn start(launch: &'a Launch, nodes: &Nodes, number: u32, events: &'a Listener) -> Result<Self, String> {
-        let (place, member) = nodes.meet(launch, number, events)?;
+        let (place, machines) = nodes.meet(launch, number, events)?;
         let folder = folder(number).map_err(|error| format!("no folder for the record of calls: {error}"))?;
         let private = if let Folder::Private(folder) = &folder { Some(folder.path()) } else { None };
         let guard = Guarded::start(private).map_err(|error| format!("cannot start the guard: {error}"))?;
@@ -93,7 +92,7 @@ impl<'a> Generation<'a> {
             guard,
             ranks: Vec::new(),
             world_size: place.world_size,
-            member,
+            machines,
             ending: None,
             ended_before: None,
             are_all_done: false,
@@ -136,7 +135,7 @@ impl<'a> Generation<'a> {
 
     /// Whether the ranks of this machine have succeeded, and other machines' may still fail.
     fn awaits_machines(&self) -> bool {
-        self.member.is_some() && self.ending.is_none() && !self.are_all_done
+        self.machines.is_some() && self.ending.is_none() && !self.are_all_done
     }
 
     fn patience(&self) -> Duration {
@@ -192,14 +191,11 @@ impl<'a> Generation<'a> {
 
     /// The ranks of this machine have succeeded: waits for the other machines, beside other events.
     fn await_machines(&self) {
-        let Some(member) = self.member.clone().filter(|_| self.ending.is_none()) else { return };
+        let Some(machines) = self.machines.clone().filter(|_| self.ending.is_none()) else { return };
         let (sender, generation) = (self.events.sender(), self.number);
         thread::spawn(move || {
-            // A job may take as long as it likes.
-            let outcome = member.all_gather(b"done", Duration::MAX).map(drop);
-            let failure = outcome.map_err(|error| nodes::failure(&member).unwrap_or(error.to_string()));
             // Nobody listens only if the launcher ends.
-            let _ = sender.send(Event::AllMachines(generation, failure));
+            let _ = sender.send(Event::AllMachines(generation, machines.wait_for_all()));
         });
     }
 
@@ -220,7 +216,7 @@ impl<'a> Generation<'a> {
 
     /// What has happened without an event: a failure on another machine, or a rank's report of a failure that has not ended the rank.
     fn look(&mut self) {
-        if let Some(reason) = self.member.as_ref().and_then(|member| nodes::failure(member)) {
+        if let Some(reason) = self.machines.as_ref().and_then(|machines| machines.failure()) {
             self.other_machine_failed(&reason);
         }
         if self.ending.is_some() || self.is_explained || self.launch.is_plain {
@@ -314,25 +310,46 @@ impl<'a> Generation<'a> {
     }
 
     fn tell_machines(&self, reason: &str) {
-        self.member.iter().for_each(|member| nodes::tell_failure(member, reason.to_owned()));
+        self.machines.iter().for_each(|machines| machines.tell_failure(reason.to_owned()));
     }
 
-    /// Shows where ranks part, by what they have written.
+    /// Shows where ranks part, by the last calls that the ranks of this machine have written.
     fn explain(&mut self) {
         if !std::mem::replace(&mut self.is_explained, true) {
-            let describe = |rank: &Rank| {
-                let is_by_itself = self.ended_before.as_ref().is_none_or(|ended| ended.contains(&rank.number));
-                let ended = match rank.status {
-                    Some(status) if is_by_itself => Ended::Yes(status.to_string()),
-                    _ => Ended::No,
-                };
-                (rank.number, ended)
-            };
-            let ranks: BTreeMap<usize, Ended> = self.ranks.iter().map(describe).collect();
-            if let Some(text) = trace::explanation(self.folder.path(), self.world_size, &ranks) {
-                say("record of calls", text);
+            show(&self.record(), self.world_size);
+        }
+    }
+
+    /// The same at the end, for the ranks of all machines.
+    fn explain_end(&mut self) {
+        let Some(machines) = &self.machines else { return self.explain() };
+        show(&self.exchange_records(machines), self.world_size);
+    }
+
+    /// Gives other machines the record of this one, and takes theirs; if they do not come, this machine's alone.
+    fn exchange_records(&self, machines: &Machines) -> Record {
+        let own = self.record();
+        let deadline = Duration::from_secs_f64(self.launch.grace) + RECORDS;
+        let exchanged = serde_json::to_vec(&own).map_err(|error| error.to_string()).and_then(|bytes| {
+            let all = machines.exchange(&bytes, deadline).map_err(|error| error.to_string())?;
+            let parsed = all.iter().map(|bytes| serde_json::from_slice(bytes));
+            parsed.collect::<Result<Vec<Record>, _>>().map_err(|error| error.to_string())
+        });
+        match exchanged {
+            Ok(records) => records.into_iter().collect(),
+            Err(reason) => {
+                say("warning", format_args!("the record of calls has this machine's ranks only: {reason}"));
+                own
             }
         }
+    }
+
+    fn record(&self) -> Record {
+        let describe = |rank: &Rank| {
+            let is_by_itself = self.ended_before.as_ref().is_none_or(|ended| ended.contains(&rank.number));
+            (rank.number, rank.status.filter(|_| is_by_itself).map(|status| status.to_string()))
+        };
+        Record::of(self.folder.path(), self.ranks.iter().map(describe).collect())
     }
 
     fn outcome(&mut self) -> Outcome {
@@ -343,7 +360,7 @@ impl<'a> Generation<'a> {
                 if self.launch.is_plain {
                     return Outcome::Failed(status.code());
                 }
-                self.explain();
+                self.explain_end();
                 let rank = &self.ranks[index];
                 let lines = rank.output.last_lines();
                 let failed = format!("rank {} (process {}) {status}", rank.number, rank.pid.as_raw_nonzero());
@@ -356,10 +373,12 @@ impl<'a> Generation<'a> {
                 Outcome::Failed(status.code())
             }
             Cause::OtherMachine => {
-                self.explain();
+                self.explain_end();
                 Outcome::Failed(1)
             }
             Cause::Signal(signal) => {
+                // The other machines explain why their ranks end.
+                self.machines.iter().for_each(|machines| _ = self.exchange_records(machines));
                 let is_success = |rank: &Rank| rank.status.is_some_and(Status::is_success);
                 let is_success = self.ranks.iter().all(is_success);
                 Outcome::Stopped(if is_success { 0 } else { Status::Signal { number: signal, has_core: false }.code() })
@@ -377,6 +396,13 @@ impl Drop for Generation<'_> {
                 tracing::warn!(%error, rank = rank.number, "a rank was not reaped");
             }
         }
+    }
+}
+
+/// Prints the comparison of the last calls of ranks, if there are any.
+fn show(record: &Record, world_size: usize) {
+    if let Some(text) = record.explanation(world_size) {
+        say("record of calls", text);
     }
 }
 

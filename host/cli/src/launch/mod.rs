@@ -6,13 +6,15 @@
 //!
 //! Ranks find each other by torchrun's variables and a fresh secret ([`environment`]). Each is a process of its own process group, whose output comes
 //! through the launcher line by line ([`output`]). A [`guard`] outlives the launcher by a moment, so that nothing stays even if the launcher is killed.
-//! On several machines the same command runs on each, and the launchers form a group of their own ([`nodes`]).
+//! On several machines the same command runs on each, and the launchers form a group of their own ([`nodes`]), by which they end together
+//! ([`machines`]).
 
 mod affinity;
 mod arguments;
 mod environment;
 mod generation;
 mod guard;
+mod machines;
 mod nodes;
 mod output;
 mod rank;

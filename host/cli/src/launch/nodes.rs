@@ -1,21 +1,18 @@
-//! The machines of a job: their launchers form a group of their own, over which they agree on the ranks' places, and learn of each other's failures.
+//! The machines of a job: their launchers join a group of their own, in which they agree on the ranks' places.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradsync::CommError;
-use gradsync::bootstrap::{Member, Rendezvous, Secret};
-use gradsync::comm::Operation;
+use gradsync::bootstrap::{Rendezvous, Secret};
 use serde::{Deserialize, Serialize};
 
 use super::Launch;
 use super::environment::Place;
+use super::machines::Machines;
 use super::secret;
 use super::signals::Listener;
-
-/// How long launchers wait for each other once all have joined.
-const AGREEMENT: Duration = Duration::from_secs(60);
+use super::timing::AGREEMENT;
 
 /// Where the launchers of several machines meet.
 #[derive(Debug)]
@@ -65,13 +62,13 @@ impl Nodes {
         Ok(Nodes { count, own, master, meeting })
     }
 
-    /// Agrees on the places of the ranks of one start. With several machines, the member stays for as long as the ranks run.
+    /// Agrees on the places of the ranks of one start. With several machines, their launchers stay in touch while the ranks run.
     pub(super) fn meet(
         &self,
         launch: &Launch,
         generation: u32,
         events: &Listener,
-    ) -> Result<(Place, Option<Arc<Member>>), String> {
+    ) -> Result<(Place, Option<Arc<Machines>>), String> {
         let ranks = launch.ranks as usize;
         let place = |address, port, secret| Place {
             node: (self.own, self.count),
@@ -101,11 +98,13 @@ impl Nodes {
         let (own, count) = (self.own, self.count);
         let member =
             events.run(move || rendezvous.join(own, count)).map_err(|error| format!("machine {own}: {error}"))?;
-        let member = Arc::new(member);
         let hello = Hello { ranks, start: (own == 0).then(|| start(launch)).transpose()? };
         let bytes = postcard::to_stdvec(&hello).map_err(|error| error.to_string())?;
-        let asked = member.clone();
-        let all = events.run(move || asked.all_gather(&bytes, AGREEMENT)).map_err(|error| error.to_string())?;
+        let (member, all) = events.run(move || {
+            let all = member.all_gather(&bytes, AGREEMENT);
+            (member, all)
+        });
+        let all = all.map_err(|error| error.to_string())?;
         let all = all.iter().map(|bytes| postcard::from_bytes(bytes)).collect::<Result<Vec<Hello>, _>>();
         let all = all.map_err(|error| format!("a machine has another version of this program: {error}"))?;
         let Some((rank_port, nonce)) = all[0].start else {
@@ -116,22 +115,9 @@ impl Nodes {
             world_size: all.iter().map(|hello| hello.ranks).sum(),
             ..place(host.clone(), rank_port, secret.derived(&nonce))
         };
-        Ok((place, Some(member)))
+        let machines = events.run(move || Machines::new(member)).map_err(|error| error.to_string())?;
+        Ok((place, Some(Arc::new(machines))))
     }
-}
-
-/// Tells the launchers of the other machines why this machine's ranks end.
-pub(super) fn tell_failure(member: &Member, reason: String) {
-    member.fail(CommError::Transport { operation: Operation::Exchange, rank: member.rank(), reason });
-}
-
-/// The machine that has failed, and why, as that machine says.
-pub(super) fn failure(member: &Member) -> Option<String> {
-    Some(match member.failure()? {
-        CommError::Transport { rank, reason, .. } => format!("machine {rank}: {reason}"),
-        CommError::PeerGone { rank, .. } => format!("machine {rank}: its launcher is gone"),
-        other => other.to_string(),
-    })
 }
 
 fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {

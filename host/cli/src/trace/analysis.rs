@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gradsync::trace::{CallState, GroupTrace, RankTrace, TracedCall};
 use serde::Serialize;
 
-use super::Ended;
+use super::Ends;
 
 /// A rank among all, and for threads of one process, which process.
 pub(super) type Who = usize;
@@ -194,7 +194,7 @@ fn groups(traces: &BTreeMap<usize, RankTrace>) -> Vec<Group<'_>> {
 
 impl Analysis {
     /// Of these traces by rank; of at least `world_size` ranks; with what a launcher knows of ranks.
-    pub(super) fn of(traces: &BTreeMap<usize, RankTrace>, world_size: usize, known: &BTreeMap<usize, Ended>) -> Self {
+    pub(super) fn of(traces: &BTreeMap<usize, RankTrace>, world_size: usize, known: &Ends) -> Self {
         let groups = groups(traces);
         let members = groups.iter().flat_map(|group| group.members).map(|member| member + 1);
         let world_size = members.chain(traces.keys().map(|rank| rank + 1)).chain([world_size]).max().unwrap_or(0);
@@ -222,7 +222,7 @@ impl Analysis {
         let is_cycle = causes.is_empty() && awaited.is_subset(&waiting);
         let cycle = if is_cycle { awaited.into_iter().collect() } else { Vec::new() };
         let state = |rank: Who| match known.get(&rank) {
-            Some(Ended::Yes(how)) => format!("it {how}"),
+            Some(Some(how)) => format!("it {how}"),
             _ if is_elsewhere(&rank) => "it is on another machine, whose launcher knows more".into(),
             _ => state(rank, &groups, traces),
         };

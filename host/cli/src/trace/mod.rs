@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use gradsync::trace::RankTrace;
 use gradsync_cli::messages::Listener;
 use gradsync_cli::text::{printable_json, shown};
+use serde::{Deserialize, Serialize};
 
 use self::analysis::Analysis;
 pub(crate) use self::files::{files, has_failure, has_file, reported_failure};
@@ -29,12 +31,39 @@ pub(crate) struct Trace {
     json: bool,
 }
 
-/// Whether a rank has ended, as far as its launcher knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    No,
-    /// In these words.
-    Yes(String),
+/// How a rank has ended by itself, in words, or that it has not; of the ranks that a launcher has started.
+pub(crate) type Ends = BTreeMap<usize, Option<String>>;
+
+/// The last calls of ranks, and how ranks have ended, as far as their launcher knows.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Record {
+    traces: BTreeMap<usize, RankTrace>,
+    ends: Ends,
+}
+
+impl Record {
+    /// The traces in a folder, of ranks with these ends.
+    pub(crate) fn of(folder: &Path, ends: Ends) -> Self {
+        // A folder that cannot be read has no traces for the user either.
+        let traces = files::read(folder).map(|read| read.traces).unwrap_or_default();
+        Self { traces, ends }
+    }
+
+    /// Says where ranks part, if any of them has written its last calls.
+    pub(crate) fn explanation(&self, world_size: usize) -> Option<String> {
+        (!self.traces.is_empty()).then(|| Analysis::of(&self.traces, world_size, &self.ends).to_string())
+    }
+}
+
+/// The record of several machines.
+impl FromIterator<Record> for Record {
+    fn from_iter<I: IntoIterator<Item = Record>>(records: I) -> Self {
+        records.into_iter().fold(Record::default(), |mut all, record| {
+            all.traces.extend(record.traces);
+            all.ends.extend(record.ends);
+            all
+        })
+    }
 }
 
 impl Trace {
@@ -57,10 +86,4 @@ impl Trace {
         };
         Listener::Stdout.print(&output).map_err(|error| error.to_string())
     }
-}
-
-/// The comparison of the traces in a folder in words, if there are any. `ranks` has the ranks that the caller knows of.
-pub(crate) fn explanation(folder: &Path, world_size: usize, ranks: &BTreeMap<usize, Ended>) -> Option<String> {
-    let traces = files::read(folder).ok()?.traces;
-    (!traces.is_empty()).then(|| Analysis::of(&traces, world_size, ranks).to_string())
 }

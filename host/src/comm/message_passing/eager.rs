@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use super::handshake::Handshake;
 use super::mailbox::{self, Mailboxes, Payload};
 use super::record::MAX_EAGER_BYTES;
-use super::transfer::Scratch;
+use super::scratch::Scratch;
 use crate::comm::reduction::Reduction;
 use crate::error::{Call, Result};
 

@@ -10,7 +10,7 @@
 //! The records of one rank arrive in order, so a record out of place is a mismatch. The handshake does not interpret payloads.
 
 use std::borrow::Cow;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::time::Duration;
 
 #[cfg(all(feature = "cuda", feature = "mpi"))]
@@ -18,6 +18,7 @@ use super::link::Requests;
 use super::link::{Link, LinkError};
 use super::mailbox::{Mailboxes, Payload};
 use super::record::{EagerBytes, Record};
+use super::scratch::Scratch;
 use super::stream::{Stall, Stream};
 use crate::error::{Call, CommError, Departure, Error, Operation, Result};
 use crate::trace::CurrentCall;
@@ -45,6 +46,8 @@ pub(in crate::comm) struct Handshake {
     failure: RefCell<Option<CommError>>,
     /// The trace of this rank's calls.
     calls: CurrentCall,
+    /// The workspace of transfers, kept from call to call: the system would clear new pages every time.
+    workspace: RefCell<Scratch>,
 }
 
 /// A failure on its way to the caller.
@@ -57,7 +60,15 @@ pub(in crate::comm) struct Failure {
 
 impl Handshake {
     pub(super) fn new(link: Box<dyn Link>, deadline: Duration, calls: CurrentCall) -> Self {
-        Handshake { link, mailboxes: None, deadline, completed: Cell::new(0), failure: RefCell::new(None), calls }
+        Handshake {
+            link,
+            mailboxes: None,
+            deadline,
+            completed: Cell::new(0),
+            failure: RefCell::new(None),
+            calls,
+            workspace: RefCell::default(),
+        }
     }
 
     /// Replaces records by mailboxes; all ranks have to do so.
@@ -76,6 +87,13 @@ impl Handshake {
     /// The trace of this rank's calls.
     pub(super) fn calls(&self) -> &CurrentCall {
         &self.calls
+    }
+
+    /// The workspace, with at least so many bytes, for one transfer.
+    pub(super) fn workspace(&self, bytes: usize) -> RefMut<'_, Scratch> {
+        let mut workspace = self.workspace.borrow_mut();
+        workspace.reserve(bytes);
+        workspace
     }
 
     pub(super) fn deadline(&self) -> Duration {

@@ -18,6 +18,7 @@ mod one_sided;
 mod pipelined;
 mod point_to_point;
 mod record;
+mod scratch;
 mod stream;
 mod transfer;
 mod windows;
@@ -35,9 +36,11 @@ pub(in crate::comm) use self::point_to_point::{End, Stage, exchange};
 #[cfg(feature = "mpi")]
 pub(in crate::comm) use self::record::RECORD_BYTES;
 pub(in crate::comm) use self::record::Record;
+#[cfg(all(feature = "cuda", feature = "mpi"))]
+pub(in crate::comm) use self::scratch::Scratch;
 pub(in crate::comm) use self::transfer::Transfer;
 #[cfg(all(feature = "cuda", feature = "mpi"))]
-pub(in crate::comm) use self::transfer::{Scratch, part_len};
+pub(in crate::comm) use self::transfer::part_len;
 use self::windows::PeerMappings;
 use super::collective::check_peer;
 use super::reduction::Reduction;

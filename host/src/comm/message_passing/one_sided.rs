@@ -17,7 +17,8 @@ use super::SetUp;
 use super::handshake::{Handshake, Wait};
 use super::link::MemoryReader;
 use super::mailbox::Payload;
-use super::transfer::{LINE_LEN, Scratch};
+use super::scratch::Scratch;
+use super::transfer::LINE_LEN;
 use crate::comm::reduction::Reduction;
 use crate::error::{Call, Operation, Result};
 

@@ -42,11 +42,11 @@ impl Transfer<'_> {
             return unsafe { pipeline.all_reduce(reduction, data, len) };
         }
         let part = part_len(len, WINDOW_BYTES / size, world_size);
-        let mut room = Scratch::new(world_size * part * size);
+        let mut workspace = self.handshake.workspace(world_size * part * size);
         for begin in (0..len).step_by(part * world_size) {
             let (window, len) = (data.wrapping_add(begin * size), (len - begin).min(part * world_size));
             // SAFETY: the window lies within the data.
-            unsafe { self.all_reduce_window(reduction, window, len, part, room.start())? };
+            unsafe { self.all_reduce_window(reduction, window, len, part, workspace.start())? };
         }
         Ok(())
     }
@@ -94,12 +94,12 @@ impl Transfer<'_> {
             return unsafe { pipeline.reduce_scatter(reduction, input, output, len) };
         }
         let part = (WINDOW_BYTES / size / world_size).clamp(1, len.max(1));
-        let mut room = Scratch::new(world_size * part * size);
+        let mut workspace = self.handshake.workspace(world_size * part * size);
         for begin in (0..len).step_by(part) {
             let shard = |peer: usize| input.cast_mut().wrapping_add((peer * len + begin) * size);
             let (output, len) = (output.wrapping_add(begin * size), part.min(len - begin));
             // SAFETY: as above.
-            unsafe { self.reduce_scatter_window(reduction, shard, output, len, room.start())? };
+            unsafe { self.reduce_scatter_window(reduction, shard, output, len, workspace.start())? };
         }
         Ok(())
     }
@@ -293,23 +293,4 @@ unsafe fn start(link: &dyn Link, receive: &[Incoming], send: &[Outgoing], reques
 /// window.
 pub(in crate::comm) fn part_len(len: usize, longest: usize, world_size: usize) -> usize {
     len.div_ceil(world_size).next_multiple_of(LINE_LEN).clamp(1, (longest / world_size).max(1))
-}
-
-/// Scratch memory, aligned for every dtype.
-#[derive(Debug)]
-pub(in crate::comm) struct Scratch(Vec<u64>);
-
-impl Scratch {
-    pub(in crate::comm) fn new(bytes: usize) -> Self {
-        Scratch(vec![0; bytes.div_ceil(size_of::<u64>())])
-    }
-
-    pub(in crate::comm) fn start(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
-    }
-
-    /// The first `bytes` bytes, at most as many as it was made with.
-    pub(super) fn bytes(&mut self, bytes: usize) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..bytes]
-    }
 }
