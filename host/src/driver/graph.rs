@@ -126,12 +126,12 @@ impl Queue {
     }
 
     /// Refuses work that would be wrong in a later launch, because its memory may belong to another owner by then.
-    pub(super) fn refuse_capture(&self, what: &str) -> Result<(), CudaError> {
+    pub(super) fn refuse_capture(&self, call: &str) -> Result<(), CudaError> {
         if !self.is_capturing()? {
             return Ok(());
         }
         Err(CudaError {
-            call: what.into(),
+            call: call.into(),
             code: Status::STREAM_CAPTURE_UNSUPPORTED.0,
             text: "not while work of this queue is being recorded; run it once before".into(),
         })

@@ -1,6 +1,6 @@
-//! [`TensorView`]: elements in some memory, with a shape.
+//! [`TensorView`]: elements in either memory, with a shape.
 //!
-//! They borrow; nothing here owns data, or knows an operation.
+//! Views borrow; nothing here owns data, or knows an operation.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub struct TensorView<'a, M: Memory = Host> {
     shape: Cow<'a, [usize]>,
 }
 
-/// A tensor to write, as [`TensorView`].
+/// A tensor to write, with the layout of [`TensorView`].
 #[derive(Debug)]
 pub struct TensorViewMut<'a, M: Memory = Host> {
     data: M::SliceMut<'a>,
@@ -29,7 +29,7 @@ pub struct TensorViewMut<'a, M: Memory = Host> {
 }
 
 impl<'a, M: Memory> TensorView<'a, M> {
-    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    /// Combines elements in either memory with a shape; [`new`](Self::new) accepts more types of host memory.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -63,7 +63,7 @@ impl<'a, M: Memory> TensorView<'a, M> {
 }
 
 impl<'a, M: Memory> TensorViewMut<'a, M> {
-    /// Gives elements in either memory a shape; for host memory, [`new`](Self::new) takes more.
+    /// Combines elements in either memory with a shape; [`new`](Self::new) accepts more types of host memory.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -97,7 +97,7 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
         self.data
     }
 
-    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is put into the queue, and the call waits for it.
+    /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is enqueued, and the call waits for it.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written; `Error::Cuda`.
@@ -107,7 +107,7 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Gives a slice a shape.
+    /// Combines a slice with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -117,7 +117,7 @@ impl<'a> TensorView<'a> {
 }
 
 impl<'a> TensorViewMut<'a> {
-    /// Gives a slice a shape.
+    /// Combines a slice with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the slice.
@@ -128,7 +128,7 @@ impl<'a> TensorViewMut<'a> {
 
 #[cfg(feature = "cuda")]
 impl<'a> TensorView<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
@@ -139,7 +139,7 @@ impl<'a> TensorView<'a, Cuda> {
 
 #[cfg(feature = "cuda")]
 impl<'a> TensorViewMut<'a, Cuda> {
-    /// Gives device memory a shape.
+    /// Combines device memory with a shape.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) unless the shape has as many elements as the memory.
@@ -153,7 +153,7 @@ fn check_shape(len: usize, shape: &[usize]) -> Result<()> {
     same_len("tensor view", (&format!("shape {shape:?}"), expected), ("the data", len))
 }
 
-/// A slice, an array or a vector of elements is a tensor of one dimension.
+/// Converts a slice, an array or a vector of elements to a tensor of one dimension.
 macro_rules! from_elements {
     ($([$($generics:tt)*] $type:ty),*) => {$(
         impl<'a, T: Element, $($generics)*> From<&'a $type> for TensorView<'a> {
@@ -171,7 +171,7 @@ macro_rules! from_elements {
 }
 from_elements!([] [T], [const N: usize] [T; N], [] Vec<T>);
 
-/// Elements that lie anywhere are a tensor of one dimension.
+/// Converts elements in either memory to a tensor of one dimension.
 macro_rules! from_slices {
     ($memory:ty: $slice:ident, $slice_mut:ident) => {
         impl<'a> From<$slice<'a>> for TensorView<'a, $memory> {
