@@ -1,4 +1,4 @@
-//! Plans: who holds and sends what, as pure arithmetic on counts and ranks.
+//! Plans of data placement and transfers, as pure arithmetic on counts and ranks.
 //!
 //! | module | question |
 //! |---|---|
