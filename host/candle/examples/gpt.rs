@@ -14,7 +14,7 @@ use gradsync::comm::{Communicator, local, process::ProcessCommunicator};
 use gradsync::train::{ReducerOptions, ShardOptions, ShardedIndices, Tail, mean_over_ranks};
 use gradsync_candle::{DataParallel, Result, TensorMemory};
 
-/// Bytes that the model sees at once.
+/// The number of bytes that the model sees at once.
 const WINDOW: usize = 32;
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
@@ -30,7 +30,7 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// With variables of this builder.
+    /// Creates a model with variables of this builder.
     pub(crate) fn new(builder: VarBuilder<'_>) -> Result<Self> {
         let block = |index: usize| {
             let builder = builder.pp(format!("block.{index}"));
@@ -49,7 +49,7 @@ impl Gpt {
         })
     }
 
-    /// The mean loss over the bytes that follow those of these windows of a text.
+    /// The mean loss over the bytes after each byte of these windows of a text.
     pub(crate) fn loss(&self, text: &[u8], windows: &[usize]) -> Result<Tensor> {
         let bytes = |shift: usize| {
             let of = |&window: &usize| &text[window * WINDOW + shift..][..WINDOW];
@@ -69,7 +69,7 @@ impl Gpt {
     }
 }
 
-/// Trains on nine tenths of the text, and returns the mean loss of all ranks on the last tenth.
+/// Trains on nine tenths of the text, and returns the mean loss over all ranks on the last tenth.
 pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, text: &[u8], end: usize) -> Result<f64> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let log = |line: String| (rank == 0).then(|| println!("{line}"));
@@ -78,7 +78,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     let variables = VarMap::new();
     let model = Gpt::new(VarBuilder::from_varmap(&variables, DType::F32, on))?;
     let mut parallel = DataParallel::new(&variables, comm, ReducerOptions::default())?;
-    parallel.broadcast()?; // every rank has made other random weights
+    parallel.broadcast()?; // ranks have different random weights
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
     let mut indices = ShardedIndices::new(trained, rank, world_size, ShardOptions::default())?;
     let start = Instant::now();
@@ -104,7 +104,7 @@ pub(crate) fn train<M: TensorMemory>(comm: &dyn Communicator<M>, on: &Device, te
     Ok(loss)
 }
 
-#[allow(dead_code)] // a test has the model without the program
+#[allow(dead_code)] // a test uses the model without the program
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [path, steps, threads @ ..] = &arguments[..] else { panic!("usage: gpt TEXT STEPS [THREADS]") };
@@ -113,7 +113,7 @@ fn main() -> Result<()> {
     if let [ranks] = threads {
         return local::run(number(ranks), |comm| train(&comm, &Device::Cpu, &text, number(steps))).map(drop);
     }
-    let launch = Launch::from_env()?; // which rank this process is
+    let launch = Launch::from_env()?; // the rank of this process
     let member = Rendezvous::from_env(&launch)?.join(launch.rank, launch.world_size)?;
     train(&ProcessCommunicator::new(member)?, &Device::Cpu, &text, number(steps)).map(drop)
 }

@@ -204,7 +204,7 @@ impl FileHandle {
     /// The system's error, for example because the process belongs to another user; an error if the process has no such file of at least
     /// `bytes` bytes: it may be a process of another machine.
     pub(crate) fn map(self, bytes: usize) -> io::Result<Mapped> {
-        let other = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{what} of {self:?}"));
+        let other = |reason: &str| io::Error::new(io::ErrorKind::NotFound, format!("{reason} of {self:?}"));
         let file = system::open(self.process, self.descriptor)?.ok_or_else(|| other("not the kind of file"))?;
         let len = usize::try_from(file.metadata()?.len()).map_err(|_| other("another length than that"))?;
         if bytes.checked_add(HEADER_BYTES).is_none_or(|least| len < least) {
@@ -393,14 +393,14 @@ mod tests {
         let handle = FileHandle::of(file.bytes()).expect("a file");
         let stranger = std::fs::File::open("/proc/self/status").unwrap();
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&stranger) as u32;
-        for (wrong, bytes, what) in [
+        for (wrong, bytes, reason) in [
             (handle, 101, "another length"),
             (FileHandle { number: handle.number ^ 1, ..handle }, 100, "another number"),
             (FileHandle { descriptor, ..handle }, 100, "not the kind"),
         ] {
             let error = wrong.map(bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound);
-            assert!(error.to_string().contains(what), "{error}");
+            assert!(error.to_string().contains(reason), "{error}");
         }
         assert!(FileHandle { process: u32::MAX, ..handle }.map(100).is_err());
         drop(file);

@@ -36,7 +36,6 @@ pub type Work<'a> = dyn FnMut(Vec<SliceMut<'_>>) -> Result<()> + 'a;
 /// The memory that [`share`](Self::share) returns has, for every rank in rank order, the address of the memory that this rank passed to the
 /// same call of `share`, mapped in full for as long as the result lives. The rank and the world size of the communicator never change.
 /// Kernels write to these addresses.
-/// to these addresses.
 #[cfg(feature = "cuda")]
 pub unsafe trait PeerMemory {
     /// Makes the memory that each rank passes accessible to the kernels of all other ranks; `None`, on every rank, if some rank cannot

@@ -32,11 +32,11 @@ pub fn chunks(tensor: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clon
 /// A chunk, with the row of a [`SumTable`] to which its sums are added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The layer that it belongs to.
+    /// The layer of the chunk.
     pub layer: usize,
-    /// A row, of which a layer that lies in several windows has one for each of its chunks, and any other one for all of them.
+    /// The row of its sums. A layer in several windows has one row for each of its chunks; any other layer has one row for all of them.
     pub row: usize,
-    /// Its elements.
+    /// The elements of the chunk.
     pub range: Range<usize>,
 }
 

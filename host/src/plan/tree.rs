@@ -11,11 +11,11 @@ use std::ops::Range;
 pub struct Step {
     /// The rank to exchange with.
     pub peer: usize,
-    /// The elements that this rank goes on with.
+    /// The elements that this rank keeps.
     pub keep: Range<usize>,
-    /// The elements that it gives to the peer.
+    /// The elements that this rank sends to the peer.
     pub give: Range<usize>,
-    /// Whether the vector that this rank holds is the left one of the pair.
+    /// Whether this rank's vector is the left one of the pair.
     pub is_left: bool,
     /// The ranks with slices of the pair's two vectors: `2 × distance` ranks, this one included.
     pub group: Range<usize>,
@@ -43,7 +43,7 @@ pub fn steps(rank: usize, world_size: usize, len: usize) -> Vec<Step> {
 /// One exchange of one rank in the gather phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// The elements that the rank holds, and sends to every peer.
+    /// The elements that the rank has, and sends to every peer.
     pub held: Range<usize>,
     /// The peers, with the elements that each of them has and sends.
     pub peers: Vec<(usize, Range<usize>)>,

@@ -1,7 +1,7 @@
-//! Training with candle on threads as ranks. Cases take any communicator, so that other transports can run them too.
+//! Tests of training with candle on threads as ranks. Cases take any communicator, so that other transports can run them too.
 //!
-//! Where it is possible, numbers are integers over powers of two, few enough that no sum and no product is ever rounded: then the ranks' results are
-//! those of one rank bit for bit, and no tolerance is needed.
+//! Where possible, numbers are integers over powers of two, few enough that no sum and no product is rounded: then the ranks' results equal
+//! the results of one rank bit for bit, and no tolerance is needed.
 
 mod allocations;
 mod data_parallel;
@@ -26,10 +26,10 @@ fn on_ranks_of(world_sizes: &'static [usize], cases: &'static [Case]) {
     });
 }
 
-/// An owned communicator, as groups take it.
+/// An owned communicator, the argument of groups.
 type Owned = Box<dyn Communicator + Send>;
 
-/// Runs `body` on threads that connect as processes do.
+/// Runs `body` on threads that connect like processes.
 fn connected(world_size: usize, body: impl Fn(ProcessCommunicator) + Sync) {
     let rendezvous = Rendezvous::in_process();
     std::thread::scope(|scope| {

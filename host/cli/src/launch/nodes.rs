@@ -1,4 +1,5 @@
-//! The machines of a job: their launchers form a group of their own, over which they agree on the ranks' places, and learn of each other's failures.
+//! The machines of a job: their launchers form a group, over which they agree on the ranks' positions, and are notified of each other's
+//! failures.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use super::environment::Place;
 use super::secret;
 use super::signals::Listener;
 
-/// How long launchers wait for each other once all have joined.
+/// The time for which launchers wait for each other once all have joined.
 const AGREEMENT: Duration = Duration::from_secs(60);
 
-/// Where the launchers of several machines meet.
+/// The address at which the launchers of several machines connect.
 #[derive(Debug)]
 struct Meeting {
     host: String,
@@ -30,17 +31,17 @@ struct Meeting {
 pub(super) struct Nodes {
     count: usize,
     own: usize,
-    /// Where rank 0 is, and the port there, if the user has said so.
+    /// The host of rank 0, and its port, if the user has set them.
     master: Option<(String, u16)>,
-    /// Of several machines.
+    /// The address of the launchers' group, if there are several machines.
     meeting: Option<Meeting>,
 }
 
-/// What the launchers tell each other before ranks start.
+/// The message that the launchers exchange before ranks start.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     ranks: usize,
-    /// Of machine 0: the port of rank 0, and a nonce for the secret of this start.
+    /// From machine 0: the port of rank 0, and a nonce for the secret of this start.
     start: Option<(u16, [u8; 32])>,
 }
 
@@ -65,7 +66,7 @@ impl Nodes {
         Ok(Nodes { count, own, master, meeting })
     }
 
-    /// Agrees on the places of the ranks of one start. With several machines, the member stays for as long as the ranks run.
+    /// Agrees on the positions of the ranks of one start. With several machines, the member lives as long as the ranks run.
     pub(super) fn meet(
         &self,
         launch: &Launch,
@@ -120,12 +121,12 @@ impl Nodes {
     }
 }
 
-/// Tells the launchers of the other machines why this machine's ranks end.
+/// Notifies the launchers of the other machines of the reason why this machine's ranks end.
 pub(super) fn tell_failure(member: &Member, reason: String) {
     member.fail(CommError::Transport { operation: Operation::Exchange, rank: member.rank(), reason });
 }
 
-/// The machine that has failed, and why, as that machine says.
+/// The machine that has failed, with its reason.
 pub(super) fn failure(member: &Member) -> Option<String> {
     Some(match member.failure()? {
         CommError::Transport { rank, reason, .. } => format!("machine {rank}: {reason}"),
@@ -141,13 +142,13 @@ fn start(launch: &Launch) -> Result<(u16, [u8; 32]), String> {
     Ok((port, nonce))
 }
 
-/// A port that nobody listens at now.
+/// A port on which no process listens now.
 fn free_port(address: IpAddr) -> Result<u16, String> {
     let listener = TcpListener::bind((address, 0)).map_err(|error| format!("no free port: {error}"))?;
     Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
 }
 
-/// Splits `HOST:PORT`; an address of IPv6 stands in brackets.
+/// Splits `HOST:PORT`; an IPv6 address is in brackets.
 fn address(text: &str) -> Result<(String, u16), String> {
     let refusal = || format!("--master {text}: it must be HOST:PORT, with a port from 1 to 65535");
     let (host, port) = text.rsplit_once(':').ok_or_else(refusal)?;

@@ -1,4 +1,4 @@
-//! `gradsync trace`: compares the last calls of all ranks, as [`gradsync::trace`] has them written, and says where ranks part.
+//! `gradsync trace`: compares the last calls of all ranks, which [`gradsync::trace`] writes, and reports where they differ.
 
 mod analysis;
 mod files;
@@ -33,7 +33,7 @@ pub(crate) struct Trace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     No,
-    /// In these words.
+    /// The rank has ended, with this description.
     Yes(String),
 }
 
@@ -59,7 +59,7 @@ impl Trace {
     }
 }
 
-/// The comparison of the traces in a folder in words, if there are any. `ranks` has the ranks that the caller knows of.
+/// Compares the traces in a folder and describes the result, if there are any. `ranks` has the ranks that the caller knows.
 pub(crate) fn explanation(folder: &Path, world_size: usize, ranks: &BTreeMap<usize, Ended>) -> Option<String> {
     let traces = files::read(folder).ok()?.traces;
     (!traces.is_empty()).then(|| Analysis::of(&traces, world_size, ranks).to_string())

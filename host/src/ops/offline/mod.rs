@@ -282,7 +282,7 @@ mod tests {
     use super::*;
     use crate::slice::Element;
 
-    /// One tensor of `len` elements, of which `read` passes `given` vectors in `calls` calls.
+    /// One tensor of three elements, of which `read` passes `len` elements of `given` ranks in each of `calls` calls.
     struct Ranks {
         ranks: usize,
         given: usize,

@@ -17,7 +17,7 @@ pub enum Group {
     All,
     /// The ranks of each node.
     Node,
-    /// The ranks of the same place in all nodes.
+    /// The ranks at the same position in all nodes.
     Places,
 }
 
