@@ -163,17 +163,20 @@ fn mpi(ranks: &[Facts], found: &mut Vec<Problem>) {
 }
 
 fn limits(ranks: &[Facts], found: &mut Vec<Problem>) {
-    let mut few =
-        |resource: &str, need: u64, value: fn(&Facts) -> Option<u64>, concerns: &dyn Fn(&Facts) -> bool, remedy: &str| {
-            let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
-            let of: Vec<&Facts> = ranks.iter().filter(is_few).collect();
-            if let Some(first) = of.first() {
-                let numbers: Vec<usize> = of.iter().map(|rank| rank.rank).collect();
-                let value = value(first).unwrap_or_default();
-                let text = format!("{} of {} have {value} {resource}, less than {need}", listed(&numbers), first.host);
-                found.push(problem(text, remedy));
-            }
-        };
+    let mut few = |resource: &str,
+                   need: u64,
+                   value: fn(&Facts) -> Option<u64>,
+                   concerns: &dyn Fn(&Facts) -> bool,
+                   remedy: &str| {
+        let is_few = |rank: &&Facts| concerns(rank) && value(rank).is_some_and(|value| value < need);
+        let of: Vec<&Facts> = ranks.iter().filter(is_few).collect();
+        if let Some(first) = of.first() {
+            let numbers: Vec<usize> = of.iter().map(|rank| rank.rank).collect();
+            let value = value(first).unwrap_or_default();
+            let text = format!("{} of {} have {value} {resource}, less than {need}", listed(&numbers), first.host);
+            found.push(problem(text, remedy));
+        }
+    };
     let need = DESCRIPTORS.max(8 * ranks.len() as u64);
     few(
         "descriptors",

@@ -291,9 +291,13 @@ fn state(rank: Who, groups: &[Group<'_>], traces: &BTreeMap<usize, RankTrace>) -
     match call.state {
         _ if trace.has_left => format!("it has dropped its communicator; its last call was {description}"),
         CallState::Finished => {
-            format!("it is in no call: the last one, {description}, was over {seconds:.1} s before its record was written")
+            format!(
+                "it is in no call: the last one, {description}, was over {seconds:.1} s before its record was written"
+            )
         }
-        CallState::Failed => format!("its last call failed {seconds:.1} s before its record was written: {description}"),
+        CallState::Failed => {
+            format!("its last call failed {seconds:.1} s before its record was written: {description}")
+        }
         CallState::Matched => format!("it is moving data since {seconds:.1} s, in {description}"),
         _ => format!("it is in {description}, since {seconds:.1} s"),
     }

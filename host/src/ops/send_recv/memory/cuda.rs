@@ -182,7 +182,10 @@ impl Small<'_> {
     }
 
     /// The ranges of messages in a workspace, from its beginning; it must be large enough.
-    fn places(workspace: Option<&DeviceBuffer>, messages: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, RawSlice)> {
+    fn places(
+        workspace: Option<&DeviceBuffer>,
+        messages: impl Iterator<Item = (usize, usize)>,
+    ) -> Vec<(usize, RawSlice)> {
         let mut address = workspace.map_or(0, |buffer| buffer.as_slice().address());
         let place = |(peer, len): (usize, usize)| {
             let data = RawSlice { address, len, dtype: DataType::U8 };
