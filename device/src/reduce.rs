@@ -192,8 +192,8 @@ pub(crate) fn thread_of_block() -> u32 {
     arch::forget(thread::thread_idx_x() as u64) as u32
 }
 
-/// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the end. Each
-/// thread's indices ascend. Blocks have `TEAMS` teams.
+/// Walks the chunk of this thread's team: `visit(index, N)` for whole vectors of `N` elements, `visit(index, 1)` for single ones at the
+/// end. Each thread's indices ascend. Blocks have `TEAMS` teams.
 #[inline(always)]
 pub(crate) fn walk<const N: usize, const TEAMS: u32>(chunk: Chunk, mut visit: impl FnMut(u64, usize)) {
     let stride = THREADS as u64 * N as u64;
@@ -339,8 +339,8 @@ const WARPS: usize = (THREADS / WARP) as usize;
 /// Adds `totals` over each team of the block; one thread of the team calls `write(product, sum)` for each product.
 ///
 /// # Safety
-/// All threads of a block of `TEAMS` teams must call this together: once, or again behind a barrier. Blocks of one team need no such barrier where
-/// `turn` is 0 and 1 alternately: the barrier in between keeps the turns apart.
+/// All threads of a block of `TEAMS` teams must call this together: once, or again behind a barrier. Blocks of one team need no such
+/// barrier if `turn` alternates between 0 and 1: the barrier inside keeps the turns apart.
 #[inline(always)]
 pub(crate) unsafe fn block_sum<const K: usize, const TEAMS: u32>(
     turn: u32,
@@ -396,8 +396,8 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// What this block has to do: leave the `K` sums that `sums_of` makes of each of its chunks, or add up what was left of one of them for one
-    /// layer. `place` says which of the `products` of a layer a sum is, if it is one; layers that are not `wanted` have neither partials nor totals.
+    /// Does this block's work: leaves the `K` sums that `sums_of` computes for each of its chunks, or adds one sum's partials for a layer.
+    /// `place` returns a sum's index among a layer's `products`, if used; layers that are not `wanted` have no partials and no totals.
     ///
     /// # Safety
     /// The launch provides `K` partials for every chunk, totals of every row, spans that were laid out for these blocks and chunks, and one

@@ -40,7 +40,8 @@
 //!
 //! # Features
 //!
-//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces checkpoints, is the crate `gradsync-cli`.
+//! None is on by default. Programs that compute with candle take the crate `gradsync-candle`. The program `gradsync`, which reduces
+//! checkpoints, is the crate `gradsync-cli`.
 //!
 //! * `cuda`: the CUDA backend through `cust`, with kernels as PTX in the crate. Building takes no CUDA toolkit, and programs start on
 //!   machines without a driver too; [`docs::deployment`] has the one line of configuration that `cust` wants where there is no toolkit.

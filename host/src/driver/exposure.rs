@@ -1,9 +1,9 @@
 //! [`Exposure`]: memory of this rank that kernels of other ranks access, and the protocol by which it is released.
 //!
-//! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every
-//! rank has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in every
-//! rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited for. Memory that a
-//! rank never releases, because it was killed, stays out of use until this process ends.
+//! A peer may launch kernels that write here after this rank has dropped its own objects. So the memory outlives its owner until every rank
+//! has released it. A rank releases the memory of its peers when its own work on it is over: it unmaps that memory and sets its flag in
+//! every rank's list of flags. No rank waits for another: pending releases are checked again when memory is allocated or a queue is waited
+//! for. Memory that a rank never releases, because it was killed, stays out of use until this process ends.
 //!
 //! A rank unmaps the flag lists of its peers only after it has written to them; their owners may have read the flags and finished by then.
 //! So the memory of a list is never returned to the driver, nor to a queue's pool, which would return it to the driver: it is reused for

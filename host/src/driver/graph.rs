@@ -12,13 +12,14 @@ use crate::sys::cuda::{self, Status};
 
 /// Recorded work of a queue (a CUDA graph), and the resources that it uses.
 ///
-/// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and the
-/// communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after it, whether
-/// the work uses it or not.
+/// Buffers, communicators and objects that the work was recorded with may be dropped before the graph: the graph keeps their memory, and
+/// the communicators stay open, until it is dropped too. Memory is kept if it was allocated before the recording ended and dropped after
+/// it, whether the work uses it or not.
 ///
-/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers) keep
-/// the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of another
-/// communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record then.
+/// Recorded kernels that wait for the kernels of other ranks ([`PeerAllReduce`](crate::ops::PeerAllReduce), and Adasum where it uses peers)
+/// keep the share of the GPU that their communicator had when they were recorded. As long as the graph lives, making such an operation of
+/// another communicator on the same GPU fails with code 720 if it would leave less to the graph. So make all operations first, and record
+/// then.
 #[must_use = "recorded work does not run before its graph is launched"]
 #[derive(Debug)]
 pub struct Graph {
@@ -81,13 +82,13 @@ unsafe impl Send for Graph {}
 impl Queue {
     /// Records the work that `work` enqueues into this queue, on this thread, instead of running it.
     ///
-    /// Kernels and collectives on existing memory can be recorded: reductions of gradient buffers by objects that
-    /// have run once before, casts, sums. Work that allocates device memory, sends tables to the device, copies to or from the host or waits for the
-    /// queue fails. Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except
-    /// memory that was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
+    /// Kernels and collectives on existing memory can be recorded: reductions of gradient buffers by objects that have run once before,
+    /// casts, sums. Work that allocates device memory, sends tables to the device, copies to or from the host or waits for the queue fails.
+    /// Ranks record the same collectives in the same order. The graph keeps the memory that the work uses ([`Graph`]), except memory that
+    /// was passed to an unsafe function by its address: the caller's promise to that function includes the graph.
     ///
-    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording. Before the
-    /// recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
+    /// Work of another queue is part of the recording from the time when that queue [waits](Self::wait_for) for an event of the recording.
+    /// Before the recording ends, this queue has to wait for the last of that work. Each launch is then ordered with the other queue too.
     ///
     /// The error of `work`; [`Error::Cuda`](crate::Error::Cuda), with code 900 and above for work that cannot be recorded, and for a queue
     /// on the legacy default stream.
@@ -141,16 +142,16 @@ impl Queue {
 impl Graph {
     /// Enqueues the recorded work into its queue as one launch. Each launch runs behind the one before.
     ///
-    /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs behind the work
-    /// that they have now, and their later work runs behind it.
+    /// Other queues whose work is part of the recording ([`Queue::capture`]) are ordered with the launch as its own queue is: it runs
+    /// behind the work that they have now, and their later work runs behind it.
     ///
     /// Where the work has collectives, or kernels that wait for other ranks, launch it by
     /// [`NcclCommunicator::launch`](crate::comm::nccl::NcclCommunicator::launch): ranks that do not launch it are then a timeout, as with
     /// a collective.
     ///
     /// # Errors
-    /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being recorded: CUDA
-    /// does not record launches. Nothing is recorded then, and the recording goes on.
+    /// [`CudaError`] of the driver; with code 900 while the work of its queue, or of another queue that the graph works in, is being
+    /// recorded: CUDA does not record launches. Nothing is recorded then, and the recording goes on.
     pub fn launch(&self) -> Result<(), CudaError> {
         let branches = self.recording.branches();
         for queue in branches.iter().chain([&self.queue]) {

@@ -1,9 +1,9 @@
 //! [`Recording`]: the resources that a graph keeps for as long as it can be launched: the memory, the queues and everything else that its work uses.
 //!
-//! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with the
-//! recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory that was
-//! allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of peers,
-//! are handed over by the code that records it ([`Queue::keep_for_recording`]).
+//! Recorded work names addresses, and safe code can drop the memory there. So memory that was allocated before a recording ended stays with
+//! the recording when its owner drops it, whether the work uses it or not: the recording need not know the arguments of kernels. Memory
+//! that was allocated later cannot be in it, and is not kept. All other resources of recorded work, such as a communicator or the memory of
+//! peers, are handed over by the code that records it ([`Queue::keep_for_recording`]).
 //!
 //! The driver numbers recordings, so that work finds the recording that it becomes part of, whichever thread or queue has begun it.
 

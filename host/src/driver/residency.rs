@@ -1,15 +1,17 @@
 //! The limit of resident blocks of a launch whose blocks wait for blocks of other ranks.
 //!
-//! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which gets none,
-//! all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`), so it is enough
-//! that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and launches of one communicator run
-//! one after the other. The number of parts is the number of such communicators of this process on the GPU, times the processes that share the GPU. CUDA's
-//! cooperative launch checks the same bound for a single launch only, and not for concurrent launches.
+//! Waiting blocks stay resident on the GPU's multiprocessors. If all residency slots are taken by launches that wait for a launch which
+//! gets none, all of them deadlock. A launch of this crate completes on any number of slots, one at least (`gradsync_device`'s `peers.rs`),
+//! so it is enough that no launch takes the slots of another: each communicator whose kernels wait gets an equal part of the slots, and
+//! launches of one communicator run one after the other. The number of parts is the number of such communicators of this process on the
+//! GPU, times the processes that share the GPU. CUDA's cooperative launch checks the same bound for a single launch only, and not for
+//! concurrent launches.
 //!
-//! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose blocks would not
-//! fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
+//! A recorded launch keeps the number of blocks that it was recorded with. So a communicator is refused as long as a graph lives whose
+//! blocks would not fit any more beside that communicator's, and a graph that is recorded afterwards has fewer.
 //!
-//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay within.
+//! Kernels of NCCL wait too. Where ranks share a GPU, a quarter of the multiprocessors is left to them, for `NCCL_MAX_NCHANNELS` to stay
+//! within.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

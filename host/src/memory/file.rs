@@ -83,7 +83,8 @@ impl MemoryFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, len) = self.behind_header();
-        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure epoch.
+        // SAFETY: mapped for as long as this lives; other processes that have it mapped write only within their windows, during an exposure
+        // epoch.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 

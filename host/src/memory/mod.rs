@@ -1,7 +1,7 @@
 //! [`Memory`]: host memory and GPU memory as one type parameter of everything that works on either.
 //!
-//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A call has
-//! the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
+//! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A
+//! call has the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
 //!
 //! | here | contents |
 //! |---|---|
@@ -110,15 +110,15 @@ pub trait Memory: sealed::Sealed + Copy + Debug + 'static {
     /// Copies the elements to a vector in host memory; on a GPU the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that
-    /// failed.
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
+    /// queue that failed.
     fn to_vec<T: Element>(data: Self::Slice<'_>) -> Result<Vec<T>>;
 
     /// Copies elements of the same dtype and number from host memory; on a GPU the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written;
-    /// `Error::Cuda`.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is
+    /// written; `Error::Cuda`.
     fn copy_from_slice(data: Self::SliceMut<'_>, source: Slice<'_>) -> Result<()>;
 
     /// Refuses two operands whose work is ordered on different queues.

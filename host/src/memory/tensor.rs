@@ -56,7 +56,8 @@ impl<'a, M: Memory> TensorView<'a, M> {
     /// A copy of the elements in host memory. In GPU memory the call waits for the queue.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the queue that failed.
+    /// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch) unless `T` is the type of the elements; `Error::Cuda` for any work in the
+    /// queue that failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         M::to_vec(self.data)
     }
@@ -100,7 +101,8 @@ impl<'a, M: Memory> TensorViewMut<'a, M> {
     /// Copies elements of the same dtype and number from host memory. In GPU memory the copy is enqueued, and the call waits for it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is written; `Error::Cuda`.
+    /// [`Error::LengthMismatch`](crate::Error::LengthMismatch) and [`Error::DTypeMismatch`](crate::Error::DTypeMismatch), where nothing is
+    /// written; `Error::Cuda`.
     pub fn copy_from_slice<'b>(&mut self, source: impl Into<Slice<'b>>) -> Result<()> {
         M::copy_from_slice(self.data_mut(), source.into())
     }

@@ -13,8 +13,8 @@
 //!
 //! * `Device::get_device`, which calls `cuDeviceGet`, a lookup in a table;
 //! * `Context::new`: `cuDevicePrimaryCtxRetain` of a context that is already retained, and `cuCtxSetCurrent` of the current one;
-//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS ends the
-//!   process, right after the others.
+//! * `Stream::new`: `cuStreamCreateWithPriority`, once, in `Queue::new` alone. It can meet an unknown code where the device fails, or MPS
+//!   ends the process, right after the others.
 //!
 //! The declarations here release the handles that these calls return.
 

@@ -180,8 +180,8 @@ impl<'c> Stepper<'c> {
     /// # Errors
     /// The following errors are returned on every rank, before anything is changed:
     /// * [`Error::Disagreement`] if ranks have other tensors, dtypes or options;
-    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or weights differ
-    ///   (naming all ranks that do);
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or
+    ///   weights differ (naming all ranks that do);
     /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights hold
     ///   other tensors, and [`Error::OutOfMemory`], on a rank where it is so; on the others [`Error::InvalidArgument`]
     ///   that quotes it;

@@ -93,7 +93,8 @@ impl TensorParallel {
     /// Creates a group of ranks whose tensors are on a GPU.
     ///
     /// # Errors
-    /// [`Error::PerThreadStream`](crate::Error::PerThreadStream); [`Error::Device`](crate::Error::Device) for a device that is no GPU; CUDA's errors.
+    /// [`Error::PerThreadStream`](crate::Error::PerThreadStream); [`Error::Device`](crate::Error::Device) for a device that is no GPU;
+    /// CUDA's errors.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(
         comm: impl Communicator<gradsync::memory::Cuda> + Send + 'static,

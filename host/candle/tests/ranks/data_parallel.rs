@@ -149,8 +149,8 @@ fn dtypes(comm: &dyn Communicator) {
     }
 }
 
-/// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five of eight
-/// examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
+/// Rank 0 has one example more in the first step, and all but rank 0 are out of data in the second. The weights of a mean of three and five
+/// of eight examples are not powers of two, so that results are rounded: once by the weight, and once by the mean.
 fn uneven(comm: &dyn Communicator) {
     let (divided, whole) = (variables(DType::F64, comm.rank()), variables(DType::F64, 0));
     let mut parallel = DataParallel::new(&divided, comm, ReducerOptions::default()).unwrap();

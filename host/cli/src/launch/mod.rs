@@ -33,7 +33,8 @@ use self::nodes::Nodes;
 use self::signals::Listener;
 
 impl Launch {
-    /// Runs the job to its end. The exit status is the status of the first rank that failed: its exit code, or 128 and the number of the signal.
+    /// Runs the job to its end. The exit status is the status of the first rank that failed: its exit code, or 128 and the number of the
+    /// signal.
     pub(crate) fn run(&self) -> Result<ExitCode, String> {
         let nodes = Nodes::of(self)?;
         // Signals are caught before any rank starts, so that one that arrives during the start reaches the ranks.

@@ -49,7 +49,8 @@ fn stream(
 /// Enqueues `dst[i] = D(src[i])`, with the numerics of [`cpu::cast`](crate::kernels::cpu::cast).
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of
+/// different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn cast(dst: DeviceSliceMut<'_>, src: DeviceSlice<'_>) -> Result<()> {
     let name = format!("cast_{}_{}", src.dtype(), dst.as_slice().dtype());
     stream("cast", name, &dst, src, &[])
@@ -149,7 +150,8 @@ pub fn cast_all(destinations: &mut [DeviceSliceMut<'_>], sources: &[DeviceSlice<
 /// have equal lengths.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) naming the tensor; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+/// operands of different queues; [`Error::Cuda`](crate::Error::Cuda).
 pub fn accumulate_all(sums: &mut [DeviceSliceMut<'_>], values: &[DeviceSlice<'_>]) -> Result<()> {
     update_pairs("accumulate_all", Update::Accumulate, ("sum", sums), ("value", values))
 }

@@ -347,8 +347,8 @@ pub(crate) fn check_nodes<M: Memory>(operation: &'static str, nodes: Nodes<'_, M
     Ok(positions)
 }
 
-/// Refuses a group of a rank if the badges of its members differ from the badges in `all`. `at` is the offset of the rank's position in this group
-/// within its words; the sum of the group's badges follows, and the last word is the rank's own badge.
+/// Refuses a group of a rank if the badges of its members differ from the badges in `all`. `at` is the offset of the rank's position in
+/// this group within its words; the sum of the group's badges follows, and the last word is the rank's own badge.
 fn check_members(operation: &'static str, group: &str, at: usize, ranks: &[&[u64]]) -> Result<()> {
     let first = |words: &[u64]| GroupPosition::of_words(&words[at..]).first;
     let is_foreign = |words: &&[u64]| {

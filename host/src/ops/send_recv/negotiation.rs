@@ -88,7 +88,8 @@ enum State<P> {
     Settled(Result<P>),
 }
 
-/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a refusal.
+/// Exchanges headers and answers with all peers. `reserve` allocates memory for a received header; its error is sent to the sender as a
+/// refusal.
 ///
 /// # Errors
 /// The errors of the transport, and [`Error::InvalidArgument`] for a message that is no header. A refused bundle is in the outcome.

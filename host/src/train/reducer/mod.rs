@@ -133,11 +133,11 @@ impl<'c> Reducer<'c> {
     ///
     /// # Errors
     /// All errors are returned on every rank:
-    /// * [`Error::Disagreement`] naming the parameter and two ranks that differ in its name, shape, dtype or in whether it is trained or tied; or the
-    ///   option in which they differ;
-    /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and Adasum of
-    ///   another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the tree;
-    ///   [`Error::OutOfMemory`]; on a rank where it is so, and on the others [`Error::InvalidArgument`] that quotes it;
+    /// * [`Error::Disagreement`] naming the parameter and two ranks that differ in its name, shape, dtype or in whether it is trained or
+    ///   tied; or the option in which they differ;
+    /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and
+    ///   Adasum of another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the
+    ///   tree; [`Error::OutOfMemory`]; on a rank where it is so, and on the others [`Error::InvalidArgument`] that quotes it;
     /// * errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator,

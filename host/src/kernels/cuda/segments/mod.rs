@@ -256,8 +256,8 @@ impl SegmentWorkspace {
         Ok(())
     }
 
-    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers are
-    /// the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
+    /// Computes Adasum's weights of each layer on the device, from the products of [`gram`](Self::gram). The weights of cancelled layers
+    /// are the weights after the first level of their trees, where the exact path continues, or before it for `f64`.
     ///
     /// # Errors
     /// [`Error::Cuda`].
