@@ -117,7 +117,7 @@ impl Pinned {
     }
 }
 
-/// For transports with queues of their own beside the caller's.
+/// Methods for transports with queues of their own besides the caller's.
 #[cfg(feature = "mpi")]
 impl Pinned {
     pub(crate) fn block_bytes(&self) -> usize {

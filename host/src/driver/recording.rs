@@ -199,7 +199,7 @@ impl Queue {
     /// Adds a resource to the recording under way, if work of this queue is being recorded: it then lives as long as the graph.
     ///
     /// # Errors
-    /// As [`recording`](Self::recording).
+    /// The error of [`recording`](Self::recording).
     pub(crate) fn keep_for_recording(&self, resource: impl FnOnce() -> Resource) -> Result<(), CudaError> {
         if let Some(recording) = self.recording()? {
             recording.keep(resource());

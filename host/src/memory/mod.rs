@@ -1,7 +1,7 @@
 //! [`Memory`]: host memory and GPU memory as one type parameter of everything that works on either.
 //!
 //! Buffers, views, communicators and operations take it as `M`, which is [`Host`] by default and may be `Cuda` with the feature `cuda`. A
-//! call has the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) says what differs.
+//! call has the same arguments and checks in both: [`docs::architecture`](crate::docs::architecture) lists the differences.
 //!
 //! | here | contents |
 //! |---|---|

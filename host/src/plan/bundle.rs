@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | 0 | 4 | the magic, ASCII `GSTB` |
 //! | 4 | 4 | the version, 1 |
-//! | 8 | 8 | the sequence number, which means what sender and receiver agree on |
+//! | 8 | 8 | the sequence number, whose meaning sender and receiver define |
 //! | 16 | 4 | the number of tensors |
 //! | 20 | 4 | the bytes of the whole header, these 32 included |
 //! | 24 | 8 | the bytes of the payload |

@@ -179,13 +179,13 @@ impl<'c> Stepper<'c> {
     ///
     /// # Errors
     /// The following errors are returned on every rank, before anything is changed:
-    /// * [`Error::Disagreement`] if ranks have other tensors, dtypes or options;
-    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups are no grid of `all`'s ranks, or
-    ///   weights differ (naming all ranks that do);
-    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights hold
-    ///   other tensors, and [`Error::OutOfMemory`], on a rank where it is so; on the others [`Error::InvalidArgument`]
-    ///   that quotes it;
-    /// * [`Error::UnsupportedWorldSize`] as [`adasum_all_reduce`] has it.
+    /// * [`Error::Disagreement`] if ranks have different tensors, dtypes or options;
+    /// * [`Error::InvalidArgument`] for 0 accumulation steps, and in the first step if the nodes' groups do not form a grid of `all`'s ranks,
+    ///   or weights differ (naming all ranks that do);
+    /// * [`Error::LengthMismatch`], [`Error::InvalidArgument`] or [`Error::ShapeMismatch`] if gradients and weights have
+    ///   different tensors, and [`Error::OutOfMemory`], each on the rank that fails; on the others
+    ///   [`Error::InvalidArgument`] that quotes it;
+    /// * [`Error::UnsupportedWorldSize`] in the cases of [`adasum_all_reduce`].
     ///
     /// Later: the optimizer's own error on the rank where it failed, and [`Error::InvalidArgument`] that quotes it on all other ranks;
     /// [`Error::InvalidArgument`] on every rank, naming all ranks whose deltas differ, where they must be equal; errors of the

@@ -2,10 +2,10 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `parameter` | the description of parameters, and which of them are one |
-//! | `options` | the choices of a reducer |
-//! | `bucket` | the memory of the gradients that travel together |
-//! | `memory` | what differs between host memory and GPUs |
+//! | `parameter` | the description of parameters, and the detection of tied ones |
+//! | `options` | the options of a reducer |
+//! | `bucket` | the memory of gradients that are reduced together |
+//! | `memory` | the differences of host memory and GPUs |
 //! | `step` | one step, from the first gradient to the last reduction |
 //! | `report` | the outcome of a step |
 //!
@@ -80,8 +80,8 @@ const OPERATION: &str = "reducer";
 ///
 /// | a parameter that | is | its gradient |
 /// |---|---|---|
-/// | was declared as not trained | [`NotTrained`](GradientState::NotTrained) | left alone |
-/// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | left alone: the optimizer has to leave parameter and state alone too |
+/// | was declared as not trained | [`NotTrained`](GradientState::NotTrained) | unchanged |
+/// | no rank has used in this step | [`Skipped`](GradientState::Skipped) | unchanged: the optimizer must not change parameter and state either |
 /// | some ranks have not used in this step | [`Reduced`](GradientState::Reduced) | zeros on these ranks, or an error on all ([`AbsentGradients`]) |
 ///
 /// # Numerics
@@ -137,7 +137,7 @@ impl<'c> Reducer<'c> {
     ///   tied; or the option in which they differ;
     /// * [`Error::InvalidArgument`] for names that occur twice, storages that overlap and are not equal, tied parameters that differ, and
     ///   Adasum of another granularity than [`Tensor`](crate::ops::Granularity::Tensor); [`Error::UnsupportedWorldSize`] for Adasum by the
-    ///   tree; [`Error::OutOfMemory`]; on a rank where it is so, and on the others [`Error::InvalidArgument`] that quotes it;
+    ///   tree; [`Error::OutOfMemory`]; each on the rank that fails, and on the others [`Error::InvalidArgument`] that quotes it;
     /// * errors of the communicator.
     pub fn new(
         comm: &'c dyn Communicator,

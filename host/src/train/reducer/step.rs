@@ -212,7 +212,7 @@ impl<'c, M: ReducerMemory> Step<'_, 'c, M> {
     /// * the error of a rank that was refused a gradient, or has dropped its step; on the other ranks [`Error::InvalidArgument`] that names
     ///   the rank and quotes it;
     /// * with [`AbsentGradients::Error`], [`Error::InvalidArgument`] naming a rank and a parameter whose gradient it lacks;
-    /// * errors of the communicator, among them a mismatch where steps were to be alike and are not on a rank.
+    /// * errors of the communicator, including a mismatch if steps have to be alike and differ on a rank.
     pub fn finish(mut self) -> Result<Reduced> {
         self.is_over = true;
         self.complete()
